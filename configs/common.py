@@ -1,0 +1,66 @@
+"""What config files share: the defaults of every key, and the argument after the colon."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.methods import METHODS, options_class
+
+
+def base(method: str, model: str, **model_options: int) -> ConfigDict:
+    """A config with the defaults of every key, those of a method's and a model's own options among them."""
+    config = Settings().to_dict()
+    config["method"] = {"name": method, "prox_mu": 0.0, **dataclasses.asdict(options_class(METHODS[method])())}
+    config["model"] = {"name": model, "norm": "static", **model_options}
+    return ConfigDict(config)
+
+
+def parse(argument: str | None, positional: Sequence[str], **defaults: str) -> tuple[str, dict[str, str]]:
+    """Reads a config file's argument, `word,key=value,...`.
+
+    Args:
+        argument: what stands after the colon, or None.
+        positional: the accepted first words; the first is the default.
+        **defaults: the accepted keys.
+
+    Returns:
+        (word, keys and values).
+
+    Raises:
+        ValueError: for another word or key.
+    """
+    parts = [part.strip() for part in (argument or "").split(",") if part.strip()]
+    word = parts.pop(0) if parts and "=" not in parts[0] else positional[0]
+    if word not in positional:
+        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(positional)}")
+    values = dict(defaults)
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key not in defaults:
+            accepted = ", ".join(f"{k}=..." for k in defaults) or "nothing after the first word"
+            raise ValueError(f"the config's argument: got {part!r}, accepted: {accepted}")
+        values[key] = value
+    return word, values
+
+
+def number(key: str, value: str) -> int:
+    """The whole number given for `key` in a config file's argument."""
+    if not value.isdecimal():
+        raise ValueError(f"the config's argument {key}: got {value!r}, accepted: a whole number")
+    return int(value)
+
+
+def set_split(config: ConfigDict, split: str) -> None:
+    """Sets the clients' split from a word: `iid`, or `dir` and the concentration, as in `dir0.1`."""
+    if split == "iid":
+        config.data.partition = "iid"
+        return
+    try:
+        alpha = float(split.removeprefix("dir")) if split.startswith("dir") else 0.0
+    except ValueError:
+        alpha = 0.0
+    if not alpha > 0:
+        raise ValueError(f"the config's argument split: got {split!r}, accepted: iid, dir0.1, dir0.3, ...")
+    config.data.partition, config.data.alpha = "dirichlet", alpha

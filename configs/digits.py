@@ -1,0 +1,29 @@
+"""Every method on scikit-learn's bundled digits: 20 clients, 5 a round, 40 rounds. Ours, not a paper's.
+
+    python -m launch.run --config=configs/digits.py:fl2
+    python -m launch.run --config=configs/digits.py:fixmatch --config.data.num_labels=10
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+METHODS = ("fl2", "fixmatch", "supervised")
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+    method, given = common.parse(argument, METHODS, labels="40", split="iid")
+    config = common.base(method, "cnn", width=32)
+    config.rounds, config.cohort_size, config.eval_every = 40, 5, 2
+    data = config.data
+    data.name, data.num_clients, data.num_labels = "digits", 20, common.number("labels", given["labels"])
+    data.flip, data.crop_padding = False, 1  # a mirrored 2 is not a 2
+    common.set_split(config, given["split"])
+    for holder in (config.client, config.server):
+        holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
+    config.server.pretrain = 0
+    if method == "supervised":
+        config.server.sbn_data = "labeled"
+    else:
+        config.method.batches = "accepted"
+    return config

@@ -1,0 +1,187 @@
+"""Augmentation inside jit: flips, crops, cutouts, and the plain, weak and strong view of a batch.
+
+An augmentation is a pure function (key, image) -> image of one image [H, W, ch] with whole values 0..255, as uint8 or as
+float32. Flips and crops keep the dtype; cutouts and RandAugment return float32 (a cutout's fill, which comes last, need not be
+whole). `make_views` maps augmentations over a batch, one key per example, and normalizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Key = jax.Array
+Augmentation = Callable[[Key, jax.Array], jax.Array]
+
+LUMA = np.array([19595, 38470, 7471], np.float32)
+"""Weights of R, G, B in Pillow's grey, in units of 2**-16; sums stay under 2**24, so float32 holds them exactly."""
+
+_PAD_MODES = {"reflect": "reflect", "zero": "constant", "edge": "edge"}
+
+
+def compose(*augmentations: Augmentation) -> Augmentation:
+    """One augmentation after the other, each with its own key; `compose()` leaves the image as it is."""
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        for augmentation, own_key in zip(augmentations, jax.random.split(key, len(augmentations)), strict=True):
+            image = augmentation(own_key, image)
+        return image
+
+    return apply
+
+
+def flip() -> Augmentation:
+    """The left-right mirror image, with probability 1/2."""
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
+
+    return apply
+
+
+def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
+    """Pad every side by `pad` pixels and crop back to the old size, at one of (2 pad + 1)^2 equally likely positions.
+
+    Args:
+        pad: pixels, >= 0.
+        mode: what the padding holds: `reflect` (the image mirrored at its border pixel), `zero` or `edge`.
+
+    Raises:
+        ValueError: `pad` or `mode` is none of these.
+    """
+    if mode not in _PAD_MODES:
+        raise ValueError(f"got crop mode {mode!r}, accepted: {', '.join(_PAD_MODES)}")
+    if pad < 0:
+        raise ValueError(f"got crop pad {pad}, accepted: 0 or more pixels")
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode=_PAD_MODES[mode])
+        top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+        return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+
+    return apply
+
+
+def cutout(low: float, high: float, fill: float | Sequence[float]) -> Augmentation:
+    """Paint a square whose side is U(low, high) times the width: the cutout of RandAugment's PyTorch ports.
+
+    The center is uniform over the image; the top left corner is clamped to the image and rounded down before the side is added,
+    and the far edges are painted too (Pillow's rectangles include them): 16 pixels of 32 paint 17 x 17 where they fit.
+
+    Args:
+        low: smallest side, as a share of the width, >= 0.
+        high: largest side, >= low.
+        fill: value 0..255 or one value per channel; an RGB fill turns to its luma on grey images.
+
+    Raises:
+        ValueError: not 0 <= low <= high; for a fill that does not fit the channels, when traced.
+    """
+    if not 0 <= low <= high:
+        raise ValueError(f"got cutout sides from {low} to {high}, accepted: 0 <= low <= high, as shares of the width")
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        side_key, box_key = jax.random.split(key)
+        side = jax.random.uniform(side_key, minval=low, maxval=high) * image.shape[1]
+        box = pillow_box(box_key, image.shape[:2], side)
+        return jnp.where(box[..., None], _fill(fill, image.shape[-1]), image.astype(jnp.float32))
+
+    return apply
+
+
+def cutout_clipped(size: float, fill: float | Sequence[float]) -> Augmentation:
+    """Paint a square around a pixel drawn uniformly, clipped where it leaves the image: FixMatch's own cutout.
+
+    Rows c - s/2 <= row < c + s/2 for center c and side s, and columns likewise.
+
+    Args:
+        size: side as a share of the width, > 0 (FixMatch: 16 pixels of 32); rounded down to an even number of pixels.
+        fill: value 0..255 or one value per channel, as in `cutout`; 127.5 is zero for images scaled to [-1, 1].
+
+    Raises:
+        ValueError: `size` is not positive; for a fill that does not fit the channels, when traced.
+    """
+    if size <= 0:
+        raise ValueError(f"got cutout size {size}, accepted: a positive share of the width")
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        height, width, channels = image.shape
+        half = int(size * width) // 2
+        row, column = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
+        rows, columns = jnp.arange(height)[:, None], jnp.arange(width)
+        box = (rows >= row - half) & (rows < row + half) & (columns >= column - half) & (columns < column + half)
+        return jnp.where(box[..., None], _fill(fill, channels), image.astype(jnp.float32))
+
+    return apply
+
+
+def pillow_box(key: Key, shape: tuple[int, int], side: float | jax.Array) -> jax.Array:
+    """bool [H, W]: the pixels that `cutout` paints, for a side in pixels (float32 scalar)."""
+    size = jnp.array(shape)
+    first = jnp.floor(jnp.maximum(jax.random.uniform(key, (2,)) * size - side / 2, 0.0))
+    last = jnp.floor(jnp.minimum(first + side, size))
+    rows, columns = jnp.arange(shape[0])[:, None], jnp.arange(shape[1])
+    return (rows >= first[0]) & (rows <= last[0]) & (columns >= first[1]) & (columns <= last[1])
+
+
+def _fill(fill: float | Sequence[float], channels: int) -> np.ndarray:
+    """float32 [ch]: a fill value for every channel."""
+    values = np.atleast_1d(np.asarray(fill, np.float32))
+    if channels == 1 and len(values) == 3:
+        return np.floor((values @ LUMA + 0x8000) / 65536)[None]
+    if len(values) not in (1, channels):
+        raise ValueError(f"got a fill of {len(values)} values for an image of {channels} channels, accepted: 1 or {channels}")
+    return np.broadcast_to(values, (channels,))
+
+
+class Views(NamedTuple):
+    """The views of a batch that a method trains and predicts on; each maps uint8 [B, H, W, ch] to float32 of that shape.
+
+    Attributes:
+        plain: images -> (images / 255 - mean) / std.
+        weak: (key, images) -> weakly augmented, then normalized like `plain`.
+        strong: (key, images) -> strongly augmented, then normalized like `plain`.
+    """
+
+    plain: Callable[[jax.Array], jax.Array]
+    weak: Callable[[Key, jax.Array], jax.Array]
+    strong: Callable[[Key, jax.Array], jax.Array]
+
+
+def make_views(*, weak: Augmentation, strong: Augmentation, mean: Sequence[float], std: Sequence[float]) -> Views:
+    """Views that augment each example with its own key and normalize: (x / 255 - mean) / std.
+
+    An example's result depends on its image, the key and its position alone, not on the batch size.
+
+    Args:
+        weak: augmentation of the weak view.
+        strong: augmentation of the strong view.
+        mean: per channel, of images scaled to [0, 1].
+        std: per channel, > 0.
+
+    Raises:
+        ValueError: `mean` and `std` differ in length or are out of range; for images of other channels, when traced.
+    """
+    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    if shift.shape != scale.shape or shift.ndim != 1:
+        raise ValueError(
+            f"got mean of shape {shift.shape} and std of shape {scale.shape}, accepted: one value per channel in both"
+        )
+    if not (np.all((shift >= 0) & (shift <= 1)) and np.all(scale > 0)):
+        raise ValueError(f"got mean {mean} and std {std}, accepted: for images scaled to [0, 1], so mean in [0, 1] and std > 0")
+
+    def plain(images: jax.Array) -> jax.Array:
+        if images.ndim != 4 or images.shape[-1] != len(shift):
+            raise ValueError(f"got images of shape {images.shape}, accepted: [B, H, W, {len(shift)}], as mean and std have it")
+        return (images.astype(jnp.float32) / 255.0 - shift) / scale
+
+    def view(augmentation: Augmentation) -> Callable[[Key, jax.Array], jax.Array]:
+        def apply(key: Key, images: jax.Array) -> jax.Array:
+            return plain(jax.vmap(augmentation)(jax.random.split(key, len(images)), images))
+
+        return apply
+
+    return Views(plain, view(weak), view(strong))

@@ -1,0 +1,77 @@
+"""Mini-batches of fixed shape over a varying number of examples: shuffled epochs, and sweeps in order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Schedule(NamedTuple):
+    """Which examples each local step sees.
+
+    Attributes:
+        positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `count` are real.
+        count: int32 scalar, examples per epoch.
+        steps: int32 scalar, number of local steps; 0 where there is no example.
+    """
+
+    positions: jax.Array
+    count: jax.Array
+    steps: jax.Array
+
+
+class Batch(NamedTuple):
+    """One mini-batch.
+
+    Attributes:
+        positions: int32 [B], positions among the holder's examples.
+        mask: bool [B], which entries are real; the last batch of an epoch may be partial.
+    """
+
+    positions: jax.Array
+    mask: jax.Array
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 0, steps: int = 0) -> Schedule:
+    """Epochs over the examples in `mask`, each shuffled anew without replacement, the last partial batch kept.
+
+    Exactly one of `epochs` and `steps` is positive: E epochs of ceil(count / B) steps, or a fixed number of steps that
+    goes through as many epochs as it needs.
+
+    Args:
+        key: PRNG key.
+        mask: bool [n], the examples to use, in any position.
+        batch_size: B.
+        epochs: number of epochs.
+        steps: number of steps.
+    """
+    if (epochs > 0) == (steps > 0):
+        raise ValueError(f"got epochs={epochs} and steps={steps}, accepted: exactly one of them positive")
+    (n,) = mask.shape
+    rows = epochs or steps  # an epoch has at least one step, so `steps` epochs are enough
+    order = jax.random.uniform(key, (rows, n))
+    positions = jnp.argsort(jnp.where(mask, order, 2.0), axis=1).astype(jnp.int32)
+    positions = jnp.pad(positions, ((0, 0), (0, _round_up(n, batch_size) - n)))
+    count = jnp.sum(mask, dtype=jnp.int32)
+    total = jnp.where(count > 0, steps, 0) if steps else epochs * -(-count // batch_size)
+    return Schedule(positions, count, total)
+
+
+def take(schedule: Schedule, step: jax.Array, batch_size: int) -> Batch:
+    """The batch of local step `step` (int32 scalar, 0-based)."""
+    per_epoch = jnp.maximum(-(-schedule.count // batch_size), 1)
+    epoch, start = step // per_epoch, (step % per_epoch) * batch_size
+    positions = jax.lax.dynamic_slice(schedule.positions, (epoch, start), (1, batch_size))[0]
+    return Batch(positions, start + jnp.arange(batch_size) < schedule.count)
+
+
+def in_order(step: jax.Array, count: jax.Array, n: int, batch_size: int) -> Batch:
+    """Batch `step` of a sweep over positions 0 .. count-1 in order; padded entries repeat the last position, n - 1."""
+    positions = step * batch_size + jnp.arange(batch_size)
+    return Batch(jnp.minimum(positions, n - 1), positions < count)

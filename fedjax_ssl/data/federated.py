@@ -1,0 +1,103 @@
+"""Federated data: one pool of examples, and index tables that say who holds which.
+
+A skewed split then pads integers, not pictures: the images stay in one uint8 array and clients are rows of an index table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Pool(NamedTuple):
+    """Examples of all holders together.
+
+    Attributes:
+        images: uint8 [N, H, W, ch].
+        labels: int32 [N].
+    """
+
+    images: jax.Array
+    labels: jax.Array
+
+
+class Table(NamedTuple):
+    """Which examples of the pool each of K holders has: row k is `index[k, :count[k]]`, the rest is padding.
+
+    Attributes:
+        index: int32 [K, n], positions in the pool, padded with 0 (n >= 1).
+        count: int32 [K].
+    """
+
+    index: jax.Array
+    count: jax.Array
+
+    @property
+    def mask(self) -> jax.Array:
+        """Bool [..., n]: which entries of `index` are real."""
+        return jnp.arange(self.index.shape[-1]) < self.count[..., None]
+
+
+class FederatedData(NamedTuple):
+    """A dataset, split: the training pool and three index tables into it, and the test pool.
+
+    Attributes:
+        train: the training pool.
+        test: the test pool.
+        server: Table of one row: the labeled examples that the server holds.
+        labeled: Table of K rows: the clients' labeled examples.
+        unlabeled: Table of K rows: the clients' unlabeled examples.
+        pooled: Table of one row: every unlabeled training example, owned by a client or left over by the split.
+    """
+
+    train: Pool
+    test: Pool
+    server: Table
+    labeled: Table
+    unlabeled: Table
+    pooled: Table
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return self.unlabeled.count.shape[0]
+
+
+class Examples(NamedTuple):
+    """One holder's examples: rows of an index table over a pool of images.
+
+    Attributes:
+        images: uint8 [N, H, W, ch], the pool (shared by all holders, never copied per client); None in the tables that the
+            simulator maps over clients, until a client attaches it.
+        index: int32 [n].
+        count: int32 scalar: the first `count` entries of `index` are real.
+        labels: int32 [n], aligned with `index`; None where the holder has no labels.
+    """
+
+    images: jax.Array | None
+    index: jax.Array
+    count: jax.Array
+    labels: jax.Array | None
+
+    @property
+    def mask(self) -> jax.Array:
+        """Bool [n]: which entries of `index` are real."""
+        return jnp.arange(self.index.shape[-1]) < self.count[..., None]
+
+    def take(self, positions: jax.Array) -> jax.Array:
+        """Images uint8 [B, H, W, ch] at `positions` int32 [B] of this holder's rows."""
+        assert self.images is not None
+        return self.images[self.index[positions]]
+
+
+def pack(rows: Sequence[np.ndarray]) -> Table:
+    """Index table of ragged rows: one integer array of pool positions per holder."""
+    counts = np.array([len(row) for row in rows], np.int32)
+    index = np.zeros((len(rows), max(1, counts.max(initial=0))), np.int32)
+    for k, row in enumerate(rows):
+        index[k, : len(row)] = row
+    return Table(index, counts)

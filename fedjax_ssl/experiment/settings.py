@@ -1,0 +1,312 @@
+"""The settings of an experiment, as frozen dataclasses: every key, its default, its meaning and what it accepts.
+
+`configs/common.py` makes the locked command-line config from these defaults, and `Settings.from_dict` reads it back, so that
+each key stands in one place. A wrong value raises ValueError with one line that names the key, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, get_type_hints
+
+from fedjax_ssl.data.presets import NORMALIZATIONS, STRONG_VIEWS
+from fedjax_ssl.methods import METHODS, options_class
+from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
+from fedjax_ssl.methods.task import NORMS
+from fedjax_ssl.simulation.execution import STRATEGIES
+
+PARTITIONS = ("iid", "dirichlet")
+
+
+def _one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
+    accepted = list(accepted)
+    if got not in accepted:
+        near = difflib.get_close_matches(str(got), [str(a) for a in accepted], 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{key}: got {got!r}, accepted: {', '.join(map(str, accepted))}{hint}")
+
+
+def _at_least(key: str, got: float, least: float) -> None:
+    if not got >= least:
+        raise ValueError(f"{key}: got {got}, accepted: a number >= {least}")
+
+
+def _above(key: str, got: float, bound: float) -> None:
+    if not got > bound:
+        raise ValueError(f"{key}: got {got}, accepted: a number > {bound}")
+
+
+def _within_unit(key: str, got: float) -> None:
+    if not 0 <= got < 1:
+        raise ValueError(f"{key}: got {got}, accepted: a number in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """The dataset, its split and its views.
+
+    Attributes:
+        name: a TFDS name, or `digits`, `npz`, `synthetic`.
+        data_dir: the TFDS folder; empty: TFDS's own.
+        path: the file, for `npz`.
+        resplit: for `npz`: shares of train, validation and test to merge and split anew; empty: the file's own split.
+        num_clients: K.
+        num_labels: labeled examples at the server, the same number of each class.
+        exclude_labeled: whether those are kept from the clients' unlabeled data.
+        partition: `iid` or `dirichlet` (over clients, per class).
+        alpha: concentration of the Dirichlet split; small is skewed.
+        min_size: smallest client that a Dirichlet split may have.
+        normalization: `dataset` (its own mean and standard deviation) or `imagenet`'s.
+        flip: whether views are flipped left to right at random.
+        crop_padding: pixels of reflected border that views are cropped from at random; 0: no crop.
+        strong: the strong view's recipe on top of that.
+    """
+
+    name: str = "cifar10"
+    data_dir: str = ""
+    path: str = ""
+    resplit: tuple[float, ...] = ()
+    num_clients: int = 100
+    num_labels: int = 40
+    exclude_labeled: bool = True
+    partition: str = "iid"
+    alpha: float = 0.3
+    min_size: int = 10
+    normalization: str = "dataset"
+    flip: bool = True
+    crop_padding: int = 4
+    strong: str = "usb"
+
+    def __post_init__(self) -> None:
+        _one_of("data.partition", self.partition, PARTITIONS)
+        _one_of("data.normalization", self.normalization, NORMALIZATIONS)
+        _one_of("data.strong", self.strong, STRONG_VIEWS)
+        _at_least("data.num_clients", self.num_clients, 1)
+        _at_least("data.num_labels", self.num_labels, 1)
+        _at_least("data.min_size", self.min_size, 0)
+        _at_least("data.crop_padding", self.crop_padding, 0)
+        _above("data.alpha", self.alpha, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """An optimizer of local steps.
+
+    Attributes:
+        name: `sgd` (PyTorch's form) or `adam`.
+        learning_rate: its value in round 1.
+        schedule: `constant`, or `cosine`: lr/2 (1 + cos(pi (t - 1) / R)) in round t of R, constant within a round.
+        momentum: SGD's momentum, in Nesterov's form where `nesterov`.
+        nesterov: see `momentum`.
+        weight_decay: added to the gradient of all parameters.
+        clip_norm: largest global norm of the gradient, before weight decay; 0: no clipping.
+        persistent: whether the state (momentum) survives from one training of its holder to the next.
+    """
+
+    name: str = "sgd"
+    learning_rate: float = 0.03
+    schedule: str = "cosine"
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    clip_norm: float = 0.0
+    persistent: bool = True
+
+    def check(self, key: str) -> None:
+        """Raises ValueError for a value out of range, naming it under `key`."""
+        _one_of(f"{key}.name", self.name, ("sgd", "adam"))
+        _one_of(f"{key}.schedule", self.schedule, ("constant", "cosine"))
+        _above(f"{key}.learning_rate", self.learning_rate, 0)
+        _within_unit(f"{key}.momentum", self.momentum)
+        _at_least(f"{key}.weight_decay", self.weight_decay, 0)
+        _at_least(f"{key}.clip_norm", self.clip_norm, 0)
+
+
+def _epochs_or_steps(key: str, epochs: int, steps: int) -> None:
+    _at_least(f"{key}.epochs", epochs, 0)
+    _at_least(f"{key}.steps", steps, 0)
+    if (epochs > 0) == (steps > 0):
+        raise ValueError(f"{key}.epochs, {key}.steps: got {epochs} and {steps}, accepted: one positive, the other 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSettings:
+    """Local training.
+
+    Attributes:
+        optimizer: see OptimizerSettings.
+        batch_size: B.
+        epochs: local epochs, or 0.
+        steps: local steps, or 0.
+    """
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    batch_size: int = 32
+    epochs: int = 5
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimizer.check("client.optimizer")
+        _at_least("client.batch_size", self.batch_size, 1)
+        _epochs_or_steps("client", self.epochs, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """The server's aggregation step, supervised training and batch-norm statistics.
+
+    Attributes:
+        momentum: of the aggregated update.
+        learning_rate: of the aggregated update.
+        optimizer: of the supervised training, see OptimizerSettings.
+        batch_size: its batch size.
+        epochs: its epochs per round, or 0.
+        steps: its steps per round, or 0.
+        pretrain: how many such trainings before round 1.
+        sbn_data: static batch-norm statistics over labeled data and the `cohort` of the round to come, or `all` unlabeled
+            data, or `labeled` data alone.
+        sbn_weighting: a batch of them counts by its `examples`, or all `batches` alike.
+        sbn_labeled_batch_size: their batch size on labeled data.
+        sbn_unlabeled_batch_size: their batch size on unlabeled data.
+    """
+
+    momentum: float = 0.5
+    learning_rate: float = 1.0
+    optimizer: OptimizerSettings = OptimizerSettings()
+    batch_size: int = 10
+    epochs: int = 5
+    steps: int = 0
+    pretrain: int = 1
+    sbn_data: str = "cohort"
+    sbn_weighting: str = "examples"
+    sbn_labeled_batch_size: int = 250
+    sbn_unlabeled_batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        self.optimizer.check("server.optimizer")
+        _within_unit("server.momentum", self.momentum)
+        _above("server.learning_rate", self.learning_rate, 0)
+        _at_least("server.pretrain", self.pretrain, 0)
+        _one_of("server.sbn_data", self.sbn_data, SBN_DATA)
+        _one_of("server.sbn_weighting", self.sbn_weighting, SBN_WEIGHTING)
+        for name in ("batch_size", "sbn_labeled_batch_size", "sbn_unlabeled_batch_size"):
+            _at_least(f"server.{name}", getattr(self, name), 1)
+        _epochs_or_steps("server", self.epochs, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionSettings:
+    """How the work is laid out on devices.
+
+    Attributes:
+        strategy: `vmap`, `scan`, `chunked`, `sharded`, or `auto`: `sharded` where `devices` are several, else `scan` on a
+            CPU and `vmap` on an accelerator.
+        chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
+        conv: lowering of convolutions, `grouped`, `im2col`, or `auto` by platform.
+        dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
+        devices: how many devices to shard over; 0: one.
+        batch_size: examples per forward-only pass (evaluation, pseudo-labels).
+        data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
+    """
+
+    strategy: str = "auto"
+    chunk_size: int = 0
+    conv: str = "auto"
+    dtype: str = "float32"
+    devices: int = 0
+    batch_size: int = 250
+    data: str = "device"
+
+    def __post_init__(self) -> None:
+        _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
+        _one_of("execution.conv", self.conv, ("auto", "grouped", "im2col"))
+        _one_of("execution.dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("execution.data", self.data, ("device", "host"))
+        _at_least("execution.chunk_size", self.chunk_size, 0)
+        _at_least("execution.devices", self.devices, 0)
+        _at_least("execution.batch_size", self.batch_size, 1)
+        if self.strategy == "chunked" and self.chunk_size == 0:
+            raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All settings of an experiment.
+
+    Attributes:
+        method: `name`, a key of METHODS, `prox_mu` (weight of FedProx's term; 0: none), and the method's own options.
+        model: `name`, a key of MODELS, `norm` (see Task), and the model's own options.
+        data: see DataSettings.
+        client: see ClientSettings.
+        server: see ServerSettings.
+        execution: see ExecutionSettings.
+        rounds: R.
+        cohort_size: M, clients per round.
+        seed: of everything random: the split, the initial weights, cohorts, batches and views.
+        eval_every: rounds between evaluations on the test set; the last round is always evaluated.
+        checkpoint_every: rounds between checkpoints; one is always saved at the end.
+    """
+
+    method: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "fl2", "prox_mu": 0.0})
+    model: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"name": "wide_resnet", "norm": "static"})
+    data: DataSettings = DataSettings()
+    client: ClientSettings = ClientSettings()
+    server: ServerSettings = ServerSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    rounds: int = 800
+    cohort_size: int = 10
+    seed: int = 0
+    eval_every: int = 10
+    checkpoint_every: int = 10
+
+    def __post_init__(self) -> None:
+        _one_of("method.name", self.method.get("name"), METHODS)
+        _one_of("model.norm", self.model.get("norm"), NORMS)
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("method.prox_mu", self.method.get("prox_mu", 0.0), 0)
+        if not 1 <= self.cohort_size <= self.data.num_clients:
+            raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Settings:
+        """Settings from nested mappings; missing keys keep their defaults.
+
+        Raises:
+            ValueError: for an unknown key, a value of the wrong type or out of range.
+        """
+        return _parse(cls, config, "")
+
+    def method_options(self) -> Any:
+        """The method's own options, as its dataclass."""
+        own = {k: v for k, v in self.method.items() if k not in ("name", "prox_mu")}
+        return _parse(options_class(METHODS[self.method["name"]]), own, "method.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts of plain values, for a file."""
+        return dataclasses.asdict(self)
+
+
+def _parse(cls: Any, config: Mapping[str, Any], prefix: str) -> Any:
+    hints = get_type_hints(cls)
+    for key in config:
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"accepted: {', '.join(hints)}"
+            raise ValueError(f"{prefix}{key}: unknown key; {hint}")
+    return cls(**{key: _convert(hints[key], value, f"{prefix}{key}") for key, value in config.items()})
+
+
+def _convert(wanted: Any, value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(wanted):
+        return _parse(wanted, value, f"{key}.")
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted in (str, int, float, bool):
+        if type(value) is not wanted:
+            raise ValueError(f"{key}: got {value!r}, accepted: {wanted.__name__}")
+        return value
+    return tuple(value) if isinstance(value, list | tuple) else dict(value)

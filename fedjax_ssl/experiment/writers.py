@@ -1,0 +1,223 @@
+"""Where a run's numbers go: metrics.jsonl and other JSON files, TensorBoard, and the person at the terminal."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import tqdm
+from tensorboardX import SummaryWriter
+
+
+class MetricsLog:
+    """`<workdir>/metrics.jsonl`: one JSON object per finished round, on disk before `append` returns.
+
+    JSON knows no NaN or infinity: they are written as null, and read back as None.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str]):
+        self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows()  # repairs what a killed process left
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row.
+
+        Args:
+            row: flat keys to numbers (Python, NumPy or jax scalars), with `round`, an int.
+
+        Raises:
+            ValueError: `round` is missing or no int.
+        """
+        row = _plain(row)
+        if not isinstance(row.get("round"), int):
+            raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
+        with self.path.open("ab") as file:
+            file.write(_line({"round": row["round"], **row}))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, oldest first. A last line that was torn when a process was killed is cut off the file.
+
+        Raises:
+            ValueError: a line other than the last is not a JSON object.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        lines = content.splitlines()
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(_parse_row(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(f"{self.path}, line {number}: {error}; remove the line, or start anew") from None
+        if len(rows) < len(lines) or (content and not content.endswith(b"\n")):
+            self._rewrite(rows)
+        return rows
+
+    def truncate(self, round: int) -> None:
+        """Drops the rows after `round`, at once or not at all: a run that resumes there writes them again."""
+        self._rewrite([row for row in self.rows() if row["round"] <= round])
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        _replace(self.path, b"".join(map(_line, rows)))
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as indented JSON: whoever reads `path`, now or after a crash, sees the old file or the whole new one.
+
+    Args:
+        path: the file; its folder exists.
+        value: nested mappings and sequences of strings, numbers, bools, None and arrays. NaN and infinity become null.
+    """
+    _replace(pathlib.Path(path), json.dumps(_plain(value), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(pathlib.Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from None
+
+
+class TensorBoard:
+    """Scalars per round as TensorBoard event files in `<workdir>/tensorboard`."""
+
+    def __init__(self, workdir: str | os.PathLike[str], start_round: int):
+        """Opens a new event file.
+
+        Args:
+            workdir: the run's folder.
+            start_round: rounds finished before this start, 0 for a new run. What earlier event files hold of later rounds
+                is hidden by TensorBoard, so that rounds done again are drawn once.
+        """
+        # The file is named by the second and the host: without the suffix, two starts within a second share one file.
+        self._writer = SummaryWriter(
+            os.path.join(workdir, "tensorboard"),
+            purge_step=start_round + 1,
+            flush_secs=10,
+            filename_suffix=f".{time.time_ns()}",
+        )
+
+    def add(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Adds the scalars of `round`, the number of rounds finished; NaN and infinity leave a gap."""
+        for name, value in metrics.items():
+            if math.isfinite(value):  # tensorboardX logs a warning for each other one
+                self._writer.add_scalar(name, float(value), round)
+
+    def close(self) -> None:
+        """Writes what is pending and closes the file."""
+        self._writer.close()
+
+
+class Progress:
+    """What a person sees of a run: a bar on a terminal; in a log file one line per evaluation."""
+
+    def __init__(self, total_rounds: int, start_round: int = 0, stream: TextIO | None = None):
+        """Starts the display.
+
+        Args:
+            total_rounds: rounds of the whole run.
+            start_round: rounds finished before this start.
+            stream: where to write; standard error unless given.
+        """
+        self._stream = sys.stderr if stream is None else stream
+        self._total = total_rounds
+        self._latest: dict[str, Any] = {}
+        self._first: tuple[int, float] | None = None
+        self._bar = None
+        if self._stream.isatty():
+            layout = "round {n_fmt}/{total_fmt} {bar:30} {desc}"
+            self._bar = tqdm.tqdm(
+                total=total_rounds, initial=start_round, file=self._stream, bar_format=layout, dynamic_ncols=True
+            )
+
+    def update(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """Shows that `round` rounds are finished, with the metrics of the last one (the keys of metrics.jsonl)."""
+        self._latest.update(metrics)
+        text = _summary(self._latest) + self._time_left(round)
+        if self._bar is not None:
+            self._bar.set_description_str(text, refresh=False)
+            self._bar.update(round - self._bar.n)
+        elif "eval/accuracy" in metrics:
+            print(f"round {round}/{self._total}  {text}".rstrip(), file=self._stream, flush=True)
+        # The first round compiles: the time left is reckoned from its end.
+        self._first = self._first or (round, time.monotonic())
+
+    def note(self, message: str) -> None:
+        """Prints a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(message, file=self._stream)
+        else:
+            print(message, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _time_left(self, round: int) -> str:
+        if self._first is None or round <= self._first[0]:
+            return ""
+        seconds = (time.monotonic() - self._first[1]) / (round - self._first[0]) * (self._total - round)
+        return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+
+
+def _summary(metrics: Mapping[str, Any]) -> str:
+    """The metrics worth a glance, those that there are, each followed by two spaces."""
+    formats = {"eval/accuracy": "accuracy {:.3f}", "eval/loss": "loss {:.3g}", "perf/client_images_per_s": "{:,.0f} images/s"}
+    return "".join(text.format(float(metrics[name])) + "  " for name, text in formats.items() if name in metrics)
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types: arrays as lists, NaN and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(row), allow_nan=False).encode() + b"\n"
+
+
+def _parse_row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("not an object with an integer 'round'")
+    return row
+
+
+def _replace(path: pathlib.Path, content: bytes) -> None:
+    """Writes `path` anew through a temporary file in the same folder; both the file and its name are on disk on return."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

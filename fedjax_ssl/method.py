@@ -1,0 +1,135 @@
+"""The contract: what a federated semi-supervised method is, and what it is handed.
+
+A method is a value: a NamedTuple of pure functions, as an optax transformation is. It never sees a config, a file, a device
+or a loop over clients; `fedjax_ssl.simulation` maps its `client_update` over the cohort (vmap, scan, chunks or shard_map).
+
+Axis letters used everywhere: K clients in all, M clients in a round's cohort, N pooled examples, n examples of the largest
+client, S local steps, B batch, C classes, H W ch of an image, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.metrics import Metrics
+
+PyTree = Any
+Key = jax.Array
+
+
+class DataSpec(NamedTuple):
+    """The static facts about the data that shape a method's state.
+
+    Attributes:
+        image_shape: (H, W, ch).
+        num_classes: C.
+        num_clients: K.
+    """
+
+    image_shape: tuple[int, ...]
+    num_classes: int
+    num_clients: int
+
+
+class Cohort(NamedTuple):
+    """Who takes part in which round.
+
+    Attributes:
+        ids: int32 [M], client ids, without repetition.
+        round: int32 scalar, the round's number, counted from 0.
+    """
+
+    ids: jax.Array
+    round: jax.Array
+
+
+class Shard(NamedTuple):
+    """One client's data, as `client_update` receives it.
+
+    Attributes:
+        labeled: the client's labeled examples (count 0 where the labels are at the server).
+        unlabeled: the client's unlabeled examples; their `labels` are None.
+        truth: int32 [n], true labels of `unlabeled`'s rows. For diagnostics and for the oracle ablation alone: no
+            method may let them reach an update otherwise (a test permutes them and compares the parameters).
+    """
+
+    labeled: Examples
+    unlabeled: Examples
+    truth: jax.Array
+
+
+class ServerData(NamedTuple):
+    """What the server may read, in `prepare` and in `server_update`.
+
+    Attributes:
+        labeled: the server's labeled examples (count 0 where the labels are at the clients).
+        unlabeled: every unlabeled example of the training pool, owned by a client or not.
+        next_cohort: `Examples` with leading axis M: the unlabeled data of the clients that take part in the round to come
+            (its static batch-norm statistics are theirs in (FL)^2, Appendix E).
+        round: int32 scalar, the round being finished, counted from 0; in `prepare` 0 as well.
+    """
+
+    labeled: Examples
+    unlabeled: Examples
+    next_cohort: Examples
+    round: jax.Array
+
+
+class ClientOutput(NamedTuple):
+    """What one client returns.
+
+    Attributes:
+        update: pytree like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer.
+        weight: float32 scalar >= 0, unnormalised aggregation weight; 0 means that the client takes no part.
+        client_state: the client's new persistent state (same structure as it was handed).
+        metrics: name -> Mean or Sum of scalars.
+    """
+
+    update: PyTree
+    weight: jax.Array
+    client_state: PyTree
+    metrics: Metrics
+
+
+class Aggregate(NamedTuple):
+    """The cohort's updates, combined.
+
+    Attributes:
+        update: for the aggregator `sum`: sum_k weight_k update_k / sum_k weight_k, zeros where all weights are 0. For
+            `stack`: the updates with leading axis M.
+        weight: float32: sum_k weight_k (`sum`) or the weights [M] (`stack`).
+    """
+
+    update: PyTree
+    weight: jax.Array
+
+
+def _no_preparation(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
+    return server, {}
+
+
+class Method(NamedTuple):
+    """A federated method, as pure functions that the simulation jits, maps and shards.
+
+    Attributes:
+        init: (key, DataSpec) -> (server, clients). `clients` is `()` or a pytree with leading axis K.
+        broadcast: (server, clients, Cohort) -> (shared, per_client): what goes down to every client alike, and a pytree
+            with leading axis M (or `()`) that differs from client to client.
+        client_update: (shared, own, client_state, Shard, key) -> ClientOutput, written for one client.
+        server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
+        predict: (server, images uint8 [B, H, W, ch]) -> logits float32 [B, C]: the model that is evaluated.
+        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, run once.
+        aggregator: `sum` (a weighted mean that streams over chunks of clients) or `stack` (needs all updates at once).
+    """
+
+    init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]
+    broadcast: Callable[[PyTree, PyTree, Cohort], tuple[PyTree, PyTree]]
+    client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput]
+    server_update: Callable[[PyTree, Aggregate, ServerData, Key], tuple[PyTree, Metrics]]
+    predict: Callable[[PyTree, jax.Array], jax.Array]
+    prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = _no_preparation
+    aggregator: str = "sum"

@@ -1,0 +1,178 @@
+"""(FL)^2 (NeurIPS 2024): few labels at the server, none at the clients.
+
+Each round every client pseudo-labels its images with the global model and accepts them by its own adaptive thresholds (CAT),
+trains with sharpness-aware consistency regularization (SACR), and is averaged by its learning status (LSAA); the server then
+fine-tunes on its few labels.
+
+The defaults are the paper's; where the paper is silent, they are its released code's. Values marked `released` are the
+code's where the two differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.methods import local
+from fedjax_ssl.methods.choices import check_choices, choice
+from fedjax_ssl.methods.local import Gradient, Step, Training, trainable
+from fedjax_ssl.methods.server import Broadcast, Server, method_with_labels_at_server
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.metrics import Mean, mean
+from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
+
+PyTree = Any
+# Weight of a client whose tau_k is 1: nothing beside any other client's 1 - tau_k, yet equal weights where all are so sure.
+LEAST_WEIGHT = 1e-20
+
+
+@dataclasses.dataclass(frozen=True)
+class FL2Options:
+    """(FL)^2's own settings.
+
+    Attributes:
+        threshold: `cat` (client-specific adaptive thresholds, Eqs. 7-9) or `fixed`.
+        confidence: the fixed threshold: of F_k (Eq. 11), and of acceptance where `threshold` is `fixed`.
+        strict: compare with > (Eqs. 10, 11) instead of >= (`released`).
+        batches: local batches from `all` of a client's data, the rest masked (Algorithm 1, line 12), or from the `accepted`
+            examples alone (`released`).
+        consistency: `sacr` (Eqs. 11-14), `sam` (the standard SAM objective in its place, Figure 4) or `none`.
+        consistency_on: the examples of L_p and L_cs: the `confident` ones, F_k; those `confident_accepted`, F_k and A_k
+            (`released`); all `accepted` ones; or those accepted whose pseudo-label is `correct`, an oracle (Figure 4).
+        perturbation: `asam` (Section 5.1) or `sam` (Eq. 12).
+        rho: the perturbation's radius.
+        consistency_weight: w_cs (Eq. 14).
+        aggregation: `lsaa` (Eq. 15) or `uniform`.
+    """
+
+    threshold: str = choice("cat", "fixed")
+    confidence: float = 0.95
+    strict: bool = True
+    batches: str = choice("all", "accepted")
+    consistency: str = choice("sacr", "sam", "none")
+    consistency_on: str = choice("confident", "confident_accepted", "accepted", "correct")
+    perturbation: str = choice("asam", "sam")
+    rho: float = 0.1
+    consistency_weight: float = 1.0
+    aggregation: str = choice("lsaa", "uniform")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 0 <= self.confidence <= 1:
+            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
+        if self.rho < 0:
+            raise ValueError(f"method.rho: got {self.rho}, accepted: a number >= 0")
+
+
+class Labeling(NamedTuple):
+    """A client's pseudo-labels of a round, made once with the global model.
+
+    Attributes:
+        label: int32 [n].
+        accepted: bool [n], A_k: the examples of L_a.
+        consistent: bool [n]: the examples of L_p and L_cs.
+        tau: float32 scalar, tau_k.
+    """
+
+    label: jax.Array
+    accepted: jax.Array
+    consistent: jax.Array
+    tau: jax.Array
+
+
+def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
+    """(FL)^2, Algorithm 1.
+
+    Args:
+        task: network and views.
+        client: local training.
+        server: aggregation, fine-tuning and statistics.
+        options: thresholds, consistency, aggregation weights.
+
+    Returns:
+        The method. Its client state is the local optimizer's, where `client` is persistent.
+    """
+
+    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+        label_key, order_key, train_key = jax.random.split(key, 3)
+        mask = shard.unlabeled.mask
+        labeling = pseudo_label(task, options, shared.weights, shard, label_key)
+        trained = local.train(
+            task,
+            client,
+            client_gradient(task, options, shard, labeling),
+            (shared.weights, kept),
+            client.schedule(order_key, trainable(labeling.accepted, mask, options.batches)),
+            learning_rate=shared.learning_rate,
+            key=train_key,
+        )
+        update = task.update(shared.weights, trained.weights)
+        by_status = options.aggregation == "lsaa"
+        weight = jnp.maximum(1.0 - labeling.tau, LEAST_WEIGHT) if by_status else jnp.ones(())
+        metrics = {
+            **pseudo_labels.diagnostics(labeling.label, shard.truth, labeling.accepted, mask),
+            **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
+            "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
+        }
+        return ClientOutput(update, jnp.where(shard.unlabeled.count > 0, weight, 0.0), trained.kept, metrics)
+
+    return method_with_labels_at_server(task, client, server, client_update)
+
+
+def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:
+    """Pseudo-labels of a client's images under one weak view each, and which of them are accepted (Eqs. 7-11)."""
+    mask = shard.unlabeled.mask
+    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
+    label, confidence = pseudo_labels.harden(probs)
+    adaptive = thresholds.client_adaptive(probs, mask)
+    confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
+    if options.threshold == "cat":
+        accepted = mask & thresholds.passes(confidence, adaptive.per_class[label], strict=options.strict)
+    else:
+        accepted = confident
+    consistent = {
+        "confident": confident,
+        "confident_accepted": confident & accepted,
+        "accepted": accepted,
+        "correct": accepted & (label == shard.truth),
+    }[options.consistency_on]
+    return Labeling(label, accepted, consistent, adaptive.tau)
+
+
+def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> Gradient:
+    """The gradient of a local step on strong views: L_a alone (Eq. 10), or with SACR (Eq. 14)."""
+
+    def perturb(params: PyTree, grad: PyTree) -> PyTree:
+        if options.perturbation == "asam":
+            return sharpness.asam_perturbation(params, grad, options.rho)
+        return sharpness.sam_perturbation(grad, options.rho)
+
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+        at = batch.positions
+        views = task.views.strong(key, shard.unlabeled.take(at))
+        accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
+        mask_rate = {"mask_rate": mean(accepted, batch.mask)}
+        if options.consistency == "none":
+            step = local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask)
+            return step._replace(metrics={**step.metrics, **mask_rate})
+        grad, values, batch_stats = sharpness.consistency_gradient(
+            lambda params: task.train_logits(weights._replace(params=params), views, batch.mask),
+            weights.params,
+            sharpness.Targets(labeling.label[at], accepted, consistent),
+            perturb,
+            objective=options.consistency,
+            weights=(1.0, options.consistency_weight),
+        )
+        weight = jnp.sum(accepted, dtype=jnp.float32)
+        losses = {
+            "loss": Mean(values.accepted * weight, weight),
+            "consistency_loss": Mean(values.second * weight, weight),
+        }
+        return Step(grad, batch_stats, {**losses, **mask_rate})
+
+    return gradient

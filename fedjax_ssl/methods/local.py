@@ -1,0 +1,238 @@
+"""Local training: a loop of mini-batch steps over one holder's examples, on a client or at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.ssl import losses
+
+PyTree = Any
+
+
+class Training(NamedTuple):
+    """How a holder trains.
+
+    Attributes:
+        optimizer: direction of descent before the learning rate, as an optax transformation.
+        learning_rate: round (int32 scalar, 0-based) -> float32 scalar, constant within a round.
+        batch_size: B.
+        epochs: passes over the examples, or 0.
+        steps: number of steps, or 0. Exactly one of `epochs` and `steps` is positive.
+        persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
+        prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
+    """
+
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable[[jax.Array], jax.Array]
+    batch_size: int
+    epochs: int = 0
+    steps: int = 0
+    persistent: bool = True
+    prox_mu: float = 0.0
+
+    def init(self, params: PyTree) -> PyTree:
+        """The optimizer state that the holder keeps between trainings, `()` if none."""
+        return self.optimizer.init(params) if self.persistent else ()
+
+    def init_many(self, params: PyTree, num_holders: int) -> PyTree:
+        """`init` for each of K holders, with leading axis K."""
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_holders, *x.shape)), self.init(params))
+
+    def resume(self, kept: PyTree, params: PyTree) -> PyTree:
+        """The optimizer state to start a training with, from what was kept."""
+        return kept if self.persistent else self.optimizer.init(params)
+
+    def schedule(self, key: jax.Array, mask: jax.Array) -> batching.Schedule:
+        """Shuffled batches over the examples in `mask` bool [n]."""
+        return batching.shuffled(key, mask, self.batch_size, epochs=self.epochs, steps=self.steps)
+
+
+def torch_sgd(
+    *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, clip_norm: float = 0.0
+) -> optax.GradientTransformation:
+    """SGD as PyTorch does it, before the learning rate.
+
+        g <- clip(g);  g <- g + wd w;  m <- mu m + g;  direction = g + mu m (Nesterov) or m
+
+    Clipping is by the global norm, before weight decay, which covers all parameters. The first step has m = g.
+
+    Args:
+        momentum: mu; 0: none.
+        nesterov: Nesterov's form.
+        weight_decay: wd.
+        clip_norm: the largest global norm; 0: no clipping.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
+        optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
+    )
+
+
+class Step(NamedTuple):
+    """The result of one gradient computation: the gradient, the batch's norm statistics, and metrics to be added up."""
+
+    grad: PyTree
+    batch_stats: PyTree
+    metrics: Metrics
+
+
+class Trained(NamedTuple):
+    """The result of local training.
+
+    Attributes:
+        weights: the weights after the last step.
+        kept: the optimizer state to keep, `()` where the training is not persistent.
+        metrics: the steps' metrics, added up.
+        images: int32 scalar, examples that the steps went through (forward and backward).
+    """
+
+    weights: Weights
+    kept: PyTree
+    metrics: Metrics
+    images: jax.Array
+
+
+Gradient = Callable[[Weights, batching.Batch, jax.Array], Step]
+
+
+def train(
+    task: Task,
+    training: Training,
+    gradient: Gradient,
+    start: tuple[Weights, PyTree],
+    schedule: batching.Schedule,
+    *,
+    learning_rate: jax.Array,
+    key: jax.Array,
+) -> Trained:
+    """Runs `schedule.steps` steps w <- w - lr direction(gradient), in a loop whose length is the holder's own.
+
+    Args:
+        task: the network.
+        training: optimizer, batch size and FedProx's mu.
+        gradient: (weights, batch, key) -> Step.
+        start: (weights, kept optimizer state).
+        schedule: the batches.
+        learning_rate: float32 scalar.
+        key: PRNG key; step s draws from fold_in(key, s).
+    """
+    weights, kept = start
+    anchor = weights.params
+    first = jax.eval_shape(gradient, weights, batching.take(schedule, 0, training.batch_size), key)
+    metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
+
+    def step(s: jax.Array, trained: Trained) -> Trained:
+        batch = batching.take(schedule, s, training.batch_size)
+        params, stats = trained.weights
+        result = gradient(trained.weights, batch, jax.random.fold_in(key, s))
+        grad = result.grad
+        if training.prox_mu:
+            grad = jax.tree.map(lambda g, w, a: g + training.prox_mu * (w - a), grad, params, anchor)
+        direction, opt_state = training.optimizer.update(grad, trained.kept, params)
+        params = jax.tree.map(lambda w, d: w - learning_rate * d, params, direction)
+        return Trained(
+            Weights(params, task.track(stats, result.batch_stats)),
+            opt_state,
+            jax.tree.map(jnp.add, trained.metrics, result.metrics),
+            trained.images + jnp.sum(batch.mask, dtype=jnp.int32),
+        )
+
+    start_state = Trained(weights, training.resume(kept, anchor), metrics, jnp.zeros((), jnp.int32))
+    end = jax.lax.fori_loop(0, schedule.steps, step, start_state)
+    return end if training.persistent else end._replace(kept=())
+
+
+def cross_entropy_step(
+    task: Task, weights: Weights, views: jax.Array, labels: jax.Array, used: jax.Array, mask: jax.Array
+) -> Step:
+    """The gradient of the mean cross-entropy over some of a batch's examples.
+
+    Args:
+        task: the network.
+        weights: its weights.
+        views: float32 [B, H, W, ch].
+        labels: int32 [B].
+        used: bool [B], the examples that the mean is over; none: the gradient is 0.
+        mask: bool [B], the real examples, which batch norm sees.
+
+    Returns:
+        Step with the metric `loss`.
+    """
+
+    def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+        logits, batch_stats = task.train_logits(weights._replace(params=params), views, mask)
+        ce = losses.cross_entropy(logits, labels)
+        return losses.masked_mean(ce, used), (ce, batch_stats)
+
+    grad, (ce, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
+    return Step(grad, batch_stats, {"loss": mean(ce, used)})
+
+
+def supervised_gradient(task: Task, examples: Examples) -> Gradient:
+    """The gradient of the mean cross-entropy of labeled examples under weak augmentation ((FL)^2, Eq. 2)."""
+    assert examples.labels is not None
+    labels = examples.labels
+
+    def gradient(weights: Weights, batch: batching.Batch, key: jax.Array) -> Step:
+        views = task.views.weak(key, examples.take(batch.positions))
+        return cross_entropy_step(task, weights, views, labels[batch.positions], batch.mask, batch.mask)
+
+    return gradient
+
+
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array) -> jax.Array:
+    """Softmax outputs of every example under one random weak view each, outside of training.
+
+    Args:
+        task: the network.
+        weights: its weights.
+        examples: n rows.
+        key: PRNG key; batch s draws from fold_in(key, s).
+
+    Returns:
+        float32 [n, C]; rows beyond `examples.count` are unspecified.
+    """
+    n = examples.index.shape[0]
+    size = min(task.batch_size, n)
+    shape = (-(-n // size) * size, task.num_classes)
+
+    def step(s: jax.Array, probs: jax.Array) -> jax.Array:
+        batch = batching.in_order(s, examples.count, n, size)
+        views = task.views.weak(jax.random.fold_in(key, s), examples.take(batch.positions))
+        outputs = jax.nn.softmax(task.eval_logits(weights, views, batch.mask))
+        return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
+
+    probs = jax.lax.fori_loop(0, -(-examples.count // size), step, jnp.zeros(shape, jnp.float32))
+    return probs[:n]
+
+
+def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
+    """Which examples local batches are drawn from: bool [n].
+
+    Args:
+        accepted: bool [n], examples whose pseudo-label is accepted.
+        mask: bool [n], real examples.
+        batches: `all` real examples, or the `accepted` ones. A client that accepts nothing draws from none and so takes no
+            step: it returns the model that it received.
+    """
+    return accepted if batches == "accepted" else mask & jnp.any(accepted)
+
+
+def client_metrics(trained: Trained, *, down: PyTree, up: PyTree) -> Metrics:
+    """A client's metrics: its steps' under `client/`, the bytes of the arrays it received and sent, and its images."""
+    return {
+        **{f"client/{name}": value for name, value in trained.metrics.items()},
+        "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),
+        "comm/bytes_up": Sum(jnp.int32(num_bytes(up))),
+        "perf/client_images": Sum(trained.images),
+    }

@@ -1,0 +1,204 @@
+"""The server's side of a method with labels at the server: aggregation step, fine-tuning, static batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.methods import local
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.models import norm
+
+PyTree = Any
+SBN_DATA = ("cohort", "all", "labeled")
+SBN_WEIGHTING = ("examples", "batches")
+
+
+class StaticNorm(NamedTuple):
+    """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
+
+    Attributes:
+        data: `cohort`: labeled data and all data of the clients of the round to come ((FL)^2, Appendix E); `all`: labeled
+            data and the whole unlabeled pool (its released code, SemiFL); `labeled`.
+        weighting: whether a batch counts with its number of `examples`, or all `batches` alike as in the released code,
+            where small labeled batches then weigh more than their share.
+        labeled_batch_size: batch size of the labeled data.
+        unlabeled_batch_size: batch size of the unlabeled data.
+    """
+
+    data: str
+    weighting: str
+    labeled_batch_size: int
+    unlabeled_batch_size: int
+
+
+class Server(NamedTuple):
+    """The server's settings.
+
+    Attributes:
+        optimizer: takes the aggregated pseudo-gradient; an optax transformation before its learning rate of 1.
+        fine_tune: supervised training on the labeled data after each aggregation.
+        pretrain: number of such trainings before round 1.
+        static_norm: how sBN statistics are collected, where the task uses them.
+    """
+
+    optimizer: optax.GradientTransformation
+    fine_tune: Training
+    pretrain: int
+    static_norm: StaticNorm
+
+
+class Broadcast(NamedTuple):
+    """What goes down to every client: the global model with its statistics, and this round's learning rate."""
+
+    weights: Weights
+    learning_rate: jax.Array
+
+
+class ServerState(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+        weights: the global model, with the statistics that are sent out and tested with.
+        optimizer: state of the server optimizer (its momentum).
+        fine_tune: state of the fine-tuning optimizer; it persists through pre-training and all rounds.
+    """
+
+    weights: Weights
+    optimizer: PyTree
+    fine_tune: PyTree
+
+
+ClientUpdate = Callable[[Broadcast, PyTree, PyTree, Shard, jax.Array], ClientOutput]
+
+
+def method_with_labels_at_server(task: Task, client: Training, server: Server, client_update: ClientUpdate) -> Method:
+    """A method whose server broadcasts its model, averages, fine-tunes on its labels and is evaluated: all but the clients.
+
+    Args:
+        task: network and views.
+        client: local training; its learning rate is broadcast, and its optimizer state is the client state.
+        server: the server's settings.
+        client_update: (Broadcast, (), kept optimizer state, Shard, key) -> ClientOutput.
+    """
+
+    def init_(key: jax.Array, spec: DataSpec) -> tuple[ServerState, PyTree]:
+        state = init(task, server, key, spec)
+        return state, client.init_many(state.weights.params, spec.num_clients)
+
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+        return Broadcast(state.weights, client.learning_rate(cohort.round)), ()
+
+    return Method(
+        init=init_,
+        prepare=partial(prepare, task, server),
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=partial(finish_round, task, server),
+        predict=lambda state, images: task.predict(state.weights, images),
+    )
+
+
+def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerState:
+    """A fresh server."""
+    weights = task.init(key, spec.image_shape)
+    return ServerState(weights, server.optimizer.init(weights.params), server.fine_tune.init(weights.params))
+
+
+def prepare(task: Task, server: Server, state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+    """The server's work before round 1: `server.pretrain` supervised trainings, then the first sBN statistics."""
+
+    def pretrain(i: jax.Array, state: ServerState) -> ServerState:
+        return fine_tune(task, server, state, data, jax.random.fold_in(key, i))[0]
+
+    if server.pretrain:
+        state = jax.lax.fori_loop(0, server.pretrain, pretrain, state)
+    return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data)), {}
+
+
+def finish_round(
+    task: Task, server: Server, state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
+) -> tuple[ServerState, Metrics]:
+    """The server's work at the end of a round: aggregation step, fine-tuning, sBN statistics for the next broadcast."""
+    state = step(server, state, aggregate)
+    state, metrics = fine_tune(task, server, state, data, key)
+    return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data)), metrics
+
+
+def step(server: Server, state: ServerState, aggregate: Aggregate) -> ServerState:
+    """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k.
+
+    With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics, where clients send them, are
+    averaged without momentum. If no client took part, nothing changes, the momentum neither.
+    """
+    weights, d = state.weights, aggregate.update
+    direction, optimizer = server.optimizer.update(d.params, state.optimizer, weights.params)
+    params = jax.tree.map(lambda w, u: w - u, weights.params, direction)
+    stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
+    new = ServerState(Weights(params, stats), optimizer, state.fine_tune)
+    return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, state)
+
+
+def fine_tune(task: Task, server: Server, state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+    """Supervised training on the server's labeled data ((FL)^2, Eq. 2)."""
+    order_key, train_key = jax.random.split(key)
+    training, labeled = server.fine_tune, data.labeled
+    trained = local.train(
+        task,
+        training,
+        local.supervised_gradient(task, labeled),
+        (state.weights, state.fine_tune),
+        training.schedule(order_key, labeled.mask),
+        learning_rate=training.learning_rate(data.round),
+        key=train_key,
+    )
+    new = state._replace(weights=trained.weights, fine_tune=trained.kept)
+    return new, {"server/loss": trained.metrics["loss"]}
+
+
+def with_statistics(task: Task, settings: StaticNorm, weights: Weights, data: ServerData) -> Weights:
+    """`weights` with static batch-norm statistics, where the task uses them: `settings` says over which data.
+
+    Every layer normalizes by the batch's own statistics while they are collected, on images without augmentation.
+    """
+    if task.norm != "static" or not weights.stats:
+        return weights
+    total = norm.start(weights.stats)
+    total = _collect(task, settings, weights, data.labeled, settings.labeled_batch_size, total)
+    if settings.data == "cohort":
+        total = _collect(task, settings, weights, _flatten(data.next_cohort), settings.unlabeled_batch_size, total)
+    elif settings.data == "all":
+        total = _collect(task, settings, weights, data.unlabeled, settings.unlabeled_batch_size, total)
+    return weights._replace(stats=norm.finish(total, weights.stats))
+
+
+def _flatten(examples: Examples) -> Examples:
+    """The examples of M holders [M, n] as those of one, real ones first, in order."""
+    order = jnp.argsort(~examples.mask.ravel(), stable=True)
+    return examples._replace(index=examples.index.ravel()[order], count=jnp.sum(examples.count))
+
+
+def _collect(
+    task: Task, settings: StaticNorm, weights: Weights, examples: Examples, batch_size: int, total: norm.Cumulative
+) -> norm.Cumulative:
+    """Adds the statistics of all batches of `examples`."""
+    n = examples.index.shape[0]
+    size = min(batch_size, n)
+
+    def step(s: jax.Array, total: norm.Cumulative) -> norm.Cumulative:
+        batch = batching.in_order(s, examples.count, n, size)
+        _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), batch.mask)
+        weight = jnp.sum(batch.mask, dtype=jnp.float32) if settings.weighting == "examples" else 1.0
+        return norm.add(total, stats, weight)
+
+    return jax.lax.fori_loop(0, -(-examples.count // size), step, total)

@@ -1,0 +1,74 @@
+"""What a method trains: a network, its views of the data, and the weights that travel."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.models import ModelFns, norm
+
+PyTree = Any
+NORMS = ("static", "running", "batch")
+
+
+class Weights(NamedTuple):
+    """A network's weights.
+
+    Attributes:
+        params: float32 pytree.
+        stats: batch-norm statistics, a float32 pytree like `ModelFns.init` returns it; `()` in an update without them.
+    """
+
+    params: PyTree
+    stats: PyTree
+
+
+class Task(NamedTuple):
+    """A network and its inputs.
+
+    Attributes:
+        model: the network's pure functions.
+        views: how uint8 images become the network's inputs: plain, weakly and strongly augmented.
+        num_classes: C.
+        norm: which statistics batch norm uses outside of training: `static` (sBN: collected by the server after each of its
+            steps, over labeled and client data), `running` (tracked in training, averaged over clients) or `batch` (the
+            evaluated batch's own). Training always normalizes by the batch.
+        batch_size: examples per forward-only pass (pseudo-labels, evaluation).
+    """
+
+    model: ModelFns
+    views: Views
+    num_classes: int
+    norm: str
+    batch_size: int
+
+    def init(self, key: jax.Array, image_shape: tuple[int, ...]) -> Weights:
+        """Fresh weights."""
+        return Weights(*self.model.init(key, image_shape))
+
+    def train_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> tuple[jax.Array, PyTree]:
+        """Outputs in training mode: (logits [B, C], the batch's statistics) of views [B, H, W, ch], mask bool [B]."""
+        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=True)
+
+    def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Outputs [B, C] outside of training, of views [B, H, W, ch]."""
+        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")[0]
+
+    def predict(self, weights: Weights, images: jax.Array) -> jax.Array:
+        """Logits [B, C] of uint8 images [B, H, W, ch]."""
+        return self.eval_logits(weights, self.views.plain(images))
+
+    def track(self, stats: PyTree, batch_stats: PyTree) -> PyTree:
+        """Statistics after a training step on a batch with `batch_stats`."""
+        return norm.running(stats, batch_stats) if self.norm == "running" else stats
+
+    def update(self, broadcast: Weights, local: Weights) -> Weights:
+        """The pseudo-gradient broadcast - local; statistics travel only where clients track them."""
+
+        def subtract(a: PyTree, b: PyTree) -> PyTree:
+            return jax.tree.map(lambda x, y: x - y, a, b)
+
+        stats = subtract(broadcast.stats, local.stats) if self.norm == "running" else ()
+        return Weights(subtract(broadcast.params, local.params), stats)

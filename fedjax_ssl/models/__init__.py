@@ -1,0 +1,105 @@
+"""Networks as pairs of pure functions: `build(name, num_classes=C)` gives `ModelFns(init, apply)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_ssl.models.cnn import CNN
+from fedjax_ssl.models.layers import DTYPES, LOWERINGS, Conv, resolve_conv
+from fedjax_ssl.models.mlp import MLP, Linear
+from fedjax_ssl.models.wide_resnet import WideResNet
+
+__all__ = ["MODELS", "ModelFns", "build", "resolve_conv"]
+
+PyTree = Any
+
+MODELS = {"wide_resnet": WideResNet, "cnn": CNN, "mlp": MLP, "linear": Linear}
+
+
+class Apply(Protocol):
+    """The signature of `ModelFns.apply`."""
+
+    def __call__(
+        self, params: PyTree, stats: PyTree, images: jax.Array, *, mask: jax.Array | None = None, train: bool = False
+    ) -> tuple[jax.Array, PyTree]:
+        """See ModelFns."""
+
+
+class ModelFns(NamedTuple):
+    """A network as two pure functions.
+
+    Attributes:
+        init: (key, image_shape) -> (params, stats). params: float32 pytree with leaves `kernel`, `bias` (convolutions, linear
+            layers) and `scale`, `bias` (batch norm); stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is
+            no batch norm.
+        apply: (params, stats, images, *, mask=None, train=False) -> (logits, batch_stats). images: float32 [B, H, W, ch],
+            normalised; mask: bool [B], which examples are real (None: all), the others cannot change a real one's logits,
+            the statistics or a gradient, even if they hold NaN; logits: float32 [B, C]. With train=True every batch norm
+            normalises by this batch's real examples, and batch_stats (like stats) holds the batch's mean and unbiased
+            variance, without gradient (`stats` itself if no example is real); otherwise it normalises by stats, and
+            batch_stats is stats.
+    """
+
+    init: Callable[[jax.Array, tuple[int, ...]], tuple[PyTree, PyTree]]
+    apply: Apply
+
+
+def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "float32", **options: int) -> ModelFns:
+    """The network `name` of MODELS for C classes.
+
+    Args:
+        name: key of MODELS.
+        num_classes: C.
+        conv: how convolutions are lowered, "grouped" or "im2col" (see `resolve_conv` for "auto").
+        dtype: of the convolutions' arithmetic and activations, "float32" or "bfloat16"; parameters, statistics and logits
+            are float32 always.
+        **options: integers >= 1, attributes of the network's class: `depth`, `width` (wide_resnet), `width` (cnn), `hidden` (mlp).
+
+    Raises:
+        ValueError: unknown name, option, conv or dtype, or an option out of range.
+    """
+    _check_known("model", name, MODELS)
+    _check_known("conv", conv, LOWERINGS)
+    _check_known("dtype", dtype, DTYPES)
+    network = MODELS[name]
+    known = {field.name for field in dataclasses.fields(network)} - {"num_classes", "conv", "parent", "name"}
+    for option, value in {"num_classes": num_classes, **options}.items():
+        _check_known(f"option of model {name}", option, known | {"num_classes"})
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: {option} must be an integer >= 1, got {value!r}")
+    return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options))
+
+
+def _pure(module: nn.Module) -> ModelFns:
+    def init(key: jax.Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        # Under jit only what the parameters depend on is computed, not a forward pass.
+        variables = jax.jit(module.init)(key, jnp.zeros((1, *image_shape), jnp.float32))
+        return variables["params"], variables.get("batch_stats", {})
+
+    def apply(
+        params: PyTree, stats: PyTree, images: jax.Array, *, mask: jax.Array | None = None, train: bool = False
+    ) -> tuple[jax.Array, PyTree]:
+        if mask is not None:
+            # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
+            images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
+        variables = {"params": params, "batch_stats": stats}
+        if not train:
+            return module.apply(variables, images, mask, False), stats
+        logits, updated = module.apply(variables, images, mask, True, mutable=["batch_stats"])
+        return logits, updated.get("batch_stats", {})
+
+    return ModelFns(init, apply)
+
+
+def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
+    if got not in accepted:
+        nearest = difflib.get_close_matches(str(got), accepted, n=1, cutoff=0.0)
+        raise ValueError(f"unknown {what}: {got!r}; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")

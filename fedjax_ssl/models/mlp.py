@@ -1,0 +1,48 @@
+"""Networks without convolution or batch norm: quick to compile, and small enough to compute by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from flax import linen as nn
+
+from fedjax_ssl.models.layers import Conv, torch_linear
+
+
+class Linear(nn.Module):
+    """Multinomial logistic regression on the flattened input.
+
+    Attributes:
+        num_classes: C.
+        conv: not used; every network of MODELS is handed one.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Inputs float32 [B, ...] -> logits float32 [B, C]."""
+        return nn.Dense(self.num_classes, kernel_init=torch_linear)(images.reshape(images.shape[0], -1))
+
+
+class MLP(nn.Module):
+    """One hidden layer of ReLU units on the flattened input.
+
+    Attributes:
+        num_classes: C.
+        conv: not used; every network of MODELS is handed one.
+        hidden: units of the hidden layer.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    hidden: int = 64
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Inputs float32 [B, ...] -> logits float32 [B, C]."""
+        x = images.reshape(images.shape[0], -1)
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=torch_linear)(x))
+        return nn.Dense(self.num_classes, kernel_init=torch_linear)(x)

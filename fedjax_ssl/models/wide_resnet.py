@@ -1,0 +1,75 @@
+"""Wide residual networks for small images, in the form that (FL)^2 and SemiFL train (Zagoruyko & Komodakis, 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_ssl.models.layers import Conv, torch_linear
+from fedjax_ssl.models.norm import BatchNorm
+
+
+class Block(nn.Module):
+    """Pre-activation residual block of two 3x3 convolutions.
+
+    Where the number of channels changes, the 1x1 shortcut sees the activated input, as the first convolution does; otherwise
+    the raw input is added.
+
+    Attributes:
+        features: output channels.
+        stride: of the first convolution and of the shortcut.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+    """
+
+    features: int
+    stride: int
+    conv: Callable[..., nn.Module]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+        """[B, H, W, ch] -> [B, H / stride, W / stride, features]."""
+        activated = nn.relu(BatchNorm()(x, mask, train))
+        y = self.conv(self.features, strides=self.stride)(activated)
+        y = self.conv(self.features)(nn.relu(BatchNorm()(y, mask, train)))
+        if x.shape[-1] != self.features:
+            x = self.conv(self.features, kernel_size=1, strides=self.stride, padding=0)(activated)
+        return x + y
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-width: a 3x3 stem of 16, three stages of 16, 32, 64 times `width` channels, strides 1, 2, 2.
+
+    Ends in batch norm, ReLU, global average pool and a linear layer. Plain ReLU, no dropout. Initialisation: Kaiming normal
+    (fan out) for convolutions, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) and bias 0 for the linear layer.
+
+    Attributes:
+        num_classes: C.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+        depth: 6 n + 4, n blocks a stage: 28 is (FL)^2's.
+        width: 2 for CIFAR-10 and SVHN (1,467,610 parameters), 8 for CIFAR-100 (23,401,012).
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    depth: int = 28
+    width: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth % 6 != 4 or self.depth < 10:
+            raise ValueError(f"wide_resnet: depth must be 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), got {self.depth}")
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Images float32 [B, H, W, ch] -> logits float32 [B, C]."""
+        x = self.conv(16)(images)
+        for stage in range(3):
+            for block in range((self.depth - 4) // 6):
+                stride = 2 if stage > 0 and block == 0 else 1
+                x = Block(16 * self.width * 2**stage, stride, self.conv)(x, mask, train)
+        x = nn.relu(BatchNorm()(x, mask, train))
+        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+        return nn.Dense(self.num_classes, kernel_init=torch_linear)(pooled)

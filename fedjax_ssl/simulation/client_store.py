@@ -1,0 +1,137 @@
+"""A simulator for data and client states that do not fit on the device: both live on the host, in NumPy arrays.
+
+Each round fetches the cohort's images and states, so that its cost on the device does not grow with the number of clients.
+While the device computes a round, the host gathers the images of the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.federated import Examples, FederatedData, Pool
+from fedjax_ssl.method import Cohort
+from fedjax_ssl.metrics import Metrics, reduce
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import RoundData, RunState, gather, prepare, run_cohort_round
+from fedjax_ssl.simulation.simulator import Problem, Program, client_sharding, evaluate, placement
+
+PyTree = Any
+
+
+def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
+    """What `gather` returns, with a pool of the round's own images, in the order of its index tables.
+
+    Args:
+        data: federated data in NumPy arrays.
+        cohort: who takes part.
+        next_cohort: who takes part in the round to come.
+
+    Returns:
+        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand.
+    """
+    rows = gather(data, cohort, next_cohort)
+    rows = rows._replace(server=rows.server._replace(unlabeled=Examples(None, np.zeros(1, np.int32), np.int32(0), None)))
+    fetched: list[np.ndarray] = []
+    size = 0
+
+    def renumber(examples: Any) -> Any:
+        nonlocal size
+        if not isinstance(examples, Examples):
+            return examples
+        index = np.arange(size, size + examples.index.size, dtype=np.int32).reshape(examples.index.shape)
+        fetched.append(data.train.images[examples.index.ravel()])
+        size += examples.index.size
+        return examples._replace(index=index)
+
+    clients, server = jax.tree.map(renumber, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
+    return RoundData(np.concatenate(fetched), clients, server)
+
+
+class HostSimulator:
+    """Runs a problem whose training images and client states stay on the host.
+
+    It has the methods of `Simulator` and gives the same results. A method whose `broadcast` reads the states of all clients
+    cannot run here: it is handed None in their place.
+
+    Args:
+        problem: what to simulate, its data in NumPy arrays.
+        execution: how clients are mapped.
+        eval_batch_size: test images per forward pass.
+    """
+
+    def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
+        self._problem = problem
+        method, data, spec, cohort_size = problem
+        self._placement = whole = placement(execution.mesh)
+        self._test = jax.device_put(data.test, whole)
+        self._gathered: tuple[int, Cohort, RoundData] | None = None
+        state = RunState(server=whole, clients=client_sharding(execution.mesh, cohort_size), round=whole, key=whole)
+
+        def cohort_(key: jax.Array, round: jax.Array) -> Cohort:
+            return sample(key, round, spec.num_clients, cohort_size)
+
+        def prepare_(server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
+            return prepare(method, server, data, key)
+
+        def round_(state: RunState, cohort: Cohort, data: RoundData) -> tuple[RunState, Metrics]:
+            message = method.broadcast(state.server, None, cohort)
+            return run_cohort_round(method, state, message, cohort, data, execution)
+
+        def evaluate_(server: PyTree, test: Pool) -> Metrics:
+            return evaluate(method, server, test, eval_batch_size)
+
+        self._cohort = Program(cohort_)
+        self._prepare = Program(prepare_, out_shardings=(whole, whole))
+        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole))
+        self._evaluate = Program(evaluate_)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        return sum(program.compile_s for program in (self._cohort, self._prepare, self._round, self._evaluate))
+
+    def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
+        """The state before round 1, and the metrics of the server's preparation."""
+        method, _, spec, _ = self._problem
+        with jax.default_device(jax.devices("cpu")[0]):  # the states of all clients need not fit on the accelerator
+            server, clients = jax.jit(lambda key: method.init(rng.stream(key, "init"), spec))(jax.random.key(seed))
+        clients = jax.tree.map(np.array, clients)  # copies that can be written to
+        key, server = jax.device_put((jax.random.key(seed), server), self._placement)
+        server, metrics = self._prepare(server, self._fetch(key, 0)[1], key)
+        state = RunState(server, clients, jax.device_put(jnp.zeros((), jnp.int32), self._placement), key)
+        return state, reduce(jax.device_get(metrics))
+
+    def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """One round: the state after it (the one given is consumed) and its metrics."""
+        number = int(state.round)
+        cohort, data = self._fetch(state.key, number)
+        of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
+        of_cohort = jax.device_put(of_cohort, self._placement)
+        new, metrics = self._round(state._replace(clients=of_cohort), cohort, data)
+        self._gathered = None
+        self._fetch(new.key, number + 1)  # while the device is at work
+        for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
+            kept[cohort.ids] = np.asarray(changed)
+        return new._replace(clients=state.clients), reduce(jax.device_get(metrics))
+
+    def evaluate(self, state: RunState) -> dict[str, float]:
+        """Accuracy and loss of the global model on the test set."""
+        return reduce(jax.device_get(self._evaluate(state.server, self._test)))
+
+    def _fetch(self, key: jax.Array, number: int) -> tuple[Cohort, RoundData]:
+        """The cohort of a round and its data on the device, gathered ahead of time where it was."""
+        if self._gathered is None or self._gathered[0] != number:
+            cohort, next_cohort = (self._draw(key, r) for r in (number, number + 1))
+            data = gather_images(self._problem.data, cohort, next_cohort)
+            self._gathered = (number, cohort, jax.device_put(data, self._placement))
+        return self._gathered[1:]
+
+    def _draw(self, key: jax.Array, number: int) -> Cohort:
+        cohort = self._cohort(key, jax.device_put(np.int32(number), self._placement))
+        return Cohort(np.asarray(cohort.ids), np.asarray(cohort.round))

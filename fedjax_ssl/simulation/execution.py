@@ -1,0 +1,141 @@
+"""How the clients of a cohort are mapped: all at once, one after another, in chunks, and over devices.
+
+A method's `client_update` is written for one client. Which of these runs it changes time and memory, not results: the
+strategies agree to float32 rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_ssl.method import Aggregate, ClientOutput
+from fedjax_ssl.metrics import Metrics
+
+PyTree = Any
+CLIENTS = "clients"
+STRATEGIES = ("vmap", "scan", "chunked", "sharded")
+
+
+class Execution(NamedTuple):
+    """A mapping of clients to hardware.
+
+    Attributes:
+        chunk_size: clients that are vmapped together; the chunks run one after another. 0: the whole cohort (`vmap`); 1: one
+            client at a time, without vmap (`scan`).
+        mesh: None, or a mesh with the axis `clients` over whose devices the cohort is split (`sharded`), each device
+            running its clients in chunks.
+    """
+
+    chunk_size: int = 0
+    mesh: Mesh | None = None
+
+
+class CohortOutput(NamedTuple):
+    """A cohort's results: the aggregate, and the clients' new states and metrics with leading axis M."""
+
+    aggregate: Aggregate
+    client_states: PyTree
+    metrics: Metrics
+
+
+class _Slot(NamedTuple):
+    """One client's inputs, and whether it is a real client or padding."""
+
+    inputs: PyTree
+    real: jax.Array
+
+
+ClientFn = Callable[[PyTree, PyTree], ClientOutput]
+
+
+def run_cohort(client: ClientFn, shared: PyTree, inputs: PyTree, *, aggregator: str, execution: Execution) -> CohortOutput:
+    """Runs `client(shared, inputs_k)` for every client of a cohort and aggregates.
+
+    Args:
+        client: the update of one client.
+        shared: pytree that every client receives alike. It is passed, never closed over: `shard_map` needs to see it.
+        inputs: pytree with leading axis M.
+        aggregator: `sum` (the weighted mean, accumulated chunk by chunk) or `stack` (all updates, with leading axis M).
+        execution: how to map.
+
+    Returns:
+        CohortOutput.
+    """
+    size = jax.tree.leaves(inputs)[0].shape[0]
+    devices = execution.mesh.size if execution.mesh is not None else 1
+    chunk = min(execution.chunk_size or size, -(-size // devices))
+    padded = -(-size // (chunk * devices)) * chunk * devices
+    # Padding repeats the first client, with weight 0.
+    slots = jnp.arange(padded)
+    source = jnp.where(slots < size, slots, 0)
+    cohort = _Slot(jax.tree.map(lambda x: x[source], inputs), slots < size) if padded > size else _Slot(inputs, slots < size)
+
+    def run(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
+        return _run_chunks(client, shared, cohort, chunk, aggregator)
+
+    if execution.mesh is not None:
+        run = _over_devices(run, execution.mesh)
+    total, stacked = run(shared, cohort)
+    stacked = jax.tree.map(lambda x: x[:size], stacked)
+    if total is None:
+        return CohortOutput(Aggregate(stacked.update, stacked.weight), stacked.client_state, stacked.metrics)
+    safe = jnp.where(total.weight > 0, total.weight, 1.0)
+    mean = jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update)
+    return CohortOutput(Aggregate(mean, total.weight), stacked.client_state, stacked.metrics)
+
+
+def _over_devices(run: Callable, mesh: Mesh) -> Callable:
+    """`run` with the cohort split over the mesh's devices, and the weighted sums added up over them."""
+
+    def local(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
+        total, stacked = run(shared, cohort)
+        return jax.lax.psum(total, CLIENTS), stacked
+
+    split, whole = PartitionSpec(CLIENTS), PartitionSpec()
+    # The replication check would ask every method to mark the constants of its loops as varying over devices.
+    return jax.shard_map(local, mesh=mesh, in_specs=(whole, split), out_specs=(whole, split), check_vma=False)
+
+
+def _run_chunks(
+    client: ClientFn, shared: PyTree, cohort: _Slot, chunk: int, aggregator: str
+) -> tuple[Aggregate | None, ClientOutput]:
+    """Runs the slots in chunks: (sum of weighted updates and of weights, or None; the stacked outputs)."""
+
+    # jit so that the two uses below trace the client once.
+    @jax.jit
+    def run_chunk(shared: PyTree, slots: _Slot) -> tuple[Aggregate | None, ClientOutput]:
+        if chunk == 1:
+            output = client(shared, jax.tree.map(lambda x: x[0], slots.inputs))
+            output = jax.tree.map(lambda x: x[None], output)
+        else:
+            output = jax.vmap(client, (None, 0))(shared, slots.inputs)
+        output = output._replace(weight=jnp.where(slots.real, output.weight, 0.0))
+        if aggregator == "stack":
+            return None, output
+        total = Aggregate(jax.tree.map(lambda u: _weighted_sum(u, output.weight), output.update), jnp.sum(output.weight))
+        return total, output._replace(update=(), weight=())
+
+    size = cohort.real.shape[0]
+    if chunk == size:
+        return run_chunk(shared, cohort)
+    chunks = jax.tree.map(lambda x: x.reshape(size // chunk, chunk, *x.shape[1:]), cohort)
+    shapes, _ = jax.eval_shape(run_chunk, shared, jax.tree.map(lambda x: x[0], chunks))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def step(total: Aggregate | None, slots: _Slot) -> tuple[Aggregate | None, ClientOutput]:
+        new, output = run_chunk(shared, slots)
+        return jax.tree.map(jnp.add, total, new), output
+
+    total, stacked = jax.lax.scan(step, start, chunks)
+    return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), stacked)
+
+
+def _weighted_sum(updates: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum_k weights_k updates_k over the leading axis; a client of weight 0 may hold NaN."""
+    weights = weights.reshape(-1, *[1] * (updates.ndim - 1))
+    return jnp.sum(jnp.where(weights > 0, weights * updates, 0.0), axis=0)

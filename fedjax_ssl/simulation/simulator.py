@@ -1,0 +1,147 @@
+"""The compiled programs of a run: initialization, the round and evaluation, each traced and compiled once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.federated import FederatedData, Pool
+from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
+from fedjax_ssl.simulation.execution import CLIENTS, Execution
+from fedjax_ssl.simulation.round import RunState, initialize, run_round
+from fedjax_ssl.ssl import losses
+
+PyTree = Any
+
+
+class Program:
+    """A function that is compiled at its first call, ahead of time, and never traced again.
+
+    A call with other shapes, dtypes or placements is an error, not a silent second compilation.
+
+    Attributes:
+        compile_s: seconds that tracing and compiling took; 0 before the first call.
+    """
+
+    def __init__(self, function: Callable, **jit_options: Any) -> None:
+        self._jitted = jax.jit(function, **jit_options)
+        self._compiled: Callable | None = None
+        self.compile_s = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function, compiling it first where this is the first call."""
+        if self._compiled is None:
+            start = time.perf_counter()
+            self._compiled = self._jitted.lower(*args).compile()
+            self.compile_s = time.perf_counter() - start
+        return self._compiled(*args)
+
+
+class Problem(NamedTuple):
+    """What is simulated.
+
+    Attributes:
+        method: the method.
+        data: the federated data.
+        spec: static facts about it.
+        cohort_size: M.
+    """
+
+    method: Method
+    data: FederatedData
+    spec: DataSpec
+    cohort_size: int
+
+
+class Simulator:
+    """Runs a problem with all data and client states on the device.
+
+    Args:
+        problem: what to simulate.
+        execution: how clients are mapped.
+        eval_batch_size: test images per forward pass.
+    """
+
+    def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
+        method, data, spec, cohort_size = problem
+        whole = placement(execution.mesh)
+        self._data = jax.device_put(data, whole)
+        by_client = client_sharding(execution.mesh, spec.num_clients)
+        state = RunState(server=whole, clients=by_client, round=whole, key=whole)
+
+        def initialize_(data: FederatedData, key: jax.Array) -> tuple[RunState, Metrics]:
+            return initialize(method, data, spec, cohort_size, key)
+
+        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Metrics]:
+            return run_round(method, state, data, cohort_size, execution)
+
+        def evaluate_(server: PyTree, test: Pool) -> Metrics:
+            return evaluate(method, server, test, eval_batch_size)
+
+        # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
+        self._initialize = Program(initialize_, out_shardings=(state, whole))
+        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole))
+        self._evaluate = Program(evaluate_)
+        self._placement = whole
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+
+    def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
+        """The state before round 1, and the metrics of the server's preparation."""
+        key = jax.device_put(jax.random.key(seed), self._placement)
+        state, metrics = self._initialize(self._data, key)
+        return state, reduce(jax.device_get(metrics))
+
+    def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """One round: the state after it (the one given is consumed) and its metrics."""
+        state, metrics = self._round(state, self._data)
+        return state, reduce(jax.device_get(metrics))
+
+    def evaluate(self, state: RunState) -> dict[str, float]:
+        """Accuracy and loss of the global model on the test set."""
+        return reduce(jax.device_get(self._evaluate(state.server, self._data.test)))
+
+
+def placement(mesh: Mesh | None) -> Sharding:
+    """Where arrays that every device needs are placed."""
+    return NamedSharding(mesh, PartitionSpec()) if mesh is not None else SingleDeviceSharding(jax.devices()[0])
+
+
+def client_sharding(mesh: Mesh | None, num_clients: int) -> Sharding:
+    """Client states are spread over the devices where K allows it, so that they take no device more than its share."""
+    if mesh is not None and num_clients % mesh.size == 0:
+        return NamedSharding(mesh, PartitionSpec(CLIENTS))
+    return placement(mesh)
+
+
+def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int) -> Metrics:
+    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
+
+    Args:
+        method: whose `predict` is evaluated.
+        server: its server state.
+        test: N images and labels.
+        batch_size: images per forward pass.
+    """
+    (n,) = test.labels.shape
+    size = min(batch_size, n)
+
+    def step(s: jax.Array, total: tuple[Mean, Mean]) -> tuple[Mean, Mean]:
+        batch = batching.in_order(s, jnp.int32(n), n, size)
+        logits, labels = method.predict(server, test.images[batch.positions]), test.labels[batch.positions]
+        correct = mean(jnp.argmax(logits, axis=-1) == labels, batch.mask)
+        return jax.tree.map(jnp.add, total, (correct, mean(losses.cross_entropy(logits, labels), batch.mask)))
+
+    zero = Mean(jnp.zeros(()), jnp.zeros(()))
+    accuracy, loss = jax.lax.fori_loop(0, -(-n // size), step, (zero, zero))
+    return {"eval/accuracy": accuracy, "eval/loss": loss}

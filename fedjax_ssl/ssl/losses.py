@@ -1,0 +1,58 @@
+"""Losses per example, and the masked mean that reduces them."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Cross-entropy of hard labels: -log softmax(logits)[label], in nats.
+
+    (FL)^2, Eqs. 2-4 before their mean.
+
+    Args:
+        logits: float [B, C].
+        labels: int [B], in [0, C).
+
+    Returns:
+        float32 [B], >= 0.
+    """
+    chex.assert_rank([logits, labels], [2, 1])
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
+
+
+def kl_divergence(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
+    """KL(softmax(target_logits) || softmax(logits)), in nats; no gradient reaches the target.
+
+    (FL)^2, Eq. 13: the target is the clean model's output Q, the other side the perturbed model's Q*.
+
+    Args:
+        target_logits: float [B, C].
+        logits: float [B, C].
+
+    Returns:
+        float32 [B], >= 0 up to rounding.
+    """
+    chex.assert_equal_shape([target_logits, logits])
+    target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
+    output = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
+
+
+def masked_mean(values: jax.Array, where: jax.Array, denominator: jax.Array | None = None) -> jax.Array:
+    """Mean of `values` over `where`; 0 where nothing is selected, with a zero gradient.
+
+    Args:
+        values: float [B].
+        where: bool [B]; entries outside may be NaN in value, but must be finite in gradient.
+        denominator: scalar to divide by instead of the number of selected entries; a value below 1 counts as 1.
+
+    Returns:
+        float32 scalar.
+    """
+    chex.assert_equal_shape([values, where])
+    denominator = jnp.sum(where) if denominator is None else denominator
+    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.maximum(denominator, 1).astype(jnp.float32)

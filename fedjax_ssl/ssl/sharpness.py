@@ -1,0 +1,138 @@
+"""Sharpness-aware perturbations (SAM, ASAM) and the gradients that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.ssl import losses
+
+PyTree = Any
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """Euclidean norm over all entries of all leaves, float32 scalar."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def _per_norm(rho: float, norm: jax.Array) -> jax.Array:
+    # An empty confident set has a zero gradient: the perturbation is then 0, not 0/0.
+    return jnp.where(norm > 0, rho / jnp.where(norm > 0, norm, 1.0), 0.0)
+
+
+def sam_perturbation(grad: PyTree, rho: float) -> PyTree:
+    """SAM's perturbation, eps = rho g / ||g||_2 with one norm over all parameters ((FL)^2, Eqs. 6 and 12).
+
+    Args:
+        grad: pytree of float32 arrays, g.
+        rho: radius, >= 0.
+
+    Returns:
+        Pytree like `grad`; zeros where g = 0. A constant: no gradient flows through it.
+    """
+    scale = _per_norm(rho, global_norm(grad))
+    return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
+
+
+def asam_perturbation(params: PyTree, grad: PyTree, rho: float, eta: float = 0.01) -> PyTree:
+    """ASAM's perturbation, eps = rho T^2 g / ||T g||_2 (Kwon et al. 2021, p = 2; used by (FL)^2 in place of Eq. 12).
+
+    T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
+
+    Args:
+        params: pytree of float32 arrays, w.
+        grad: pytree like `params`, g.
+        rho: radius, >= 0.
+        eta: stabiliser of |w|.
+
+    Returns:
+        Pytree like `params`; zeros where g = 0. A constant: no gradient flows through it.
+    """
+
+    def scaling(path: tuple, w: jax.Array) -> jax.Array:
+        is_bias = getattr(path[-1], "key", None) == "bias"
+        return jnp.ones_like(w) if is_bias else jnp.abs(w) + eta
+
+    t = jax.tree_util.tree_map_with_path(scaling, params)
+    scale = _per_norm(rho, global_norm(jax.tree.map(jnp.multiply, t, grad)))
+    return jax.lax.stop_gradient(jax.tree.map(lambda t, g: scale * t * t * g, t, grad))
+
+
+class Targets(NamedTuple):
+    """A batch's pseudo-labels.
+
+    Attributes:
+        label: int32 [B].
+        accepted: bool [B], the examples of L_a.
+        confident: bool [B], the examples of L_p and L_cs, f.
+    """
+
+    label: jax.Array
+    accepted: jax.Array
+    confident: jax.Array
+
+
+class StepLosses(NamedTuple):
+    """The losses of one step, float32 scalars: L_a (Eq. 10), and L_cs (Eq. 13) or, for the SAM objective, L_p at W*."""
+
+    accepted: jax.Array
+    second: jax.Array
+
+
+def consistency_gradient(
+    forward: Callable[[PyTree], tuple[jax.Array, PyTree]],
+    params: PyTree,
+    targets: Targets,
+    perturb: Callable[[PyTree, PyTree], PyTree],
+    *,
+    objective: str,
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> tuple[PyTree, StepLosses, PyTree]:
+    """(FL)^2's sharpness-aware consistency regularization (SACR): the gradient of one local step.
+
+        L_a  = mean over accepted of CE(y_i, Q_i)                                      (Eq. 10)
+        L_p  = mean over confident of CE(y_i, Q_i)                                     (Eq. 11)
+        W*   = W + eps(grad L_p)                                                       (Eq. 12)
+        L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i)                  (Eq. 13)
+        g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
+
+    Q_i and Q*_i are the outputs on the same strong view at W and W*. Two forward passes and three backward passes: the
+    first forward serves Q, L_a and L_p.
+
+    Args:
+        forward: params -> (logits [B, C], auxiliary), the strong views' outputs in training mode.
+        params: W.
+        targets: the batch's pseudo-labels and masks.
+        perturb: (params, gradient of L_p) -> eps.
+        objective: `sacr` for L_cs as above, or `sam` for the standard SAM objective, L_p at W*, in its place (Figure 4).
+        weights: (w_a, w_cs).
+
+    Returns:
+        (g, StepLosses, auxiliary of the pass at W). The perturbed pass leaves no other trace: it cannot touch batch-norm
+        statistics.
+    """
+
+    def clean(p: PyTree) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, PyTree]]:
+        logits, auxiliary = forward(p)
+        ce = losses.cross_entropy(logits, targets.label)
+        return (losses.masked_mean(ce, targets.accepted), losses.masked_mean(ce, targets.confident)), (logits, auxiliary)
+
+    (loss_a, _), pullback, (clean_logits, auxiliary) = jax.vjp(clean, params, has_aux=True)
+    one, zero = jnp.ones(()), jnp.zeros(())
+    (grad_a,), (grad_p,) = pullback((one, zero)), pullback((zero, one))
+    perturbed = jax.tree.map(jnp.add, params, perturb(params, grad_p))
+
+    def second(p: PyTree) -> jax.Array:
+        logits, _ = forward(p)
+        if objective == "sam":
+            return losses.masked_mean(losses.cross_entropy(logits, targets.label), targets.confident)
+        kl = losses.kl_divergence(clean_logits, logits)
+        return losses.masked_mean(kl, targets.confident, jnp.sum(targets.accepted))
+
+    loss_second, grad_second = jax.value_and_grad(second)(perturbed)
+    w_a, w_cs = weights
+    grad = jax.tree.map(lambda a, b: w_a * a + w_cs * b, grad_a, grad_second)
+    return grad, StepLosses(loss_a, loss_second), auxiliary

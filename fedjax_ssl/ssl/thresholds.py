@@ -1,0 +1,58 @@
+"""Thresholds that decide which pseudo-labels are accepted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+class ClientThresholds(NamedTuple):
+    """A client's adaptive thresholds.
+
+    Attributes:
+        tau: float32 scalar in [1/C, 1], tau_k: the client's learning status (Eq. 7); 0 where the client has no data.
+        per_class: float32 [C] in [0, tau], tau_k(c) (Eq. 9).
+    """
+
+    tau: jax.Array
+    per_class: jax.Array
+
+
+def client_adaptive(probs: jax.Array, mask: jax.Array) -> ClientThresholds:
+    """Client-specific adaptive thresholds (CAT) of (FL)^2.
+
+        tau_k    = mean_i max_c q_i(c)                      (Eq. 7)
+        pbar(c)  = mean_i q_i(c)                            (Eq. 8)
+        tau_k(c) = pbar(c) / max_c' pbar(c') * tau_k        (Eq. 9)
+
+    Args:
+        probs: float32 [n, C], the global model's softmax outputs q_i on weakly augmented unlabeled images.
+        mask: bool [n], which rows are real examples.
+
+    Returns:
+        ClientThresholds.
+    """
+    chex.assert_rank([probs, mask], [2, 1])
+    count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
+    probs = jnp.where(mask[:, None], probs, 0.0)
+    tau = jnp.sum(jnp.max(probs, axis=1)) / count
+    mean_probs = jnp.sum(probs, axis=0) / count
+    largest = jnp.max(mean_probs)
+    return ClientThresholds(tau, mean_probs / jnp.where(largest > 0, largest, 1.0) * tau)
+
+
+def passes(values: jax.Array, threshold: jax.Array | float, *, strict: bool) -> jax.Array:
+    """Whether a confidence passes its threshold.
+
+    Args:
+        values: float32 [n], confidences in [0, 1].
+        threshold: scalar or [n].
+        strict: `>` ((FL)^2, Eqs. 10 and 11) instead of `>=` (its released code).
+
+    Returns:
+        bool [n].
+    """
+    return values > threshold if strict else values >= threshold

@@ -1,0 +1,15 @@
+"""Fixtures and settings shared by all tests."""
+
+import os
+import pathlib
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tfds_dir() -> str:
+    """Folder of real datasets in TFDS form; the test is skipped where there is none."""
+    folder = pathlib.Path(os.environ.get("FEDJAX_SSL_DATA") or pathlib.Path(__file__).parents[2] / "shared" / "tfds")
+    if not (folder / "cifar10").is_dir():
+        pytest.skip(f"no TFDS datasets at {folder}: set FEDJAX_SSL_DATA to a folder that holds cifar10 and mnist in TFDS form")
+    return str(folder)
