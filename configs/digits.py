@@ -1,7 +1,7 @@
 """Every method on scikit-learn's bundled digits: 20 clients, 5 a round, 40 rounds. Ours, not a paper's.
 
-    python -m launch.run --config=configs/digits.py:fl2
-    python -m launch.run --config=configs/digits.py:fixmatch --config.data.num_labels=10
+python -m launch.run --config=configs/digits.py:fl2
+python -m launch.run --config=configs/digits.py:fixmatch --config.data.num_labels=10
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,10 @@
 import os
 import pathlib
 
+import jax
 import pytest
+
+jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
 
 
 @pytest.fixture(scope="session")

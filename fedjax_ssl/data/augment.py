@@ -17,7 +17,7 @@ import numpy as np
 Key = jax.Array
 Augmentation = Callable[[Key, jax.Array], jax.Array]
 
-LUMA = np.array([19595, 38470, 7471], np.float32)
+LUMA = (19595.0, 38470.0, 7471.0)
 """Weights of R, G, B in Pillow's grey, in units of 2**-16; sums stay under 2**24, so float32 holds them exactly."""
 
 _PAD_MODES = {"reflect": "reflect", "zero": "constant", "edge": "edge"}
@@ -60,7 +60,7 @@ def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
 
     def apply(key: Key, image: jax.Array) -> jax.Array:
         padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode=_PAD_MODES[mode])
-        top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+        top, left = _below(key, 2 * pad + 1, 2 * pad + 1)
         return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
     return apply
@@ -84,10 +84,10 @@ def cutout(low: float, high: float, fill: float | Sequence[float]) -> Augmentati
         raise ValueError(f"got cutout sides from {low} to {high}, accepted: 0 <= low <= high, as shares of the width")
 
     def apply(key: Key, image: jax.Array) -> jax.Array:
-        side_key, box_key = jax.random.split(key)
-        side = jax.random.uniform(side_key, minval=low, maxval=high) * image.shape[1]
-        box = pillow_box(box_key, image.shape[:2], side)
-        return jnp.where(box[..., None], _fill(fill, image.shape[-1]), image.astype(jnp.float32))
+        height, width, channels = image.shape
+        size, *center = jax.random.uniform(key, (3,))
+        box = pillow_box(center, (low + (high - low) * size) * width, height, width)
+        return jnp.where(box[..., None], _fill(fill, channels), image.astype(jnp.float32))
 
     return apply
 
@@ -110,7 +110,7 @@ def cutout_clipped(size: float, fill: float | Sequence[float]) -> Augmentation:
     def apply(key: Key, image: jax.Array) -> jax.Array:
         height, width, channels = image.shape
         half = int(size * width) // 2
-        row, column = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
+        row, column = _below(key, height, width)
         rows, columns = jnp.arange(height)[:, None], jnp.arange(width)
         box = (rows >= row - half) & (rows < row + half) & (columns >= column - half) & (columns < column + half)
         return jnp.where(box[..., None], _fill(fill, channels), image.astype(jnp.float32))
@@ -118,13 +118,20 @@ def cutout_clipped(size: float, fill: float | Sequence[float]) -> Augmentation:
     return apply
 
 
-def pillow_box(key: Key, shape: tuple[int, int], side: float | jax.Array) -> jax.Array:
-    """bool [H, W]: the pixels that `cutout` paints, for a side in pixels (float32 scalar)."""
-    size = jnp.array(shape)
-    first = jnp.floor(jnp.maximum(jax.random.uniform(key, (2,)) * size - side / 2, 0.0))
-    last = jnp.floor(jnp.minimum(first + side, size))
-    rows, columns = jnp.arange(shape[0])[:, None], jnp.arange(shape[1])
-    return (rows >= first[0]) & (rows <= last[0]) & (columns >= first[1]) & (columns <= last[1])
+def pillow_box(center: Sequence[jax.Array], side: float | jax.Array, height: int, width: int) -> jax.Array:
+    """The pixels that `cutout` paints, bool [H, W], for a center (row, column) as shares in [0, 1) and a side in pixels."""
+
+    def covered(position: jax.Array, size: int) -> jax.Array:
+        first = jnp.floor(jnp.maximum(position * size - side / 2, 0))
+        last = jnp.floor(first + side)
+        return (jnp.arange(size) >= first) & (jnp.arange(size) <= last)
+
+    return covered(center[0], height)[:, None] & covered(center[1], width)
+
+
+def _below(key: Key, *limits: int) -> jax.Array:
+    """One whole number in 0..limit-1 per limit, int32."""
+    return jnp.int32(jax.random.uniform(key, (len(limits),)) * jnp.array(limits))
 
 
 def _fill(fill: float | Sequence[float], channels: int) -> np.ndarray:

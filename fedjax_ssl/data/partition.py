@@ -98,10 +98,10 @@ def dirichlet(
     """Label-skewed shares of unequal size: every class is spread over the clients by p ~ Dir(alpha 1_K).
 
     The routine of SemiFL's and (FL)^2's released code. Class by class, in order: draw p; set p_k = 0 for the clients that
-    already hold >= N / K examples; renormalise; cut the class's ascending list of n_c positions at floor(cumsum(p) n_c),
-    the last client taking what rounding leaves. All of it is repeated from scratch until the smallest client holds at
-    least `min_size`. A try whose open clients all drew p_k = 0 is discarded too. Every try consumes C' K-dimensional
-    Dirichlet draws, C' the number of classes that occur in `indices`.
+    already hold >= N / K examples; renormalise; cut the class's ascending list of n_c positions at floor(cumsum(p) n_c).
+    All of it is repeated from scratch until the smallest client holds at least `min_size`; a try whose open clients all
+    drew p_k = 0 is discarded too. Every try consumes C' K-dimensional Dirichlet draws, C' the number of classes that occur
+    in `indices`.
 
     Args:
         labels: int [pool], labels of the whole pool.
@@ -187,12 +187,11 @@ def _dirichlet_sizes(class_counts: np.ndarray, proportions: np.ndarray) -> np.nd
     sizes = np.zeros(proportions.shape, np.int64)
     held = np.zeros(num_clients, np.int64)
     for c, count in enumerate(class_counts):
-        p = np.where(held < num_examples / num_clients, proportions[c], 0.0)
-        total = p.sum()
-        if not total > 0.0:  # small alphas underflow to exact zeros (or NaN), and the division below would spread NaN
+        cumulative = np.cumsum(np.where(held < num_examples / num_clients, proportions[c], 0.0))
+        if not cumulative[-1] > 0.0:  # small alphas underflow to exact zeros (or NaN), and the division would spread NaN
             return None
-        cuts = np.floor(np.cumsum(p / total) * count).astype(np.int64)
-        cuts[-1] = count  # the cumulative sum ends at 1 only up to rounding
+        # Divided by its own last entry it ends at exactly 1: rounding never sends an example past the last open client.
+        cuts = np.floor(cumulative / cumulative[-1] * count).astype(np.int64)
         sizes[c] = np.diff(cuts, prepend=0)
         held += sizes[c]
     return sizes

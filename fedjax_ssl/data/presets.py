@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_ssl.data.augment import Augmentation, compose, crop, cutout, cutout_clipped
+from fedjax_ssl.data.augment import Augmentation, compose, crop
 from fedjax_ssl.data.augment import flip as mirror
-from fedjax_ssl.data.randaugment import randaugment
+from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 
 # Channel means and standard deviations of the training images, in units of the full range.
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -18,16 +18,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NORMALIZATIONS = ("dataset", "imagenet")
-# What follows flip and crop in the strong view: RandAugment's variant, and the cutout at the end.
-STRONG_VIEWS: dict[str, tuple[Augmentation, ...]] = {
-    "usb": (randaugment("usb"), cutout(0.0, 0.5, (125, 123, 114))),
-    "randaugment_mc": (randaugment("randaugment_mc"), cutout(0.5, 0.5, 127)),
-    "fixmatch": (randaugment("fixmatch"), cutout_clipped(0.5, 127.5)),
-    "semifl": (randaugment("semifl"),),
-    "fedlabel_released": (randaugment("fedlabel_released"),),
-    "fedlabel_paper": (randaugment("fedlabel_paper"),),
-    "none": (),
-}
+STRONG_VIEWS = (*VARIANTS, "none")
 
 
 def statistics(name: str, images: np.ndarray, normalization: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -52,14 +43,12 @@ def statistics(name: str, images: np.ndarray, normalization: str) -> tuple[tuple
 
 
 def augmentations(strong: str, *, flip: bool, crop_padding: int) -> tuple[Augmentation, Augmentation]:
-    """The weak and the strong augmentation: random flip and reflect-padded crop, and for the strong one its recipe after them.
+    """The weak augmentation, flip and reflect-padded crop at random, and the strong one, a RandAugment recipe after them.
 
     Args:
-        strong: a key of STRONG_VIEWS.
+        strong: a key of VARIANTS, or `none` for the weak augmentation again.
         flip: whether to flip.
         crop_padding: pixels of reflected border; 0: no crop.
     """
-    base = [mirror()] if flip else []
-    if crop_padding:
-        base.append(crop(crop_padding))
-    return compose(*base), compose(*base, *STRONG_VIEWS[strong])
+    weak = compose(*([mirror()] if flip else []), *([crop(crop_padding)] if crop_padding else []))
+    return weak, weak if strong == "none" else strong_view(strong, weak)

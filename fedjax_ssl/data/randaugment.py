@@ -226,9 +226,7 @@ def randaugment(name: str) -> Augmentation:
             raise ValueError(f"got an image of {channels} channels, accepted by RandAugment: 1 (grey) or 3 (RGB)")
 
         def slot(planes: jax.Array, key: Key) -> tuple[jax.Array, None]:
-            draw_key, op_key = jax.random.split(key)
-            op, magnitude = draw(draw_key, variant, (height, width))
-            return apply_op(op, magnitude, op_key, planes, variant), None
+            return apply_op(draw(key, variant, height, width), planes, variant), None
 
         planes = jnp.moveaxis(image.astype(jnp.float32), -1, 0)
         planes, _ = jax.lax.scan(slot, planes, jax.random.split(key, variant.slots))
@@ -252,135 +250,139 @@ def _variant(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def draw(key: Key, variant: Variant, shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
-    """What one slot does to an image of `shape` (H, W): an operation (int32 scalar) and its magnitude (float32 scalar).
+class Draw(NamedTuple):
+    """What one slot does.
 
-    The operation is IDENTITY where the one drawn is not applied.
+    Attributes:
+        op: int32 scalar, a value of `Op`; IDENTITY where the operation drawn is not applied.
+        magnitude: float32 scalar, in the operation's unit.
+        center: float32 [2], row and column of Cutout's center as shares in [0, 1).
     """
-    height, width = shape
+
+    op: jax.Array
+    magnitude: jax.Array
+    center: jax.Array
+
+
+def draw(key: Key, variant: Variant, height: int, width: int) -> Draw:
+    """An operation of `variant`, its magnitude and whether it is applied, for an image of H x W pixels."""
     ops = {**variant.ops, Op.TRANSLATE_X: variant.translate(width), Op.TRANSLATE_Y: variant.translate(height)}
-    counts = [len(magnitude.values) for magnitude in ops.values()]
-    values = jnp.asarray([np.resize(magnitude.values, max(counts)) for magnitude in ops.values()], jnp.float32)
-    spans = jnp.asarray([magnitude.span for magnitude in ops.values()], jnp.float32)
+    counts = np.array([len(magnitude.values) for magnitude in ops.values()])
+    values = np.array([np.resize(magnitude.values, counts.max()) for magnitude in ops.values()], np.float32)
+    spans = np.array([magnitude.span for magnitude in ops.values()], np.float32)
 
-    which, applied, level = jax.random.uniform(key, (3,))
+    which, applied, level, *center = jax.random.uniform(key, (5,))
     row = jnp.int32(which * len(ops))
-    column = jnp.int32(level * jnp.asarray(counts)[row])
-    op = jnp.where(applied < variant.probability, jnp.asarray(list(ops), jnp.int32)[row], Op.IDENTITY)
-    return op, values[row, column] + spans[row] * level
+    column = jnp.int32(level * jnp.array(counts)[row])
+    op = jnp.where(applied < variant.probability, jnp.array(list(ops), jnp.int32)[row], Op.IDENTITY)
+    return Draw(op, jnp.array(values)[row, column] + jnp.array(spans)[row] * level, jnp.stack(center))
 
 
-def apply_op(op: jax.Array, magnitude: jax.Array, key: Key, planes: jax.Array, variant: Variant) -> jax.Array:
+def apply_op(drawn: Draw, planes: jax.Array, variant: Variant) -> jax.Array:
     """One operation, as Pillow does it.
 
     Args:
-        op: int32 scalar, a value of `Op` that is among the variant's.
-        magnitude: float32 scalar, in the operation's unit.
-        key: for the position of Cutout.
+        drawn: the operation and its magnitude.
         planes: float32 [ch, H, W], whole values 0..255; ch is 1 or 3.
-        variant: whose operations, fill and interpolation apply.
+        variant: whose fill and interpolation apply; Equalize and Cutout do nothing for a variant that lacks them.
 
     Returns:
         float32 [ch, H, W], whole values 0..255.
     """
-    planes = _warp(op, magnitude, planes, variant)
-    planes = _blend(op, magnitude, planes)
-    planes = _lookup(op, magnitude, planes, variant)
+    op, magnitude, center = drawn
+    _, height, width = planes.shape
+    # All three start from `planes`, not from each other: what one computes, XLA would repeat for every use in the next.
+    changed = jnp.select(
+        [(op >= Op.ROTATE) & (op <= Op.TRANSLATE_Y), (op >= Op.BRIGHTNESS) & (op <= Op.SHARPNESS)],
+        [_warp(op, magnitude, planes, variant), _blend(op, magnitude, planes)],
+        _remap(op, magnitude, planes, equalize=Op.EQUALIZE in variant.ops),
+    )
     if Op.CUTOUT in variant.ops:
-        box = pillow_box(key, planes.shape[1:], magnitude * planes.shape[2])
-        planes = jnp.where((op == Op.CUTOUT) & box, 127.0, planes)
-    return planes
+        box = pillow_box(center, magnitude * width, height, width)
+        changed = jnp.where((op == Op.CUTOUT) & box, 127.0, changed)
+    return changed
 
 
 def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Variant) -> jax.Array:
-    """Rotate, shear or translate by one gather: pixel (x, y) comes from (a x + b y + c, d x + e y + f), in 16.16 fixed point."""
-    _, height, width = planes.shape
+    """Rotate, Shear, Translate: pixel (x, y) comes from (a x + b y + c, d x + e y + f), in Pillow's 16.16 fixed point."""
+    channels, height, width = planes.shape
 
-    def only(*ops: Op) -> jax.Array:
-        return jnp.where(jnp.isin(op, jnp.array(ops)), magnitude, 0.0)
+    def only(code: Op) -> jax.Array:
+        return jnp.where(op == code, magnitude, 0.0)
 
     def source(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        per_column, per_row, start = jnp.int32(jnp.floor(jnp.stack([a, b, c + (a + b) / 2]) * 65536 + 0.5))
-        return start + per_column * jnp.arange(width) + per_row * jnp.arange(height)[:, None]
+        start, per_column, per_row = ((65536 * v + 0.5) // 1 for v in (c + (a + b) / 2, a, b))
+        return jnp.int32(start) + jnp.int32(per_column) * jnp.arange(width) + jnp.int32(per_row) * jnp.arange(height)[:, None]
 
-    angle = jnp.deg2rad(only(Op.ROTATE))
-    cos, sin, x, y = jnp.cos(angle), jnp.sin(angle), width / 2, height / 2
+    def pixels(row: jax.Array, column: jax.Array) -> jax.Array:
+        place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
+        return planes.reshape(channels, -1).at[:, place].get(mode="promise_in_bounds")
+
+    angle, x, y = jnp.deg2rad(only(Op.ROTATE)), width / 2, height / 2
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
     column = source(cos, only(Op.SHEAR_X) - sin, only(Op.TRANSLATE_X) + x - cos * x + sin * y)
     row = source(only(Op.SHEAR_Y) + sin, cos, only(Op.TRANSLATE_Y) + y - sin * x - cos * y)
     inside = (column >= 0) & (column < width << 16) & (row >= 0) & (row < height << 16)
-
-    def pixels(row: jax.Array, column: jax.Array) -> jax.Array:
-        return planes.at[:, row, column].get(mode="clip", wrap_negative_indices=False)
-
-    if not variant.bilinear:
-        return jnp.where(inside, pixels(row >> 16, column >> 16), variant.fill)
-    # A shear moves along one axis, so the pixel before and the pixel after are all there is to interpolate.
-    between = (op == Op.SHEAR_X) | (op == Op.SHEAR_Y)
-    row, column = (jnp.where(between, coordinate - 32768, coordinate) for coordinate in (row, column))
-    row_part, column_part = (jnp.where(between, coordinate & 65535, 0) for coordinate in (row, column))
-    before = pixels(row >> 16, column >> 16)
-    after = pixels((row >> 16) + (row_part > 0), (column >> 16) + (column_part > 0))
-    mixed = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
-    return jnp.where(inside, mixed, variant.fill)
+    if variant.bilinear:
+        # A shear moves along one axis alone, so two pixels are all there is to interpolate between.
+        shear = (op == Op.SHEAR_X) | (op == Op.SHEAR_Y)
+        row, column = (jnp.where(shear, v - 32768, v) for v in (row, column))
+        row_part, column_part = (jnp.where(shear, v & 65535, 0) for v in (row, column))
+        before = pixels(row >> 16, column >> 16)
+        after = pixels((row >> 16) + (row_part > 0), (column >> 16) + (column_part > 0))
+        moved = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
+    else:
+        moved = pixels(row >> 16, column >> 16)
+    return jnp.where(inside, moved, variant.fill)
 
 
 def _blend(op: jax.Array, magnitude: jax.Array, planes: jax.Array) -> jax.Array:
-    """Brightness, Color, Contrast, Sharpness: d + f (x - d) rounded down, for a factor f and a degenerate image d."""
-    channels, height, width = planes.shape
+    """Brightness, Color, Contrast, Sharpness: d + f (x - d), rounded down, for a factor f and a degenerate image d."""
     grey = planes
-    if channels == 3:
-        grey = jnp.floor((jnp.tensordot(LUMA, planes, 1) + 0x8000) / 65536)[None]
-    mean = jnp.floor(jnp.mean(grey) + 0.5)
-    degenerate = jnp.select(
-        [op == Op.BRIGHTNESS, op == Op.COLOR, op == Op.CONTRAST, op == Op.SHARPNESS],
-        [0.0, grey, mean, _smooth(planes)],
-        planes,
-    )
-    factor = jnp.where((op >= Op.BRIGHTNESS) & (op <= Op.SHARPNESS), magnitude, 1.0)
-    return jnp.floor(jnp.clip(degenerate + factor * (planes - degenerate), 0.0, 255.0))
+    if len(planes) == 3:
+        red, green, blue = (weight * plane for weight, plane in zip(LUMA, planes, strict=True))
+        grey = jnp.floor((red + green + blue + 0x8000) / 65536)[None]
+    mean = (2 * jnp.int32(jnp.sum(grey)) + grey.size) // (2 * grey.size)  # rounded; a float quotient can miss a half
+    degenerate = jnp.select([op == Op.BRIGHTNESS, op == Op.COLOR, op == Op.CONTRAST], [0.0, grey, mean], _smooth(planes))
+    return jnp.floor(jnp.clip(degenerate + magnitude * (planes - degenerate), 0, 255))
 
 
 def _smooth(planes: jax.Array) -> jax.Array:
-    """(5 x + the sum of its 8 neighbors) / 13, rounded; border pixels stay."""
+    """(4 x + the sum of the 3 x 3 pixels around x) / 13, rounded; the image's border stays as it is."""
     _, height, width = planes.shape
-    padded = jnp.pad(planes, ((0, 0), (1, 1), (1, 1)))
-    rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
-    total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * planes
+    total = planes
+    for window in ((1, 3, 1), (1, 1, 3)):
+        total = jax.lax.reduce_window(total, 0.0, jax.lax.add, window, (1, 1, 1), "SAME")
     interior = np.pad(np.ones((height - 2, width - 2), bool), 1)
-    return jnp.where(interior, jnp.floor(total / 13 + 0.5), planes)
+    return jnp.where(interior, jnp.floor((total + 4 * planes + 6.5) / 13), planes)
 
 
-def _lookup(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Variant) -> jax.Array:
-    """AutoContrast, Equalize, Posterize, Solarize, Invert: a table of the 256 values per channel, then one gather."""
-    levels = jnp.arange(256, dtype=jnp.float32)
-    index = planes.astype(jnp.int32)
-    low, high = jnp.min(planes, (1, 2))[:, None], jnp.max(planes, (1, 2))[:, None]
-
-    stretch = (op == Op.AUTO_CONTRAST) & (high > low)
-    # The quotient is at least 1/255 from the next whole number, or whole: 1e-3 covers the rounding error alone.
-    stretched = jnp.floor((levels - low) * 255 / jnp.maximum(high - low, 1) + 1e-3)
-    table = jnp.where(stretch, jnp.clip(stretched, 0, 255), levels)
-
-    step = jnp.exp2(jnp.where(op == Op.POSTERIZE, 8 - magnitude, 0.0))
-    table = jnp.floor(table / step) * step
-
+def _remap(op: jax.Array, magnitude: jax.Array, planes: jax.Array, equalize: bool) -> jax.Array:
+    """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; any other: no change."""
+    low, high = jnp.min(planes, (1, 2), keepdims=True), jnp.max(planes, (1, 2), keepdims=True)
+    # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error, no more.
+    stretched = jnp.floor((planes - low) * (255 / (high - low)) + 1e-3)
+    step = jnp.float32(1 << jnp.int32(jnp.where(op == Op.POSTERIZE, 8 - magnitude, 0)))
     threshold = jnp.select([op == Op.SOLARIZE, op == Op.INVERT], [magnitude, 0.0], 256.0)
-    table = jnp.where(table < threshold, table, 255 - table)
-    if Op.EQUALIZE in variant.ops:
-        table = jnp.where(op == Op.EQUALIZE, _equalized(index, high), table)
-    return jax.vmap(lambda row, plane: row[plane])(table, index)
+    changed = jnp.where(planes < threshold, jnp.floor(planes / step) * step, 255 - planes)
+    changed = jnp.where((op == Op.AUTO_CONTRAST) & (high > low), stretched, changed)
+    if equalize:
+        changed = jnp.where(op == Op.EQUALIZE, _equalized(planes, op == Op.EQUALIZE), changed)
+    return changed
 
 
-def _equalized(index: jax.Array, high: jax.Array) -> jax.Array:
-    """float32 [ch, 256]: the table that makes every channel's values equally frequent, as far as whole bins can.
+def _equalized(planes: jax.Array, drawn: jax.Array) -> jax.Array:
+    """Equalize: (s // 2 + number of pixels darker than x) // s, s = number of pixels darker than the brightest // 255.
 
-    table[v] = (s // 2 + number of values below v) // s, s = (H W - count of the highest value) // 255; s = 0: no change.
+    A channel whose s is 0 stays as it is. Meaningless where `drawn` (bool scalar) is false.
     """
-    channels, height, width = index.shape
-    histogram = jnp.zeros((channels, 256)).at[jnp.arange(channels)[:, None, None], index].add(1.0, mode="promise_in_bounds")
-    below = jnp.cumsum(histogram, 1) - histogram
-    levels = jnp.arange(256, dtype=jnp.float32)
-    below_highest = jnp.sum(jnp.where(levels == high, below, 0.0), 1, keepdims=True)
-    step = jnp.floor(below_highest / 255)
-    table = jnp.floor((jnp.floor(step / 2) + below + 0.5) / jnp.maximum(step, 1))
-    return jnp.where(step > 0, jnp.minimum(table, 255), levels)
+    channels = len(planes)
+    place = jnp.int32(planes) + 256 * jnp.arange(channels)[:, None, None]
+    # A scatter is what a CPU counts with fastest; images that did not draw Equalize count nothing, so a GPU skips them.
+    counted = jnp.where(drawn, place, 256 * channels).ravel()
+    histogram = jnp.zeros(256 * channels, jnp.int32).at[counted].add(1, mode="drop").reshape(channels, 256)
+    # The exclusive cumulative sum, as a matrix product: a cumsum's last step would be repeated for every pixel below.
+    darker = jnp.matmul(jnp.float32(histogram), jnp.tri(256, k=-1).T, precision="highest").ravel()
+    s = jnp.sum(planes < jnp.max(planes, (1, 2), keepdims=True), (1, 2), keepdims=True) // 255
+    rank = s // 2 + darker.at[place].get(mode="promise_in_bounds")
+    return jnp.where(s > 0, jnp.minimum(jnp.floor((rank + 0.5) / s), 255), planes)

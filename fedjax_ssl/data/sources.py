@@ -223,7 +223,7 @@ def _tfds(name: str, data_dir: str | None) -> Dataset:
     num_classes = getattr(features.get("label"), "num_classes", None)
     if num_classes is None or not _is_fixed_image(features.get("image")):
         raise ValueError(
-            f"{name} at {folder} has features {', '.join(features)}: needed are a class `label` and a uint8 `image` "
+            f"{name} at {folder} has features {', '.join(sorted(features))}: needed are a class `label` and a uint8 `image` "
             "of fixed size with 1 or 3 channels"
         )
     if not {"train", "test"} <= set(builder.info.splits):

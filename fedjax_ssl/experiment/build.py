@@ -17,13 +17,13 @@ from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import make_views
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
-from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.method import DataSpec
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.local import Training, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import Task
 from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.execution import CLIENTS, Execution
+from fedjax_ssl.simulation.execution import Execution, client_mesh
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
@@ -104,9 +104,7 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
         seed=settings.seed,
     )
     task = _task(settings, dataset)
-    method = METHODS[settings.method["name"]](
-        task=task, client=_client(settings), server=_server(settings), options=options
-    )
+    method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
@@ -220,6 +218,5 @@ def _execution(settings: ExecutionSettings, cohort_size: int) -> Execution:
     if strategy != "sharded" and devices > 1:
         raise ValueError(f"execution.devices: got {devices} with strategy={strategy}, accepted: 1, or strategy=sharded")
     if strategy == "sharded":
-        mesh = jax.make_mesh((devices,), (CLIENTS,), devices=available[:devices])
-        return Execution(settings.chunk_size or (1 if one_by_one else 0), mesh)
+        return Execution(settings.chunk_size or (1 if one_by_one else 0), client_mesh(devices))
     return Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])

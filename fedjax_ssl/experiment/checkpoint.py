@@ -1,8 +1,8 @@
 """Checkpoints: the run's state on disk, written atomically and verified before it is believed.
 
-Orbax writes each checkpoint into a temporary folder and renames it, so a process that is killed leaves whole checkpoints
-behind. What Orbax cannot see (a file that another program cut, a disk that flipped a bit) is caught by a manifest beside the
-arrays, which holds a checksum of every leaf.
+A checkpoint is two Orbax items: the bytes of all leaves in one array, and a manifest that says what they are, with a checksum
+of both. Orbax writes them into a temporary folder and renames it, so a process that is killed leaves whole checkpoints behind.
+What Orbax cannot see (a file that another program cut, a disk that flipped a bit) the checksum catches.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -81,14 +81,22 @@ class Checkpoints:
             raise ValueError(
                 f"cannot save round {round}: {self.folder / str(newest)} is newer; restore it, or use an empty folder"
             )
-        arrays = {path: _to_host(path, leaf) for path, leaf in _leaves(state).items()}
-        kinds = {path: _kind(leaf) for path, leaf in _leaves(state).items()}
+        leaves = _leaves(state)
+        arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
+        # One array for all leaves: TensorStore ends in a traceback for each other read under way when one meets damage.
+        content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+        manifest = {
+            "round": round,
+            "leaves": [
+                {"path": path, "kind": _kind(leaves[path]), "dtype": str(array.dtype), "shape": list(array.shape)}
+                for path, array in arrays.items()
+            ],
+        }
         self._manager.save(
             round,
             args=ocp.args.Composite(
-                # Orbax refuses arrays of size 0; the manifest says all that there is to know about them.
-                state=ocp.args.StandardSave({path: array for path, array in arrays.items() if array.size}),
-                manifest=ocp.args.JsonSave(_manifest(round, kinds, arrays)),
+                state=ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26)),
+                manifest=ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)}),
             ),
         )
 
@@ -109,17 +117,20 @@ class Checkpoints:
             ValueError: the checkpoint is another experiment's (structure, shape or dtype differs), or all are corrupt.
         """
         self.wait()
+        likes = _leaves(template)
         rounds = (int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal())
         corrupt: list[int] = []
         for round in sorted(rounds, reverse=True):
             try:
-                arrays = self._read(round, {path: _kind(leaf) for path, leaf in _leaves(template).items()})
+                manifest, content = self._read(round)
             except _CorruptError as error:
                 _log.warning("skipped corrupt checkpoint %s: %s", self.folder / str(round), error)
                 corrupt.append(round)
                 continue
+            self._check_experiment(round, {leaf["path"]: leaf["kind"] for leaf in manifest["leaves"]}, likes)
             self._move_aside(corrupt)
-            leaves = [_place(arrays[path], leaf) for path, leaf in _leaves(template).items()]
+            arrays = _split(manifest, content)
+            leaves = [_place(arrays[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
             names = ", ".join(map(str, corrupt))
@@ -135,30 +146,31 @@ class Checkpoints:
         self.wait()
         self._manager.close()
 
-    def _read(self, round: int, kinds: dict[str, str]) -> dict[str, np.ndarray]:
-        """Arrays by path, equal to those saved, or _CorruptError; ValueError where they are not of these kinds."""
-        read = ocp.args.Composite(manifest=ocp.args.JsonRestore())
-        manifest = _reading(lambda: self._manager.restore(round, args=read)["manifest"])
-        if not isinstance(manifest, dict) or manifest.get("blake2b") != _digest_of_json(manifest):
-            raise _CorruptError("its manifest does not match its checksum")
+    def _read(self, round: int) -> tuple[dict[str, Any], np.ndarray]:
+        """The manifest and the leaves' bytes as they were saved, or _CorruptError."""
+        as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
+        items = ocp.args.Composite(state=as_numpy, manifest=ocp.args.JsonRestore())
+        try:
+            restored = self._manager.restore(round, args=items)
+            manifest, content = dict(restored["manifest"]), restored["state"]
+            checksum = manifest.pop("blake2b")
+        except Exception as error:  # damage surfaces as any exception of Orbax, TensorStore, JSON or the system
+            raise _CorruptError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}") from error
+        if checksum != _checksum(manifest, content):
+            raise _CorruptError("its content does not match its checksum")
         if manifest["round"] != round:
             raise _CorruptError(f"it holds round {manifest['round']}")
-        saved = {leaf["path"]: leaf for leaf in manifest["leaves"]}
-        for path in [*kinds, *saved]:
-            here, there = kinds.get(path, "absent"), saved[path]["kind"] if path in saved else "absent"
-            if here != there:
+        return manifest, content
+
+    def _check_experiment(self, round: int, saved: dict[str, str], likes: dict[str, Any]) -> None:
+        wanted = {path: _kind(like) for path, like in likes.items()}
+        for path in [*wanted, *saved]:
+            there, here = saved.get(path, "absent"), wanted.get(path, "absent")
+            if there != here:
                 raise ValueError(
                     f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and {here} "
                     "here; use another workdir, or start this one anew"
                 )
-        empty = {path: np.empty(leaf["shape"], leaf["dtype"]) for path, leaf in saved.items()}
-        stored = {path: array for path, array in empty.items() if array.size}
-        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(stored))
-        arrays = empty | _reading(lambda: self._manager.restore(round, args=arguments)["state"])
-        for path, array in arrays.items():
-            if _digest(array) != saved[path]["blake2b"]:
-                raise _CorruptError(f"state{path} does not match its checksum")
-        return arrays
 
     def _move_aside(self, rounds: list[int]) -> None:
         for round in rounds:
@@ -172,18 +184,9 @@ class _CorruptError(Exception):
     """A checkpoint that cannot be believed, and why."""
 
 
-def _reading(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or _CorruptError: damage surfaces as any exception of Orbax, TensorStore, JSON or the system."""
-    try:
-        return read()
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise _CorruptError(f"{type(error).__name__}: {reason[:200]}") from error
-
-
 def _without_orbax_chatter(record: logging.LogRecord) -> bool:
-    """Keeps Orbax's progress reports, dozens of lines a save, off the terminal; its errors pass."""
-    return record.levelno >= logging.ERROR or f"{os.sep}orbax{os.sep}" not in record.pathname
+    """Keeps Orbax's reports, dozens of lines a save, off the terminal: what matters in them it raises as well."""
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
@@ -195,26 +198,37 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
-    """Dtype and shape, as `float32[3,4]` or `key<fry>[]`; what must agree between a checkpoint and a template."""
-    dtype, shape = (leaf.dtype, leaf.shape) if hasattr(leaf, "dtype") else (np.asarray(leaf).dtype, ())
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    """Dtype and shape, as `float32[3,4]` or `key<fry>[]`: what must agree between a checkpoint and a template."""
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _to_host(path: str, leaf: Any) -> np.ndarray:
-    """The leaf as a NumPy array, without a copy where that is possible: Orbax copies it before its `save` returns."""
+    """The leaf as a NumPy array, a typed key as its uint32 data; a view where that is possible."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
     if array.dtype.kind in "OSU":
         raise ValueError(f"state{path} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers")
     return array
 
 
+def _split(manifest: dict[str, Any], content: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays by path: the inverse of the concatenation in `save`."""
+    arrays, start = {}, 0
+    for leaf in manifest["leaves"]:
+        dtype = np.dtype(leaf["dtype"])
+        stop = start + math.prod(leaf["shape"]) * dtype.itemsize
+        arrays[leaf["path"]] = content[start:stop].view(dtype).reshape(leaf["shape"])
+        start = stop
+    return arrays
+
+
 def _place(array: np.ndarray, like: Any) -> Any:
-    """`array` as the kind of leaf that `like` is: where it is, committed to it or not, weakly typed or not.
+    """A copy of `array` as the kind of leaf that `like` is: where it is, committed to it or not, weakly typed or not.
 
     All three are part of jit's cache key, so that a restored state runs the program that its template runs.
     """
     if isinstance(like, np.ndarray):
-        return array
+        return array.copy()
     if not isinstance(like, jax.Array):
         return array[()] if isinstance(like, np.generic) else array.item()
     value: Any = array
@@ -225,21 +239,7 @@ def _place(array: np.ndarray, like: Any) -> Any:
     return jax.device_put(value, like.sharding if like.committed else None, may_alias=False)
 
 
-def _manifest(round: int, kinds: dict[str, str], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What the checkpoint holds: per leaf its kind, how it is stored (a key as its uint32 data) and its checksum."""
-    leaves = [
-        {"path": path, "kind": kinds[path], "dtype": str(array.dtype), "shape": list(array.shape), "blake2b": _digest(array)}
-        for path, array in arrays.items()
-    ]
-    manifest = {"round": round, "leaves": leaves}
-    return manifest | {"blake2b": _digest_of_json(manifest)}
-
-
-def _digest(array: np.ndarray) -> str:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
-
-
-def _digest_of_json(manifest: dict[str, Any]) -> str:
-    content = {name: manifest.get(name) for name in ("round", "leaves")}
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _checksum(manifest: dict[str, Any], content: np.ndarray) -> str:
+    digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16)
+    digest.update(content.data)
+    return digest.hexdigest()

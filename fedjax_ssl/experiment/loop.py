@@ -23,6 +23,10 @@ OURS = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "tensorboard")
 CUMULATIVE = ("comm/bytes_up", "comm/bytes_down")
 
 
+class RefusedError(ValueError):
+    """A workdir from which the run cannot go on."""
+
+
 class DivergedError(RuntimeError):
     """The global model holds NaN or infinity."""
 
@@ -81,7 +85,9 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
         differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
         if differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
-            raise ValueError(f"{workdir} holds another experiment: {shown}; give another --workdir, or --overwrite to start anew")
+            raise ValueError(
+                f"{workdir} holds another experiment: {shown}; give another --workdir, or --overwrite to start anew"
+            )
     write_json(path, config)
 
 
@@ -96,17 +102,19 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
 
     Raises:
         DivergedError: the global model is not finite; the checkpoints and logs of the rounds before remain.
-        ValueError: every checkpoint is corrupt, or the log does not reach up to the checkpoint.
+        RefusedError: every checkpoint is corrupt, or the log does not reach up to the checkpoint.
     """
     last = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
     if (workdir / SUMMARY).exists():
         return
     with Checkpoints(workdir) as checkpoints:
-        restored = checkpoints.restore(experiment.simulator.template(experiment.settings.seed))
-        log = MetricsLog(workdir)
-        done, state = restored or (0, None)
-        log.truncate(done)
-        totals = _totals(log, done, workdir)
+        try:
+            done, state = checkpoints.restore(experiment.simulator.template(experiment.settings.seed)) or (0, None)
+            log = MetricsLog(workdir)
+            log.truncate(done)
+            totals = _totals(log, done)
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
         board = TensorBoard(workdir, start_round=done)
         progress = Progress(experiment.settings.rounds, done)
         state = experiment.start() if state is None else state
@@ -129,9 +137,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         write_json(workdir / SUMMARY, summary(experiment, rows))
 
 
-def _round(
-    experiment: Experiment, state: RunState, number: int, totals: dict[str, float]
-) -> tuple[RunState, dict[str, Any]]:
+def _round(experiment: Experiment, state: RunState, number: int, totals: dict[str, float]) -> tuple[RunState, dict[str, Any]]:
     """One round and its row of metrics; `totals` is brought up to date."""
     simulator = experiment.simulator
     compiled, start = simulator.compile_s, time.perf_counter()
@@ -153,12 +159,12 @@ def _round(
     return state, {"round": number, **metrics, **totals, "time/round_s": seconds}
 
 
-def _totals(log: MetricsLog, done: int, workdir: pathlib.Path) -> dict[str, float]:
+def _totals(log: MetricsLog, done: int) -> dict[str, float]:
     """The running totals after `done` rounds, from the log's last row."""
     rows = log.rows()
     if len(rows) != done:
         raise ValueError(
-            f"{workdir / 'metrics.jsonl'} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
+            f"{log.path} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
             "anew with --overwrite"
         )
     names = (*CUMULATIVE, "time/total_s")

@@ -19,7 +19,7 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RoundData, RunState, gather, prepare, run_cohort_round
-from fedjax_ssl.simulation.simulator import Problem, Program, client_sharding, evaluate, placement
+from fedjax_ssl.simulation.simulator import Problem, Program, client_sharding, evaluate, placed, placement, report
 
 PyTree = Any
 
@@ -96,16 +96,27 @@ class HostSimulator:
         """Seconds spent compiling so far."""
         return sum(program.compile_s for program in (self._cohort, self._prepare, self._round, self._evaluate))
 
+    def template(self, seed: int) -> RunState:
+        """The shapes, dtypes and placement of a run's state, without computing one; client states are NumPy's."""
+        server, clients = jax.eval_shape(self._init, jax.random.key(seed))
+        key = jax.device_put(jax.random.key(seed), self._placement)
+        clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        server, number, key = placed((server, number, key), self._placement)
+        return RunState(server, clients, number, key)
+
     def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
         """The state before round 1, and the metrics of the server's preparation."""
-        method, _, spec, _ = self._problem
         with jax.default_device(jax.devices("cpu")[0]):  # the states of all clients need not fit on the accelerator
-            server, clients = jax.jit(lambda key: method.init(rng.stream(key, "init"), spec))(jax.random.key(seed))
+            server, clients = jax.jit(self._init)(jax.random.key(seed))
         clients = jax.tree.map(np.array, clients)  # copies that can be written to
-        key, server = jax.device_put((jax.random.key(seed), server), self._placement)
+        zero = jnp.zeros((), jnp.int32)
+        key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
         server, metrics = self._prepare(server, self._fetch(key, 0)[1], key)
-        state = RunState(server, clients, jax.device_put(jnp.zeros((), jnp.int32), self._placement), key)
-        return state, reduce(jax.device_get(metrics))
+        return RunState(server, clients, number, key), reduce(jax.device_get(metrics))
+
+    def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        return self._problem.method.init(rng.stream(key, "init"), self._problem.spec)
 
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
@@ -118,7 +129,7 @@ class HostSimulator:
         self._fetch(new.key, number + 1)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
             kept[cohort.ids] = np.asarray(changed)
-        return new._replace(clients=state.clients), reduce(jax.device_get(metrics))
+        return new._replace(clients=state.clients), report(cohort, metrics)
 
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Accuracy and loss of the global model on the test set."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_ssl.method import Aggregate, ClientOutput
@@ -33,6 +34,11 @@ class Execution(NamedTuple):
 
     chunk_size: int = 0
     mesh: Mesh | None = None
+
+
+def client_mesh(num_devices: int) -> Mesh:
+    """A mesh of the first devices, over which a cohort is split."""
+    return Mesh(np.array(jax.devices()[:num_devices]), (CLIENTS,))
 
 
 class CohortOutput(NamedTuple):

@@ -146,7 +146,8 @@ def run_cohort_round(
         _attach(data.server, data.images),
         rng.round_key(state.key, "server", cohort.round),
     )
-    return RunState(server, output.client_states, state.round + 1, state.key), {**output.metrics, **metrics}
+    metrics = {**output.metrics, **metrics, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+    return RunState(server, output.client_states, state.round + 1, state.key), metrics
 
 
 def initialize(
@@ -166,11 +167,11 @@ def prepare(method: Method, server: PyTree, data: RoundData, key: jax.Array) -> 
 
 def run_round(
     method: Method, state: RunState, data: FederatedData, cohort_size: int, execution: Execution
-) -> tuple[RunState, Metrics]:
+) -> tuple[RunState, Cohort, Metrics]:
     """One round with all data and all clients' states at hand: draws the cohort, gathers, runs, scatters back."""
     cohort, next_cohort = (sample(state.key, r, data.num_clients, cohort_size) for r in (state.round, state.round + 1))
     message = method.broadcast(state.server, state.clients, cohort)
     of_cohort = state._replace(clients=jax.tree.map(lambda x: x[cohort.ids], state.clients))
     new, metrics = run_cohort_round(method, of_cohort, message, cohort, gather(data, cohort, next_cohort), execution)
     clients = jax.tree.map(lambda x, y: x.at[cohort.ids].set(y), state.clients, new.clients)
-    return new._replace(clients=clients), metrics
+    return new._replace(clients=clients), cohort, metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import FederatedData, Pool
-from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
 from fedjax_ssl.ssl import losses
 
 PyTree = Any
+_log = logging.getLogger(__name__)
 
 
 class Program:
@@ -34,6 +36,10 @@ class Program:
         self._jitted = jax.jit(function, **jit_options)
         self._compiled: Callable | None = None
         self.compile_s = 0.0
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Shapes and dtypes of the function's results."""
+        return self._jitted.eval_shape(*args)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function, compiling it first where this is the first call."""
@@ -79,7 +85,7 @@ class Simulator:
         def initialize_(data: FederatedData, key: jax.Array) -> tuple[RunState, Metrics]:
             return initialize(method, data, spec, cohort_size, key)
 
-        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Metrics]:
+        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Cohort, Metrics]:
             return run_round(method, state, data, cohort_size, execution)
 
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
@@ -87,29 +93,51 @@ class Simulator:
 
         # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
         self._initialize = Program(initialize_, out_shardings=(state, whole))
-        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole))
+        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole, whole))
         self._evaluate = Program(evaluate_)
-        self._placement = whole
+        self._where = state
 
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
         return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
 
+    def template(self, seed: int) -> RunState:
+        """The shapes, dtypes and placement of a run's state, without computing one."""
+        state, _ = self._initialize.eval_shape(self._data, self._key(seed))
+        return RunState(*(placed(part, where) for part, where in zip(state, self._where, strict=True)))
+
+    def _key(self, seed: int) -> jax.Array:
+        return jax.device_put(jax.random.key(seed), self._where.key)
+
     def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
         """The state before round 1, and the metrics of the server's preparation."""
-        key = jax.device_put(jax.random.key(seed), self._placement)
-        state, metrics = self._initialize(self._data, key)
+        state, metrics = self._initialize(self._data, self._key(seed))
         return state, reduce(jax.device_get(metrics))
 
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
-        state, metrics = self._round(state, self._data)
-        return state, reduce(jax.device_get(metrics))
+        state, cohort, metrics = self._round(state, self._data)
+        return state, report(cohort, metrics)
 
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Accuracy and loss of the global model on the test set."""
         return reduce(jax.device_get(self._evaluate(state.server, self._data.test)))
+
+
+def report(cohort: Cohort, metrics: Metrics) -> dict[str, float]:
+    """A round's metrics as numbers; waits for the device. Clients whose update was not finite are named in the log."""
+    cohort, metrics = jax.device_get((cohort, metrics))
+    broken = cohort.ids[metrics["client/non_finite"].total > 0]
+    if len(broken):
+        names = ", ".join(map(str, broken.tolist()))
+        _log.warning("round %d: client(s) %s returned NaN or infinity and were left out", cohort.round + 1, names)
+    return reduce(metrics)
+
+
+def placed(tree: PyTree, where: Sharding) -> PyTree:
+    """The shapes and dtypes of `tree`, with a placement."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
 
 
 def placement(mesh: Mesh | None) -> Sharding:

@@ -1,23 +1,18 @@
-"""Checkpoints survive kills and damage, and give back what was saved, bit for bit."""
+"""Checkpoints give back what was saved, bit for bit and in its place; damage and kills are in test_checkpoint_damage."""
 
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import pathlib
-import random
-import shutil
+import resource
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
@@ -52,9 +47,8 @@ def awkward_state() -> tuple:
         "zero size": jnp.zeros((0, 3)),
         "scalar": jnp.float32(-0.0),
         "weak": jnp.asarray(2.5),
-        7: np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        "host": np.arange(6, dtype=np.float64).reshape(2, 3).T,
     }
-    params = {str(name): leaf for name, leaf in params.items()}
     clients = Clients(heads=jax.random.split(jax.random.key(3), 4), rounds=jnp.arange(4, dtype=jnp.int32))
     return Server(params, {}, None, ()), clients, 3, 2.5, True, np.float32(0.1), jax.random.key(5, impl="rbg")
 
@@ -101,22 +95,25 @@ def test_round_trip_is_bit_for_bit(tmp_path):
         round, restored = checkpoints.restore(awkward_state())
     assert round == 4
     assert_same(restored, state)
+    assert restored[0].params["host"].flags.owndata, "a view would keep the whole checkpoint in memory"
 
 
-def test_manifest_names_every_leaf(tmp_path):
-    """The manifest is plain JSON that a person can read; its checksums are those of the bytes."""
+def test_manifest_is_plain_and_its_checksum_covers_every_byte(tmp_path):
     save_all(tmp_path, 1)
     manifest = json.loads((tmp_path / "checkpoints" / "1" / "manifest" / "metadata").read_text())
-    expected = hashlib.blake2b(np.asarray(state_of(1)["params"]["w"]).tobytes(), digest_size=16).hexdigest()
-    (leaf,) = (leaf for leaf in manifest["leaves"] if leaf["path"] == "['params']['w']")
-    assert leaf == {
-        "path": "['params']['w']",
-        "kind": "float32[1000]",
-        "dtype": "float32",
-        "shape": [1000],
-        "blake2b": expected,
+    state = state_of(1)
+    leaves = [jax.random.key_data(state["key"]), state["params"]["b"], state["params"]["w"]]
+    checksum = manifest.pop("blake2b")
+    assert manifest == {
+        "round": 1,
+        "leaves": [
+            {"path": "['key']", "kind": "key<fry>[]", "dtype": "uint32", "shape": [2]},
+            {"path": "['params']['b']", "kind": "float32[]", "dtype": "float32", "shape": []},
+            {"path": "['params']['w']", "kind": "float32[1000]", "dtype": "float32", "shape": [1000]},
+        ],
     }
-    assert manifest["round"] == 1
+    content = json.dumps(manifest, sort_keys=True).encode() + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+    assert checksum == hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def test_no_checkpoint_is_none(tmp_path):
@@ -191,11 +188,14 @@ jax.config.update("jax_num_cpu_devices", 4)
 mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
 def place(seed):
     clients = jnp.arange(24.0).reshape(8, 3) * seed
+    keys = jax.random.split(jax.random.key(seed), 8)
     return (
-        jax.device_put({"momentum": clients, "keys": jax.random.split(jax.random.key(seed), 8)}, NamedSharding(mesh, P("clients"))),
+        jax.device_put({"momentum": clients, "keys": keys}, NamedSharding(mesh, P("clients"))),
         jax.device_put({"params": clients, "key": jax.random.key(seed)}, NamedSharding(mesh, P())),
     )
-step = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf if leaf.dtype != jnp.float32 else leaf + 1, state), donate_argnums=0)
+def advance(leaf):
+    return leaf + 1 if leaf.dtype == jnp.float32 else leaf
+step = jax.jit(lambda state: jax.tree.map(advance, state), donate_argnums=0)
 template = place(1)
 step(place(1))
 with Checkpoints(sys.argv[1]) as checkpoints:
@@ -245,157 +245,6 @@ def test_terminal_stays_quiet(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# Damage. Each of these spoils the newest of two checkpoints.
-
-
-def data_files(checkpoint: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoint's files, the largest first."""
-    return sorted((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
-
-
-def flip(path: pathlib.Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 0x10
-    path.write_bytes(content)
-
-
-def truncate_data(checkpoint):
-    os.truncate(data_files(checkpoint)[0], data_files(checkpoint)[0].stat().st_size // 2)
-
-
-def delete_data(checkpoint):
-    data_files(checkpoint)[0].unlink()
-
-
-def flip_data(checkpoint):
-    flip(data_files(checkpoint)[0], data_files(checkpoint)[0].stat().st_size // 2)
-
-
-def empty_folder(checkpoint):
-    shutil.rmtree(checkpoint)
-    checkpoint.mkdir()
-
-
-def delete_manifest(checkpoint):
-    shutil.rmtree(checkpoint / "manifest")
-
-
-def edit_manifest(checkpoint):
-    path = checkpoint / "manifest" / "metadata"
-    manifest = json.loads(path.read_text())
-    manifest["leaves"][0]["kind"] = "float32[7]"
-    path.write_text(json.dumps(manifest))
-
-
-def manifest_of_no_json(checkpoint):
-    path = checkpoint / "manifest" / "metadata"
-    path.write_bytes(b"\0" * path.stat().st_size)
-
-
-def other_round(checkpoint):
-    shutil.rmtree(checkpoint)
-    shutil.copytree(checkpoint.with_name("1"), checkpoint)
-
-
-def silently_other_values(checkpoint):
-    """A well-formed Orbax item of the right structure whose weights differ in the last bit of one number."""
-    state = {"['key']": np.asarray(jax.random.key_data(jax.random.key(2))), "['params']['b']": np.array(2, np.float32)}
-    weights = np.asarray(state_of(2)["params"]["w"]).copy()
-    weights.view(np.uint32)[500] ^= 1
-    replace_arrays(checkpoint, state | {"['params']['w']": weights})
-
-
-def other_structure(checkpoint):
-    replace_arrays(checkpoint, {"['params']['w']": np.zeros(1000, np.float32)})
-
-
-def replace_arrays(checkpoint, arrays):
-    shutil.rmtree(checkpoint / "state")
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(checkpoint / "state", arrays)
-
-
-DAMAGES = [
-    truncate_data,
-    delete_data,
-    flip_data,
-    empty_folder,
-    delete_manifest,
-    edit_manifest,
-    manifest_of_no_json,
-    other_round,
-    silently_other_values,
-    other_structure,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_corrupt_newest_falls_back_and_is_moved_aside(tmp_path, caplog, damage):
-    save_all(tmp_path, 1, 2)
-    damage(tmp_path / "checkpoints" / "2")
-    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
-        caplog.clear()
-        round, state = checkpoints.restore(state_of(0))
-        (line,) = (record.getMessage() for record in caplog.records)
-        assert str(tmp_path / "checkpoints" / "2") in line
-        assert line.startswith("skipped corrupt checkpoint")
-        assert "\n" not in line
-        assert round == 1
-        assert_same(state, state_of(1))
-        assert folders(tmp_path) == ["1", "2.corrupt"]
-        checkpoints.save(2, state_of(2))
-    assert folders(tmp_path) == ["1", "2", "2.corrupt"]
-    assert_same(restore(tmp_path)[1], state_of(2))
-    damage(tmp_path / "checkpoints" / "2")
-    assert restore(tmp_path)[0] == 1
-    assert folders(tmp_path) == ["1", "2.corrupt", "2.corrupt-2"]
-
-
-def test_each_file_damaged_in_turn_never_gives_a_wrong_state(tmp_path):
-    """A byte flipped, the file cut, the file gone: the newest whole, or the one before; nothing else, and no crash."""
-    save_all(tmp_path / "whole", 1, 2)
-    outcomes = []
-    for path in data_files(tmp_path / "whole" / "checkpoints" / "2"):
-        size = path.stat().st_size
-        for action in ["flip first", "flip middle", "cut", "delete"]:
-            if size == 0 and action != "delete":
-                continue
-            shutil.copytree(tmp_path / "whole", tmp_path / "copy")
-            victim = tmp_path / "copy" / path.relative_to(tmp_path / "whole")
-            if action == "cut":
-                os.truncate(victim, size // 2)
-            elif action == "delete":
-                victim.unlink()
-            else:
-                flip(victim, 0 if action == "flip first" else size // 2)
-            round, state = restore(tmp_path / "copy")
-            assert_same(state, state_of(round))
-            outcomes.append(round)
-            shutil.rmtree(tmp_path / "copy")
-    assert set(outcomes) == {1, 2}  # some files (a commit marker) carry nothing that a restore needs
-
-
-def test_half_written_temporary_folder_is_no_checkpoint(tmp_path):
-    save_all(tmp_path, 1)
-    for name in ("2.orbax-checkpoint-tmp", "2.orbax-checkpoint-tmp-1700000000"):
-        shutil.copytree(tmp_path / "checkpoints" / "1", tmp_path / "checkpoints" / name)
-    assert restore(tmp_path)[0] == 1
-    save_all(tmp_path, 2)
-    assert restore(tmp_path)[0] == 2
-    assert "2.orbax-checkpoint-tmp" not in folders(tmp_path)
-
-
-def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
-    save_all(tmp_path, 1, 2)
-    for name in ("1", "2"):
-        flip_data(tmp_path / "checkpoints" / name)
-    before = data_files(tmp_path)
-    with pytest.raises(ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); move that folder away") as error:
-        restore(tmp_path)
-    assert "\n" not in str(error.value)
-    assert data_files(tmp_path) == before
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -419,65 +268,19 @@ def test_other_experiment_is_refused_not_skipped(tmp_path, change, message):
     assert folders(tmp_path) == ["1", "2"]
 
 
-def test_a_failed_background_save_is_raised(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, state_of(1, size=3_000_000))
-    shutil.rmtree(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints").write_text("a file where the folder was")
-    with pytest.raises(Exception, match=r".+"):
+def test_a_failed_save_is_raised_and_can_be_tried_again(tmp_path):
+    """No file may grow beyond 1 MiB for a while: to the writing thread that is a full disk."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state_of(1, size=3_000_000))
         checkpoints.wait()
-
-
-# Kills. A child saves as fast as it can; each trial goes on from where the one before was killed, as a real run does.
-
-SAVING = """
-import itertools, sys
-from fedjax_ssl.experiment.checkpoint import Checkpoints
-from tests.experiment.test_checkpoint import KILL_SIZE, state_of
-with Checkpoints(sys.argv[1]) as checkpoints:
-    restored = checkpoints.restore(state_of(0, KILL_SIZE))
-    start = 0 if restored is None else restored[0]
-    for round in itertools.count(start + 1):
-        checkpoints.save(round, state_of(round, KILL_SIZE))
-        print(round - 1, flush=True)  # a save returns once the one before it is on disk
-"""
-KILL_SIZE = 300_000
-
-
-def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
-    """Newest rounds after each kill, all checked; half of the kills fall within milliseconds of a save's start or end."""
-    moments = random.Random(seed)
-    newest, rounds = 0, []
-    for _ in range(trials):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVING, str(workdir)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE
-        ) as child:
-            for _ in range(moments.randint(2, 4)):
-                assert child.stdout.readline()
-            time.sleep(moments.choice([moments.uniform(0, 0.01), moments.uniform(0, 0.3)]))
-            child.kill()
-            printed = [int(line) for line in child.stdout.read().split()]
-        with Checkpoints(workdir) as checkpoints:
-            round, state = checkpoints.restore(state_of(0, KILL_SIZE))
-        assert_same(state, state_of(round, KILL_SIZE))
-        assert round >= max([newest, *printed]), "a checkpoint that was reported as saved is lost"
-        assert not [name for name in folders(workdir) if "corrupt" in name], "a kill left a broken checkpoint behind"
-        newest = round
-        rounds.append(round)
-    return rounds
-
-
-def run_kills(tmp_path: pathlib.Path, trials: int) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        chains = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials // 2, seed), range(2)))
-    for rounds in chains:
-        assert rounds == sorted(set(rounds)), "a trial that saved nothing tests nothing"
-
-
-def test_killed_at_random_moments(tmp_path):
-    run_kills(tmp_path, 10)
-
-
-@pytest.mark.slow
-def test_killed_a_hundred_times(tmp_path):
-    run_kills(tmp_path, 100)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, unlimited[1]))
+        try:
+            checkpoints.save(2, state_of(2, size=3_000_000))
+            with pytest.raises(Exception, match=r"File too large"):
+                checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert checkpoints.restore(state_of(0, size=3_000_000))[0] == 1
+        checkpoints.save(2, state_of(2, size=3_000_000))
+        assert_same(checkpoints.restore(state_of(0, size=3_000_000))[1], state_of(2, size=3_000_000))

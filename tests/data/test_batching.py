@@ -1,0 +1,60 @@
+"""Shuffled epochs and sweeps: every example once per epoch, in batches of fixed shape."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import batching
+
+
+def batches(schedule: batching.Schedule, size: int) -> list[list[int]]:
+    taken = [batching.take(schedule, jnp.int32(s), size) for s in range(int(schedule.steps))]
+    return [np.asarray(b.positions)[np.asarray(b.mask)].tolist() for b in taken]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_every_epoch_goes_through_every_selected_example_once(count):
+    mask = np.zeros(11, bool)
+    mask[np.random.default_rng(0).permutation(11)[:count]] = True
+    schedule = batching.shuffled(jax.random.key(0), jnp.asarray(mask), 4, epochs=3)
+    got = batches(schedule, 4)
+    per_epoch = -(-count // 4)
+    assert len(got) == 3 * per_epoch
+    for e in range(3):
+        epoch = sum(got[e * per_epoch : (e + 1) * per_epoch], [])
+        assert sorted(epoch) == np.flatnonzero(mask).tolist()
+    assert all(len(batch) == 4 for batch in got[: per_epoch - 1])
+
+
+def test_epochs_are_shuffled_anew():
+    schedule = batching.shuffled(jax.random.key(0), jnp.ones(32, bool), 32, epochs=2)
+    first, second = batches(schedule, 32)
+    assert first != second
+    assert first != sorted(first)
+
+
+def test_a_number_of_steps_wraps_into_new_epochs():
+    got = batches(batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7), 2)
+    assert [len(batch) for batch in got] == [2, 2, 1, 2, 2, 1, 2]
+    assert sorted(got[0] + got[1] + got[2]) == [0, 1, 2, 3, 4]
+
+
+def test_nothing_selected_takes_no_step():
+    for budget in ({"epochs": 2}, {"steps": 3}):
+        assert batching.shuffled(jax.random.key(0), jnp.zeros(5, bool), 2, **budget).steps == 0
+
+
+@pytest.mark.parametrize("budget", [{}, {"epochs": 1, "steps": 1}])
+def test_epochs_and_steps_exclude_each_other(budget):
+    with pytest.raises(ValueError, match="exactly one"):
+        batching.shuffled(jax.random.key(0), jnp.ones(5, bool), 2, **budget)
+
+
+def test_a_sweep_covers_the_examples_in_order():
+    seen = []
+    for s in range(3):
+        batch = batching.in_order(jnp.int32(s), jnp.int32(7), 9, 3)
+        assert batch.positions.max() <= 8
+        seen += np.asarray(batch.positions)[np.asarray(batch.mask)].tolist()
+    assert seen == list(range(7))

@@ -1,0 +1,224 @@
+"""Checkpoints survive damage, to any of their files, and kills, at any moment."""
+
+import json
+import logging
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from tests.experiment.test_checkpoint import ROOT, assert_same, environment, folders, restore, save_all, state_of
+
+# Each of these spoils the newest of two checkpoints.
+
+
+def data_files(checkpoint: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoint's files, the largest first."""
+    return sorted((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
+
+
+def flip(path: pathlib.Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.write_bytes(content)
+
+
+def truncate_data(checkpoint):
+    os.truncate(data_files(checkpoint)[0], data_files(checkpoint)[0].stat().st_size // 2)
+
+
+def delete_data(checkpoint):
+    data_files(checkpoint)[0].unlink()
+
+
+def flip_data(checkpoint):
+    flip(data_files(checkpoint)[0], data_files(checkpoint)[0].stat().st_size // 2)
+
+
+def empty_folder(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+
+
+def delete_manifest(checkpoint):
+    shutil.rmtree(checkpoint / "manifest")
+
+
+def edit_manifest(checkpoint):
+    path = checkpoint / "manifest" / "metadata"
+    manifest = json.loads(path.read_text())
+    manifest["leaves"][0]["kind"] = "float32[7]"
+    path.write_text(json.dumps(manifest))
+
+
+def manifest_of_no_json(checkpoint):
+    path = checkpoint / "manifest" / "metadata"
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def other_round(checkpoint):
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoint.with_name("1"), checkpoint)
+
+
+def silently_other_values(checkpoint):
+    """A well-formed Orbax array of the right length that differs from the saved one in one bit."""
+    replace_content(checkpoint, lambda content: np.bitwise_xor(content, np.eye(1, content.size, 2000, np.uint8)[0]))
+
+
+def silently_shorter(checkpoint):
+    replace_content(checkpoint, lambda content: content[:-4])
+
+
+def replace_content(checkpoint, change):
+    with ocp.Checkpointer(ocp.ArrayCheckpointHandler()) as checkpointer:
+        as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
+        content = change(checkpointer.restore(checkpoint / "state", args=as_numpy))
+        checkpointer.save(checkpoint / "state", args=ocp.args.ArraySave(content), force=True)
+
+
+DAMAGES = [
+    truncate_data,
+    delete_data,
+    flip_data,
+    empty_folder,
+    delete_manifest,
+    edit_manifest,
+    manifest_of_no_json,
+    other_round,
+    silently_other_values,
+    silently_shorter,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_corrupt_newest_falls_back_and_is_moved_aside(tmp_path, caplog, damage):
+    save_all(tmp_path, 1, 2)
+    damage(tmp_path / "checkpoints" / "2")
+    with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
+        caplog.clear()
+        round, state = checkpoints.restore(state_of(0))
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert str(tmp_path / "checkpoints" / "2") in line
+        assert line.startswith("skipped corrupt checkpoint")
+        assert "\n" not in line
+        assert round == 1
+        assert_same(state, state_of(1))
+        assert folders(tmp_path) == ["1", "2.corrupt"]
+        checkpoints.save(2, state_of(2))
+    assert folders(tmp_path) == ["1", "2", "2.corrupt"]
+    assert_same(restore(tmp_path)[1], state_of(2))
+    damage(tmp_path / "checkpoints" / "2")
+    assert restore(tmp_path)[0] == 1
+    assert folders(tmp_path) == ["1", "2.corrupt", "2.corrupt-2"]
+
+
+def test_each_file_damaged_in_turn_never_gives_a_wrong_state(tmp_path):
+    """A byte flipped, the file cut, the file gone: the newest whole, or the one before; nothing else, and no crash."""
+    save_all(tmp_path / "whole", 1, 2)
+    outcomes = []
+    for path in data_files(tmp_path / "whole" / "checkpoints" / "2"):
+        size = path.stat().st_size
+        for action in ["flip first", "flip middle", "cut", "delete"]:
+            if size == 0 and action != "delete":
+                continue
+            shutil.copytree(tmp_path / "whole", tmp_path / "copy")
+            victim = tmp_path / "copy" / path.relative_to(tmp_path / "whole")
+            if action == "cut":
+                os.truncate(victim, size // 2)
+            elif action == "delete":
+                victim.unlink()
+            else:
+                flip(victim, 0 if action == "flip first" else size // 2)
+            round, state = restore(tmp_path / "copy")
+            assert_same(state, state_of(round))
+            outcomes.append(round)
+            shutil.rmtree(tmp_path / "copy")
+    assert set(outcomes) == {1, 2}  # some files (a commit marker) carry nothing that a restore needs
+
+
+def test_half_written_temporary_folder_is_no_checkpoint(tmp_path):
+    (tmp_path / "checkpoints" / "1.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert restore(tmp_path) is None
+    save_all(tmp_path, 1)
+    for name in ("2.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp"):
+        shutil.copytree(tmp_path / "checkpoints" / "1", tmp_path / "checkpoints" / name)
+    assert restore(tmp_path)[0] == 1
+    save_all(tmp_path, 2)
+    assert restore(tmp_path)[0] == 2
+    assert folders(tmp_path) == ["1", "2"]
+
+
+def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
+    save_all(tmp_path, 1, 2)
+    for name in ("1", "2"):
+        flip_data(tmp_path / "checkpoints" / name)
+    before = data_files(tmp_path)
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); move that folder away") as error:
+        restore(tmp_path)
+    assert "\n" not in str(error.value)
+    assert data_files(tmp_path) == before
+
+
+# Kills. A child saves as fast as it can; each trial goes on from where the one before was killed, as a real run does.
+
+SAVING = """
+import itertools, sys
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from tests.experiment.test_checkpoint_damage import KILL_SIZE, state_of
+with Checkpoints(sys.argv[1]) as checkpoints:
+    restored = checkpoints.restore(state_of(0, KILL_SIZE))
+    start = 0 if restored is None else restored[0]
+    for round in itertools.count(start + 1):
+        checkpoints.save(round, state_of(round, KILL_SIZE))
+        print(round - 1, flush=True)  # a save returns once the one before it is on disk
+"""
+KILL_SIZE = 300_000
+
+
+def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
+    """Newest rounds after each kill, all checked; half of the kills fall within milliseconds of a save's start or end."""
+    moments = random.Random(seed)
+    newest, rounds = 0, []
+    for _ in range(trials):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVING, str(workdir)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE
+        ) as child:
+            for _ in range(moments.randint(2, 4)):
+                assert child.stdout.readline()
+            time.sleep(moments.choice([moments.uniform(0, 0.01), moments.uniform(0, 0.3)]))
+            child.kill()
+            printed = [int(line) for line in child.stdout.read().split()]
+        with Checkpoints(workdir) as checkpoints:
+            round, state = checkpoints.restore(state_of(0, KILL_SIZE))
+        assert_same(state, state_of(round, KILL_SIZE))
+        assert round >= max([newest, *printed]), "a checkpoint that was reported as saved is lost"
+        assert not [name for name in folders(workdir) if "corrupt" in name], "a kill left a broken checkpoint behind"
+        newest = round
+        rounds.append(round)
+    return rounds
+
+
+def run_kills(tmp_path: pathlib.Path, trials: int) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        chains = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials // 2, seed), range(2)))
+    for rounds in chains:
+        assert rounds == sorted(set(rounds)), "a trial that saved nothing tests nothing"
+
+
+def test_killed_at_random_moments(tmp_path):
+    run_kills(tmp_path, 10)
+
+
+@pytest.mark.slow
+def test_killed_a_hundred_times(tmp_path):
+    run_kills(tmp_path, 100)

@@ -1,0 +1,98 @@
+"""The Dirichlet split of SemiFL and (FL)^2, against a plain loop over classes and clients that sees the same draws."""
+
+import math
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import partition
+
+
+def reference(labels, num_clients, alpha, rng, min_size, dropped=None):
+    """The routine as it is described, one number at a time; `dropped` leaves one of its rules out."""
+    classes = sorted(set(labels.tolist()))
+    while True:
+        draws = [rng.dirichlet([alpha] * num_clients) for _ in classes]
+        rows = [[] for _ in range(num_clients)]
+        for c, p in zip(classes, draws, strict=True):
+            members = [i for i, label in enumerate(labels) if label == c]
+            full = [len(row) >= len(labels) / num_clients for row in rows]
+            reached = list(accumulate(0.0 if full[k] and dropped != "capacity" else p[k] for k in range(num_clients)))
+            mass = reached[-1] if dropped != "renormalisation" else 1.0
+            if mass == 0.0:
+                break
+            start = 0
+            for k in range(num_clients):
+                end = reached[k] / mass * len(members)
+                end = round(end) if dropped == "flooring" else math.floor(end)
+                end = len(members) if k == num_clients - 1 else end
+                rows[k] += members[start:end]
+                start = end
+        else:
+            if min(len(row) for row in rows) >= min_size:
+                return rows
+
+
+CASES = {
+    "even classes": (np.random.default_rng(0).permutation(np.arange(2000) % 10), 10, 0.3, 10),
+    "uneven classes": (np.random.default_rng(1).choice(7, 1500, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.06, 0.04]), 6, 0.2, 10),
+    "skewed, repeated": (np.random.default_rng(2).permutation(np.arange(3000) % 10), 20, 0.1, 10),
+    "a class is missing": (np.random.default_rng(3).choice([0, 2, 5], 600), 4, 0.5, 20),
+}
+
+
+def rows_of(case, seed):
+    labels, num_clients, alpha, min_size = CASES[case]
+    rows = partition.dirichlet(
+        labels, np.arange(len(labels)), num_clients, alpha, np.random.default_rng(seed), min_size=min_size
+    )
+    return [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", CASES)
+def test_rows_equal_the_plain_loop(case, seed):
+    labels, num_clients, alpha, min_size = CASES[case]
+    assert rows_of(case, seed) == reference(labels, num_clients, alpha, np.random.default_rng(seed), min_size)
+
+
+@pytest.mark.parametrize("dropped", ["capacity", "renormalisation", "flooring"])
+def test_the_cases_tell_every_rule_apart(dropped):
+    """Without one of its rules the plain loop gives other rows, so the comparison above checks that rule."""
+    labels, num_clients, alpha, min_size = CASES["skewed, repeated"]
+    other = reference(labels, num_clients, alpha, np.random.default_rng(0), min_size, dropped)
+    assert rows_of("skewed, repeated", 0) != other
+
+
+class CountedTries:
+    """A generator that counts how often a whole split was drawn."""
+
+    def __init__(self, seed):
+        self.rng, self.tries = np.random.default_rng(seed), 0
+
+    def dirichlet(self, alpha, size):
+        self.tries += 1
+        return self.rng.dirichlet(alpha, size)
+
+
+def test_cifar10_split_has_the_sizes_that_the_specification_simulated(tfds_dir):
+    """N = 50,000, 100 clients, alpha .1: sizes about 10 to 3,000, median about 400, several tries."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder("cifar10", data_dir=tfds_dir)
+    source = builder.as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
+    labels = np.array([example["label"] for example in source.__getitems__(range(len(source)))])
+    labeled, rest = partition.balanced_labels(labels, 40, 10, np.random.default_rng(0))
+    medians, tries = [], []
+    for seed in range(20):
+        rng = CountedTries(seed)
+        rows = partition.dirichlet(labels, rest, 100, 0.1, rng)
+        sizes = np.array([len(row) for row in rows])
+        assert np.array_equal(np.sort(np.concatenate(rows)), np.setdiff1d(np.arange(50_000), labeled))
+        assert sizes.min() >= 10
+        assert 1000 < sizes.max() < 5500  # one class holds 5,000; a client that is below N / K may still receive one
+        medians.append(np.median(sizes))
+        tries.append(rng.tries)
+    assert 300 < np.mean(medians) < 500
+    assert 2 < np.mean(tries) < 12  # about one try in 4.5 succeeds

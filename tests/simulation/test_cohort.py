@@ -1,0 +1,55 @@
+"""Cohorts and keys: uniform, without replacement, and a function of (seed, round, client) alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.cohort import sample
+
+
+def draws(num_clients: int, size: int, rounds: int, seed: int = 0) -> np.ndarray:
+    key = jax.random.key(seed)
+    many = jax.jit(jax.vmap(lambda r: sample(key, r, num_clients, size).ids))
+    return np.asarray(many(jnp.arange(rounds, dtype=jnp.int32)))
+
+
+def test_a_cohort_has_no_client_twice_and_every_client_is_in_range():
+    for num_clients, size in ((10, 1), (10, 5), (10, 10), (1000, 37)):
+        ids = draws(num_clients, size, 200)
+        assert all(len(set(row)) == size for row in ids.tolist())
+        assert ids.min() >= 0
+        assert ids.max() < num_clients
+
+
+def test_every_client_and_every_pair_is_equally_likely():
+    ids = draws(6, 3, 4000)
+    member = np.zeros((4000, 6), bool)
+    np.put_along_axis(member, ids, True, axis=1)
+    # Each client takes part with probability 1/2, each pair with 3/6 * 2/5 = 1/5; five standard errors.
+    np.testing.assert_allclose(member.mean(0), 1 / 2, atol=5 * np.sqrt(0.25 / 4000))
+    pairs = (member.T.astype(float) @ member)[np.triu_indices(6, 1)] / 4000
+    np.testing.assert_allclose(pairs, 1 / 5, atol=5 * np.sqrt(0.16 / 4000))
+
+
+def test_rounds_and_seeds_give_different_cohorts_and_the_same_seed_the_same():
+    np.testing.assert_array_equal(draws(100, 10, 5), draws(100, 10, 5))
+    assert len({tuple(sorted(row)) for row in draws(100, 10, 50).tolist()}) == 50
+    assert not np.array_equal(draws(100, 10, 5), draws(100, 10, 5, seed=1))
+
+
+def test_a_clients_key_depends_on_neither_slot_nor_cohort():
+    key, zero = jax.random.key(3), jnp.int32(0)
+    one = jax.random.key_data(rng.client_keys(key, zero, jnp.array([4, 7, 9])))
+    other = jax.random.key_data(rng.client_keys(key, zero, jnp.array([9, 1, 2, 4])))
+    np.testing.assert_array_equal(one[0], other[3])
+    np.testing.assert_array_equal(one[2], other[0])
+    assert not np.array_equal(one[0], one[1])
+    later = jax.random.key_data(rng.client_keys(key, jnp.int32(1), jnp.array([4])))
+    assert not np.array_equal(one[0], later[0])
+
+
+def test_streams_do_not_share_keys():
+    key = jax.random.key(0)
+    names = ("init", "prepare", "cohort", "client", "server")
+    assert len({tuple(jax.random.key_data(rng.stream(key, name)).tolist()) for name in names}) == len(names)

@@ -1,0 +1,117 @@
+"""The strategies on a problem that can be computed by hand: means, states, padding, broken clients, traces."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import toy
+
+STRATEGIES = ("vmap", "scan", "chunked", "sharded", "sharded_chunked")
+
+
+def expected(rounds: int, cohort_size: int, bad_client: int = -1) -> tuple[float, np.ndarray]:
+    """The model and the participation counts after `rounds`, in plain Python."""
+    w, taken = 0.0, np.zeros(len(toy.SIZES), np.int32)
+    for r in range(rounds):
+        ids = np.asarray(sample(jax.random.key(0), jnp.int32(r), len(toy.SIZES), cohort_size).ids)
+        used = [k for k in ids if k != bad_client]
+        total = sum(toy.SIZES[k] for k in used)
+        w += sum(toy.SIZES[k] * 10 * (k + 1) for k in used) / total
+        taken[used] += 1
+    return w, taken
+
+
+@pytest.mark.parametrize("aggregator", ["sum", "stack"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_three_rounds_are_what_a_python_loop_computes(name, aggregator):
+    simulator = Simulator(toy.problem(aggregator=aggregator), toy.executions()[name], 4)
+    state, _ = simulator.initialize(0)
+    for _ in range(3):
+        state, metrics = simulator.round(state)
+    w, taken = expected(3, 5)
+    np.testing.assert_allclose(state.server["w"], w, rtol=1e-6)
+    np.testing.assert_array_equal(state.clients, taken)
+    assert metrics["comm/bytes_up"] == 5 * 4
+    assert metrics["client/non_finite"] == 0
+    assert int(state.round) == 3
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_client_that_returns_nan_is_left_out_and_named(name, caplog):
+    cohort = np.asarray(sample(jax.random.key(0), jnp.int32(0), len(toy.SIZES), 5).ids)
+    bad = int(cohort[2])
+    simulator = Simulator(toy.problem(bad_client=bad), toy.executions()[name], 4)
+    state, _ = simulator.initialize(0)
+    with caplog.at_level(logging.WARNING):
+        state, metrics = simulator.round(state)
+    w, taken = expected(1, 5, bad)
+    np.testing.assert_allclose(state.server["w"], w, rtol=1e-6)
+    np.testing.assert_array_equal(state.clients, taken)  # it keeps its old state
+    assert metrics["client/non_finite"] == 1
+    assert np.isfinite(metrics["client/loss"])
+    assert f"client(s) {bad} " in caplog.text
+
+
+def test_the_host_simulator_gives_the_same_bits():
+    results = []
+    for simulator_class in (Simulator, HostSimulator):
+        simulator = simulator_class(toy.problem(), toy.executions()["vmap"], 4)
+        state, _ = simulator.initialize(0)
+        rows = []
+        for _ in range(4):
+            state, metrics = simulator.round(state)
+            rows.append(metrics | simulator.evaluate(state))
+        results.append((float(state.server["w"]), np.asarray(state.clients).tolist(), rows))
+    assert results[0] == results[1]
+
+
+def test_clients_are_traced_once_a_run():
+    problem = toy.problem()
+    traces = []
+
+    def counted(*args):
+        traces.append(1)
+        return toy.method().client_update(*args)
+
+    for name, execution in toy.executions().items():
+        traces.clear()
+        simulator = Simulator(problem._replace(method=problem.method._replace(client_update=counted)), execution, 4)
+        state, _ = simulator.initialize(0)
+        for _ in range(3):
+            state, _ = simulator.round(state)
+        assert len(traces) == 1, name
+
+
+def test_a_state_of_another_shape_is_an_error_and_not_a_second_compilation():
+    simulator = Simulator(toy.problem(), toy.executions()["vmap"], 4)
+    state, _ = simulator.initialize(0)
+    state, _ = simulator.round(state)
+    with pytest.raises(TypeError, match="float32"):
+        simulator.round(state._replace(server={"w": jnp.zeros(2)}))
+
+
+def test_the_template_is_the_state():
+    for execution in (toy.executions()["vmap"], toy.executions()["sharded"]):
+        simulator = Simulator(toy.problem(), execution, 4)
+        template = simulator.template(0)
+        state, _ = simulator.initialize(0)
+        same = jax.tree.map(lambda t, x: (t.shape, t.dtype) == (x.shape, x.dtype) and t.sharding == x.sharding, template, state)
+        assert jax.tree.all(same)
+
+
+def test_evaluation_counts_every_test_image_once():
+    simulator = Simulator(toy.problem(), toy.executions()["vmap"], 3)  # 4 images in batches of 3
+    state, _ = simulator.initialize(0)
+    # w = 0: the logits are (pixel, 0), so that class 0 wins, also at the tie of a black pixel.
+    labels = np.asarray(toy.data().test.labels)
+    pixels = np.asarray(toy.data().test.images, np.float64).ravel()
+    got = simulator.evaluate(state)
+    assert got["eval/accuracy"] == pytest.approx(np.mean(labels == 0))
+    losses = np.log1p(np.exp(-np.where(labels == 0, pixels, -pixels)))
+    assert got["eval/loss"] == pytest.approx(losses.mean(), rel=1e-5)

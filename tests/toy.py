@@ -1,0 +1,79 @@
+"""A federated problem that a person can compute: the model is one number, a client's update moves it towards its mean pixel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.federated import FederatedData, Pool, pack
+from fedjax_ssl.method import ClientOutput, DataSpec, Method
+from fedjax_ssl.metrics import Mean, Sum
+from fedjax_ssl.simulation.execution import Execution, client_mesh
+from fedjax_ssl.simulation.simulator import Problem
+
+SIZES = (3, 1, 4, 2, 5, 2, 1)
+
+
+def data(sizes=SIZES) -> FederatedData:
+    """Client k holds sizes[k] images of one pixel, each of value 10 (k + 1); the server holds two of value 0."""
+    values = np.concatenate([[0, 0], *([10 * (k + 1)] * n for k, n in enumerate(sizes))]).astype(np.uint8)
+    labels = (np.arange(len(values)) % 2).astype(np.int32)
+    ends = 2 + np.cumsum(sizes)
+    rows = [np.arange(end - n, end) for end, n in zip(ends, sizes, strict=True)]
+    images = values.reshape(-1, 1, 1, 1)
+    return FederatedData(
+        train=Pool(images, labels),
+        test=Pool(images[:4], labels[:4]),
+        server=pack([np.arange(2)]),
+        labeled=pack([np.zeros(0, np.int64)] * len(sizes)),
+        unlabeled=pack(rows),
+        pooled=pack([np.arange(2, len(values))]),
+    )
+
+
+def method(*, bad_client: int = -1, aggregator: str = "sum") -> Method:
+    """w <- w + mean_k over examples; each client counts how often it took part, and one may return NaN."""
+
+    def client_update(shared, own, state, shard, key):
+        del key
+        values = shard.unlabeled.take(jnp.arange(shard.unlabeled.index.shape[0])).reshape(-1).astype(jnp.float32)
+        count = shard.unlabeled.count.astype(jnp.float32)
+        local = shared["w"] + jnp.sum(jnp.where(shard.unlabeled.mask, values, 0)) / jnp.maximum(count, 1)
+        local = jnp.where(own == bad_client, jnp.nan, local)
+        metrics = {"client/loss": Mean(local, jnp.ones(())), "comm/bytes_up": Sum(jnp.int32(4))}
+        return ClientOutput({"w": shared["w"] - local}, count, state + 1, metrics)
+
+    def server_update(server, aggregate, data, key):
+        del data, key
+        if aggregator == "stack":
+            total = jnp.sum(aggregate.weight)
+            update = {"w": jnp.sum(aggregate.weight * aggregate.update["w"]) / total}
+        else:
+            update = aggregate.update
+        return jax.tree.map(lambda w, u: w - u, server, update), {}
+
+    return Method(
+        init=lambda key, spec: ({"w": jnp.zeros(())}, jnp.zeros(spec.num_clients, jnp.int32)),
+        broadcast=lambda server, clients, cohort: (server, cohort.ids),
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda server, images: jnp.stack([images.reshape(-1).astype(jnp.float32), images.reshape(-1) * server["w"]], 1),
+        aggregator=aggregator,
+    )
+
+
+def problem(cohort_size: int = 5, **options) -> Problem:
+    """The problem, ready to simulate."""
+    federated = data()
+    return Problem(method(**options), federated, DataSpec((1, 1, 1), 2, len(SIZES)), cohort_size)
+
+
+def executions() -> dict[str, Execution]:
+    """Every way to map clients: all strategies, chunks that do not divide the cohort, devices that do not either."""
+    mesh = client_mesh(4)
+    return {
+        "vmap": Execution(0),
+        "scan": Execution(1),
+        "chunked": Execution(2),
+        "sharded": Execution(0, mesh),
+        "sharded_chunked": Execution(1, mesh),
+    }
