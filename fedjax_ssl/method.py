@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.metrics import Metrics
 
 PyTree = Any
@@ -43,8 +43,8 @@ class Cohort(NamedTuple):
         round: int32 scalar, the round's number, counted from 0.
     """
 
-    ids: jax.Array
-    round: jax.Array
+    ids: Array
+    round: Array
 
 
 class Shard(NamedTuple):
@@ -59,7 +59,7 @@ class Shard(NamedTuple):
 
     labeled: Examples
     unlabeled: Examples
-    truth: jax.Array
+    truth: Array
 
 
 class ServerData(NamedTuple):
@@ -76,7 +76,7 @@ class ServerData(NamedTuple):
     labeled: Examples
     unlabeled: Examples
     next_cohort: Examples
-    round: jax.Array
+    round: Array
 
 
 class ClientOutput(NamedTuple):
@@ -90,7 +90,7 @@ class ClientOutput(NamedTuple):
     """
 
     update: PyTree
-    weight: jax.Array
+    weight: Array
     client_state: PyTree
     metrics: Metrics
 

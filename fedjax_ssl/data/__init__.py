@@ -1,0 +1,1 @@
+"""Data: sources, splits, index tables, batches and augmentation."""

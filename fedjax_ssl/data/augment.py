@@ -85,8 +85,8 @@ def cutout(low: float, high: float, fill: float | Sequence[float]) -> Augmentati
 
     def apply(key: Key, image: jax.Array) -> jax.Array:
         height, width, channels = image.shape
-        size, *center = jax.random.uniform(key, (3,))
-        box = pillow_box(center, (low + (high - low) * size) * width, height, width)
+        row, column, size = jax.random.uniform(key, (3,))
+        box = pillow_box(row, column, (low + (high - low) * size) * width, height, width)
         return jnp.where(box[..., None], _fill(fill, channels), image.astype(jnp.float32))
 
     return apply
@@ -118,15 +118,23 @@ def cutout_clipped(size: float, fill: float | Sequence[float]) -> Augmentation:
     return apply
 
 
-def pillow_box(center: Sequence[jax.Array], side: float | jax.Array, height: int, width: int) -> jax.Array:
-    """The pixels that `cutout` paints, bool [H, W], for a center (row, column) as shares in [0, 1) and a side in pixels."""
+def pillow_box(row: jax.Array, column: jax.Array, side: float | jax.Array, height: int, width: int) -> jax.Array:
+    """The pixels that `cutout` paints, bool [H, W].
 
-    def covered(position: jax.Array, size: int) -> jax.Array:
-        first = jnp.floor(jnp.maximum(position * size - side / 2, 0))
+    Args:
+        row: the center, as a share in [0, 1) of the height.
+        column: likewise of the width.
+        side: in pixels.
+        height: H.
+        width: W.
+    """
+
+    def covered(center: jax.Array, size: int) -> jax.Array:
+        first = jnp.floor(jnp.maximum(center * size - side / 2, 0))
         last = jnp.floor(first + side)
         return (jnp.arange(size) >= first) & (jnp.arange(size) <= last)
 
-    return covered(center[0], height)[:, None] & covered(center[1], width)
+    return covered(row, height)[:, None] & covered(column, width)
 
 
 def _below(key: Key, *limits: int) -> jax.Array:
@@ -175,7 +183,7 @@ def make_views(*, weak: Augmentation, strong: Augmentation, mean: Sequence[float
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
     if shift.shape != scale.shape or shift.ndim != 1:
         raise ValueError(
-            f"got mean of shape {shift.shape} and std of shape {scale.shape}, accepted: one value per channel in both"
+            f"got mean of shape {shift.shape}, std of shape {scale.shape}, accepted: one value per channel in both"
         )
     if not (np.all((shift >= 0) & (shift <= 1)) and np.all(scale > 0)):
         raise ValueError(f"got mean {mean} and std {std}, accepted: for images scaled to [0, 1], so mean in [0, 1] and std > 0")

@@ -12,13 +12,13 @@ class Schedule(NamedTuple):
     """Which examples each local step sees.
 
     Attributes:
-        positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `count` are real.
-        count: int32 scalar, examples per epoch.
+        positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `size` are real.
+        size: int32 scalar, examples per epoch.
         steps: int32 scalar, number of local steps; 0 where there is no example.
     """
 
     positions: jax.Array
-    count: jax.Array
+    size: jax.Array
     steps: jax.Array
 
 
@@ -65,10 +65,10 @@ def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 
 
 def take(schedule: Schedule, step: jax.Array, batch_size: int) -> Batch:
     """The batch of local step `step` (int32 scalar, 0-based)."""
-    per_epoch = jnp.maximum(-(-schedule.count // batch_size), 1)
+    per_epoch = jnp.maximum(-(-schedule.size // batch_size), 1)
     epoch, start = step // per_epoch, (step % per_epoch) * batch_size
     positions = jax.lax.dynamic_slice(schedule.positions, (epoch, start), (1, batch_size))[0]
-    return Batch(positions, start + jnp.arange(batch_size) < schedule.count)
+    return Batch(positions, start + jnp.arange(batch_size) < schedule.size)
 
 
 def in_order(step: jax.Array, count: jax.Array, n: int, batch_size: int) -> Batch:

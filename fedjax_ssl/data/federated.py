@@ -6,11 +6,12 @@ A skewed split then pads integers, not pictures: the images stay in one uint8 ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+
+Array = Any  # of JAX, or of NumPy where the data stay on the host
 
 
 class Pool(NamedTuple):
@@ -21,8 +22,8 @@ class Pool(NamedTuple):
         labels: int32 [N].
     """
 
-    images: jax.Array
-    labels: jax.Array
+    images: Array
+    labels: Array
 
 
 class Table(NamedTuple):
@@ -33,11 +34,11 @@ class Table(NamedTuple):
         count: int32 [K].
     """
 
-    index: jax.Array
-    count: jax.Array
+    index: Array
+    count: Array
 
     @property
-    def mask(self) -> jax.Array:
+    def mask(self) -> Array:
         """Bool [..., n]: which entries of `index` are real."""
         return jnp.arange(self.index.shape[-1]) < self.count[..., None]
 
@@ -78,19 +79,18 @@ class Examples(NamedTuple):
         labels: int32 [n], aligned with `index`; None where the holder has no labels.
     """
 
-    images: jax.Array | None
-    index: jax.Array
-    count: jax.Array
-    labels: jax.Array | None
+    images: Array
+    index: Array
+    count: Array
+    labels: Array
 
     @property
-    def mask(self) -> jax.Array:
+    def mask(self) -> Array:
         """Bool [n]: which entries of `index` are real."""
         return jnp.arange(self.index.shape[-1]) < self.count[..., None]
 
-    def take(self, positions: jax.Array) -> jax.Array:
+    def take(self, positions: Array) -> Array:
         """Images uint8 [B, H, W, ch] at `positions` int32 [B] of this holder's rows."""
-        assert self.images is not None
         return self.images[self.index[positions]]
 
 

@@ -1,14 +1,14 @@
-"""RandAugment inside jit, equal to Pillow: a table of variants, and one pass that applies any of their operations.
+"""RandAugment inside jit, equal to Pillow: a table of variants, and one function that applies any of their operations.
 
-Every variant draws a few operations per image and applies them one after the other; variants differ in which operations, how
-often, and how strongly, which is what `VARIANTS` lists. `lax.switch` under vmap would compute every operation for every image.
-Here all share three passes instead, each of which leaves the image alone unless its operation was drawn:
+A variant draws a few operations per image and applies them one after the other. Variants differ in which operations, how often
+and how strongly, which is what `VARIANTS` lists. `lax.switch` under vmap would compute every operation for every image; here
+the operations share three passes over the image, and the one drawn picks its pass:
 
     warp    one gather through an affine map: Rotate, ShearX/Y, TranslateX/Y
     blend   d + f (x - d) with a degenerate image d: Brightness, Color, Contrast, Sharpness
-    lookup  a table of 256 entries per channel: AutoContrast, Equalize, Posterize, Solarize, Invert
+    remap   new values for old, channel by channel: AutoContrast, Equalize, Posterize, Solarize, Invert
 
-Images are planes float32 [ch, H, W] with whole values 0..255 in here: reductions and shifts then run along memory.
+In here an image is planes float32 [ch, H, W] with whole values 0..255: reductions and shifts then run along memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedjax_ssl.data.augment import LUMA, Augmentation, Key, compose, cutout, cu
 
 
 class Op(enum.IntEnum):
-    """The operations; in brackets what their magnitude is."""
+    """The operations; the comment says what the magnitude is."""
 
     IDENTITY = 0
     AUTO_CONTRAST = 1
@@ -57,11 +57,11 @@ def _uniform(low: float, high: float) -> Magnitude:
 
 
 def _one_of(*values: float | np.ndarray) -> Magnitude:
-    return Magnitude(tuple(float(v) for v in np.ravel(values)))
+    return Magnitude(tuple(np.hstack(values).tolist()))
 
 
 def _either_sign(values: float | np.ndarray) -> Magnitude:
-    return _one_of(np.concatenate([np.ravel(values), -np.ravel(values)]))
+    return _one_of(values, -values)
 
 
 class Variant(NamedTuple):
@@ -167,7 +167,7 @@ VARIANTS: dict[str, Variant] = {
         translate=lambda side: _uniform(-0.3 * side, 0.3 * side),
         cutout=cutout(0, 0.5, (125, 123, 114)),
     ),
-    # SemiFL: full strength; the probability is itself drawn from U(.2, .8) for every operation, which makes it .5
+    # SemiFL: full strength; for every operation the probability is itself drawn from U(.2, .8), which makes it .5
     "semifl": Variant(
         slots=2,
         probability=0.5,
@@ -187,7 +187,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "fedlabel_released": _fedlabel(slots=1, level=10 / 30),
     "fedlabel_paper": _fedlabel(slots=10, level=1 / 30),
-    # FedMatch: mild; its Equalize does nothing; shears by the nearest pixel (there: bicubic)
+    # FedMatch: mild; its Equalize does nothing. It draws M once per image and shears bicubically; here per slot, nearest pixel
     "fedmatch": Variant(
         slots=6,
         probability=1.0,
@@ -298,7 +298,7 @@ def apply_op(drawn: Draw, planes: jax.Array, variant: Variant) -> jax.Array:
         _remap(op, magnitude, planes, equalize=Op.EQUALIZE in variant.ops),
     )
     if Op.CUTOUT in variant.ops:
-        box = pillow_box(center, magnitude * width, height, width)
+        box = pillow_box(center[0], center[1], magnitude * width, height, width)
         changed = jnp.where((op == Op.CUTOUT) & box, 127.0, changed)
     return changed
 
@@ -311,8 +311,8 @@ def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Varia
         return jnp.where(op == code, magnitude, 0.0)
 
     def source(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        start, per_column, per_row = ((65536 * v + 0.5) // 1 for v in (c + (a + b) / 2, a, b))
-        return jnp.int32(start) + jnp.int32(per_column) * jnp.arange(width) + jnp.int32(per_row) * jnp.arange(height)[:, None]
+        start, per_column, per_row = (jnp.int32(jnp.floor(65536 * v + 0.5)) for v in (c + (a + b) / 2, a, b))
+        return start + per_column * jnp.arange(width) + per_row * jnp.arange(height)[:, None]
 
     def pixels(row: jax.Array, column: jax.Array) -> jax.Array:
         place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
@@ -361,7 +361,7 @@ def _remap(op: jax.Array, magnitude: jax.Array, planes: jax.Array, equalize: boo
     """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; any other: no change."""
     low, high = jnp.min(planes, (1, 2), keepdims=True), jnp.max(planes, (1, 2), keepdims=True)
     # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error, no more.
-    stretched = jnp.floor((planes - low) * (255 / (high - low)) + 1e-3)
+    stretched = jnp.floor((planes - low) * (255 / jnp.maximum(high - low, 1)) + 1e-3)
     step = jnp.float32(1 << jnp.int32(jnp.where(op == Op.POSTERIZE, 8 - magnitude, 0)))
     threshold = jnp.select([op == Op.SOLARIZE, op == Op.INVERT], [magnitude, 0.0], 256.0)
     changed = jnp.where(planes < threshold, jnp.floor(planes / step) * step, 255 - planes)
@@ -385,4 +385,4 @@ def _equalized(planes: jax.Array, drawn: jax.Array) -> jax.Array:
     darker = jnp.matmul(jnp.float32(histogram), jnp.tri(256, k=-1).T, precision="highest").ravel()
     s = jnp.sum(planes < jnp.max(planes, (1, 2), keepdims=True), (1, 2), keepdims=True) // 255
     rank = s // 2 + darker.at[place].get(mode="promise_in_bounds")
-    return jnp.where(s > 0, jnp.minimum(jnp.floor((rank + 0.5) / s), 255), planes)
+    return jnp.where(s > 0, jnp.minimum(jnp.floor((rank + 0.5) / jnp.maximum(s, 1)), 255), planes)

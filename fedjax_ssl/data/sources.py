@@ -151,6 +151,8 @@ def _stratified(pool: _Split, num_train: int, num_test: int, seed: int) -> tuple
 # --- npz ---------------------------------------------------------------------------------------------------------------
 
 _NPZ_KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
+# What NumPy raises for pickled objects, damaged or encrypted members and members that end too early.
+_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def _npz(path: str | None, resplit: Sequence[float] | None, seed: int) -> Dataset:
@@ -197,14 +199,7 @@ def _read_npz(path: str | None) -> dict[str, _Split]:
                     found = {split: pair for split, pair in named.items() if all(key in archive for key in pair)}
                     return {split: _Split(*(np.asarray(archive[key]) for key in pair)) for split, pair in found.items()}
             keys_found = ", ".join(archive.files) or "nothing"
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:  # pickled objects, a damaged member
+    except _UNREADABLE as error:
         raise ValueError(f"path={path} cannot be read as plain arrays ({_first_line(error)}): write it anew") from error
     raise ValueError(
         f"path={path} holds {keys_found}: needed are x_train, y_train, x_test, y_test "
@@ -304,7 +299,7 @@ def _read_tfds(builder: Any, split: str) -> _Split:
 
 
 def _decode(encoded: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-    """Image uint8 [H, W, ch] of an encoded PNG or JPEG: RGB, or grey where ch = 1."""
+    """Image uint8 [H, W, ch] of an encoded PNG or JPEG: RGB, or gray where ch = 1."""
     flag = cv2.IMREAD_GRAYSCALE if shape[2] == 1 else cv2.IMREAD_COLOR
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
     if image is None or image.shape[:2] != shape[:2]:

@@ -1,0 +1,1 @@
+"""From a config to results on disk: build, run, checkpoint, log."""

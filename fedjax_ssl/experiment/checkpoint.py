@@ -85,13 +85,7 @@ class Checkpoints:
         arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
         # One array for all leaves: TensorStore ends in a traceback for each other read under way when one meets damage.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-        manifest = {
-            "round": round,
-            "leaves": [
-                {"path": path, "kind": _kind(leaves[path]), "dtype": str(array.dtype), "shape": list(array.shape)}
-                for path, array in arrays.items()
-            ],
-        }
+        manifest = {"round": round, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
         self._manager.save(
             round,
             args=ocp.args.Composite(
@@ -107,8 +101,8 @@ class Checkpoints:
         saved again; nothing is deleted.
 
         Args:
-            template: a state of this experiment: its structure, shapes, dtypes and, for jax arrays, placement on devices are
-                those of the result. Its values are not read.
+            template: a state of this experiment, or its shapes (`jax.ShapeDtypeStruct` where it has jax arrays): structure
+                and placement on devices are those of the result. Values are not read.
 
         Returns:
             (round, state), or None where there is no checkpoint at all.
@@ -127,10 +121,11 @@ class Checkpoints:
                 _log.warning("skipped corrupt checkpoint %s: %s", self.folder / str(round), error)
                 corrupt.append(round)
                 continue
-            self._check_experiment(round, {leaf["path"]: leaf["kind"] for leaf in manifest["leaves"]}, likes)
+            saved = {entry["path"]: entry for entry in manifest["leaves"]}
+            self._check_experiment(round, saved, likes)
             self._move_aside(corrupt)
             arrays = _split(manifest, content)
-            leaves = [_place(arrays[path], like) for path, like in likes.items()]
+            leaves = [_place(arrays[path], saved[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
             names = ", ".join(map(str, corrupt))
@@ -162,10 +157,10 @@ class Checkpoints:
             raise _CorruptError(f"it holds round {manifest['round']}")
         return manifest, content
 
-    def _check_experiment(self, round: int, saved: dict[str, str], likes: dict[str, Any]) -> None:
-        wanted = {path: _kind(like) for path, like in likes.items()}
-        for path in [*wanted, *saved]:
-            there, here = saved.get(path, "absent"), wanted.get(path, "absent")
+    def _check_experiment(self, round: int, saved: dict[str, dict[str, Any]], likes: dict[str, Any]) -> None:
+        for path in [*likes, *saved]:
+            there = saved[path]["kind"] if path in saved else "absent"
+            here = _kind(likes[path]) if path in likes else "absent"
             if there != here:
                 raise ValueError(
                     f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and {here} "
@@ -197,6 +192,14 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _entry(path: str, leaf: Any, array: np.ndarray) -> dict[str, Any]:
+    """What the manifest says of a leaf: its kind, the array that it is stored as, and what NumPy does not know of it."""
+    stored = {"path": path, "kind": _kind(leaf), "dtype": str(array.dtype), "shape": list(array.shape)}
+    if _is_key(leaf):
+        return stored | {"key": str(jax.random.key_impl(leaf))}
+    return stored | {"weak": isinstance(leaf, jax.Array) and leaf.weak_type}
+
+
 def _kind(leaf: Any) -> str:
     """Dtype and shape, as `float32[3,4]` or `key<fry>[]`: what must agree between a checkpoint and a template."""
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -214,29 +217,30 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
 def _split(manifest: dict[str, Any], content: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays by path: the inverse of the concatenation in `save`."""
     arrays, start = {}, 0
-    for leaf in manifest["leaves"]:
-        dtype = np.dtype(leaf["dtype"])
-        stop = start + math.prod(leaf["shape"]) * dtype.itemsize
-        arrays[leaf["path"]] = content[start:stop].view(dtype).reshape(leaf["shape"])
+    for entry in manifest["leaves"]:
+        dtype = np.dtype(entry["dtype"])
+        stop = start + math.prod(entry["shape"]) * dtype.itemsize
+        arrays[entry["path"]] = content[start:stop].view(dtype).reshape(entry["shape"])
         start = stop
     return arrays
 
 
-def _place(array: np.ndarray, like: Any) -> Any:
-    """A copy of `array` as the kind of leaf that `like` is: where it is, committed to it or not, weakly typed or not.
+def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
+    """A copy of `array` as what it was when it was saved, placed as `like` is.
 
-    All three are part of jit's cache key, so that a restored state runs the program that its template runs.
+    Weak type, sharding and being committed to it are part of jit's cache key: a restored state runs the same program.
     """
     if isinstance(like, np.ndarray):
         return array.copy()
-    if not isinstance(like, jax.Array):
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array[()] if isinstance(like, np.generic) else array.item()
     value: Any = array
-    if _is_key(like):
-        value = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
-    elif like.weak_type:
-        value = jnp.zeros_like(like).at[...].set(array)
-    return jax.device_put(value, like.sharding if like.committed else None, may_alias=False)
+    if "key" in entry:
+        value = jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
+    elif entry["weak"]:
+        value = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)  # filled with a Python number: weak
+    committed = isinstance(like, jax.ShapeDtypeStruct) or like.committed
+    return jax.device_put(value, like.sharding if committed else None, may_alias=False)
 
 
 def _checksum(manifest: dict[str, Any], content: np.ndarray) -> str:

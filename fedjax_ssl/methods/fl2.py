@@ -113,7 +113,7 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         )
         update = task.update(shared.weights, trained.weights)
         by_status = options.aggregation == "lsaa"
-        weight = jnp.maximum(1.0 - labeling.tau, LEAST_WEIGHT) if by_status else jnp.ones(())
+        weight = lsaa_weight(labeling.tau) if by_status else jnp.ones(())
         metrics = {
             **pseudo_labels.diagnostics(labeling.label, shard.truth, labeling.accepted, mask),
             **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
@@ -122,6 +122,14 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         return ClientOutput(update, jnp.where(shard.unlabeled.count > 0, weight, 0.0), trained.kept, metrics)
 
     return method_with_labels_at_server(task, client, server, client_update)
+
+
+def lsaa_weight(tau: jax.Array) -> jax.Array:
+    """Learning-status-aware aggregation's weight before normalization, 1 - tau_k (Eq. 15); data size plays no part.
+
+    Where all tau_k are 1 the weights are equal.
+    """
+    return jnp.maximum(1.0 - tau, LEAST_WEIGHT)
 
 
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:

@@ -128,7 +128,7 @@ def train(
     """
     weights, kept = start
     anchor = weights.params
-    first = jax.eval_shape(gradient, weights, batching.take(schedule, 0, training.batch_size), key)
+    first = jax.eval_shape(gradient, weights, batching.take(schedule, jnp.int32(0), training.batch_size), key)
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
 
     def step(s: jax.Array, trained: Trained) -> Trained:

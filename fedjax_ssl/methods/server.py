@@ -46,7 +46,7 @@ class Server(NamedTuple):
     """The server's settings.
 
     Attributes:
-        optimizer: takes the aggregated pseudo-gradient; an optax transformation before its learning rate of 1.
+        optimizer: any optax optimizer; its gradient is the aggregated update, broadcast minus local.
         fine_tune: supervised training on the labeled data after each aggregation.
         pretrain: number of such trainings before round 1.
         static_norm: how sBN statistics are collected, where the task uses them.
@@ -142,8 +142,8 @@ def step(server: Server, state: ServerState, aggregate: Aggregate) -> ServerStat
     averaged without momentum. If no client took part, nothing changes, the momentum neither.
     """
     weights, d = state.weights, aggregate.update
-    direction, optimizer = server.optimizer.update(d.params, state.optimizer, weights.params)
-    params = jax.tree.map(lambda w, u: w - u, weights.params, direction)
+    change, optimizer = server.optimizer.update(d.params, state.optimizer, weights.params)
+    params = optax.apply_updates(weights.params, change)
     stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
     new = ServerState(Weights(params, stats), optimizer, state.fine_tune)
     return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, state)

@@ -61,7 +61,8 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
         conv: how convolutions are lowered, "grouped" or "im2col" (see `resolve_conv` for "auto").
         dtype: of the convolutions' arithmetic and activations, "float32" or "bfloat16"; parameters, statistics and logits
             are float32 always.
-        **options: integers >= 1, attributes of the network's class: `depth`, `width` (wide_resnet), `width` (cnn), `hidden` (mlp).
+        **options: integers >= 1, attributes of the network's class: `depth`, `width` (wide_resnet), `width` (cnn), `hidden`
+            (mlp).
 
     Raises:
         ValueError: unknown name, option, conv or dtype, or an option out of range.

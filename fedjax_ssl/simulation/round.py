@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import Examples, FederatedData, Table
+from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
@@ -36,8 +36,8 @@ class RunState(NamedTuple):
 
     server: PyTree
     clients: PyTree
-    round: jax.Array
-    key: jax.Array
+    round: Array
+    key: Array
 
 
 class RoundData(NamedTuple):
@@ -50,7 +50,7 @@ class RoundData(NamedTuple):
         server: ServerData, its Examples without their pool.
     """
 
-    images: jax.Array
+    images: Array
     clients: Shard
     server: ServerData
 

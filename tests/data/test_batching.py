@@ -22,7 +22,7 @@ def test_every_epoch_goes_through_every_selected_example_once(count):
     per_epoch = -(-count // 4)
     assert len(got) == 3 * per_epoch
     for e in range(3):
-        epoch = sum(got[e * per_epoch : (e + 1) * per_epoch], [])
+        epoch = [i for batch in got[e * per_epoch : (e + 1) * per_epoch] for i in batch]
         assert sorted(epoch) == np.flatnonzero(mask).tolist()
     assert all(len(batch) == 4 for batch in got[: per_epoch - 1])
 

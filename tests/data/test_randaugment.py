@@ -1,0 +1,323 @@
+"""Every operation against Pillow on real images, and every variant's distribution against its paper's or code's formulas."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+from sklearn.datasets import load_digits, load_sample_images
+
+from fedjax_ssl.data import augment
+from fedjax_ssl.data.randaugment import VARIANTS, Draw, Op, apply_op, draw, randaugment, strong_view
+
+FACTORS = (0.05, 0.1, 0.28, 0.5, 0.77, 0.95, 1.0, 1.36, 1.9)
+SHEARS = (-0.3, -0.123, -0.03, 0.0, 0.1, 0.27, 0.3)
+SHIFTS = (-100.0, -9.6, -4.5, -3.2, -1.0, 0.0, 0.49, 0.51, 2.0, 6.7, 9.6)
+MAGNITUDES = {
+    Op.POSTERIZE: tuple(range(1, 9)),
+    Op.SOLARIZE: (0.0, 0.5, 85.33, 128.0, 200.7, 255.0, 256.0),
+    **dict.fromkeys((Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS), FACTORS),
+    Op.ROTATE: (-30.0, -17.3, -3.0, 0.0, 3.0, 10.0, 25.7, 30.0, 40.0, 160.0),
+    **dict.fromkeys((Op.SHEAR_X, Op.SHEAR_Y), SHEARS),
+    **dict.fromkeys((Op.TRANSLATE_X, Op.TRANSLATE_Y), SHIFTS),
+}
+# Share of values that may be off, by 1: Pillow's blend rounds its product and its sum, AutoContrast's table comes from a
+# product and an offset in float64, whose sum can fall just short of a whole number. All others are exact, geometry included.
+OFF_BY_ONE = {Op.AUTO_CONTRAST: 0.01, **dict.fromkeys((Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS), 0.005)}
+SHEARS_OFF_BY_ONE = 0.06  # interpolated: Pillow's weights are float64, ours have 16 bits
+
+
+def pillow(op: Op, magnitude: float, image: np.ndarray, resample=Image.Resampling.NEAREST, fill: int = 0) -> np.ndarray:
+    """What Pillow makes of one image [H, W, ch]."""
+    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    color = fill if image.shape[-1] == 1 else (fill,) * 3
+
+    def affine(*matrix):
+        return picture.transform(picture.size, Image.Transform.AFFINE, matrix, resample, fillcolor=color)
+
+    results = {
+        Op.IDENTITY: lambda: picture,
+        Op.AUTO_CONTRAST: lambda: ImageOps.autocontrast(picture),
+        Op.EQUALIZE: lambda: ImageOps.equalize(picture),
+        Op.INVERT: lambda: ImageOps.invert(picture),
+        Op.POSTERIZE: lambda: ImageOps.posterize(picture, int(magnitude)),
+        Op.SOLARIZE: lambda: ImageOps.solarize(picture, magnitude),
+        Op.BRIGHTNESS: lambda: ImageEnhance.Brightness(picture).enhance(magnitude),
+        Op.COLOR: lambda: ImageEnhance.Color(picture).enhance(magnitude),
+        Op.CONTRAST: lambda: ImageEnhance.Contrast(picture).enhance(magnitude),
+        Op.SHARPNESS: lambda: ImageEnhance.Sharpness(picture).enhance(magnitude),
+        Op.ROTATE: lambda: picture.rotate(magnitude, fillcolor=color),
+        Op.SHEAR_X: lambda: affine(1, magnitude, 0, 0, 1, 0),
+        Op.SHEAR_Y: lambda: affine(1, 0, 0, magnitude, 1, 0),
+        Op.TRANSLATE_X: lambda: affine(1, 0, magnitude, 0, 1, 0),
+        Op.TRANSLATE_Y: lambda: affine(1, 0, 0, 0, 1, magnitude),
+    }
+    return np.asarray(results[op]()).reshape(image.shape)
+
+
+@functools.cache
+def photographs() -> np.ndarray:
+    """Crops of scikit-learn's two photographs, and images without contrast, uint8 [B, 32, 32, 3]."""
+    boxes = [(0, 0, 427, 427), (100, 50, 300, 250), (300, 100, 600, 400)]
+    crops = [
+        Image.fromarray(photograph).crop(box).resize((32, 32), Image.Resampling.BILINEAR)
+        for photograph in load_sample_images().images
+        for box in boxes
+    ]
+    flat = [np.full((32, 32, 3), value) for value in (0, 93, 255)]
+    two_values = np.where(np.arange(32 * 32 * 3).reshape(32, 32, 3) % 7, 200, 50)
+    return np.stack([*map(np.asarray, crops), *flat, two_values]).astype(np.uint8)
+
+
+@pytest.fixture(params=["photographs", "grey", "digits", "cifar10"])
+def images(request) -> np.ndarray:
+    """Real images, uint8 [B, H, W, ch]: 32 x 32 in color, 28 x 28 in grey, 8 x 8 digits, CIFAR-10 where it is there."""
+    if request.param == "photographs":
+        return photographs()
+    if request.param == "grey":
+        small = [np.asarray(Image.fromarray(image).convert("L").resize((28, 28))) for image in photographs()]
+        return np.stack(small)[..., None]
+    if request.param == "digits":
+        return np.round(load_digits().images[:20] * 255 / 16).astype(np.uint8)[..., None]
+    import tensorflow_datasets as tfds
+
+    source = tfds.data_source("cifar10", split="test", data_dir=request.getfixturevalue("tfds_dir"))
+    return np.stack([source[i]["image"] for i in range(24)])
+
+
+@functools.cache
+def batched_op(name: str):
+    """apply_op of a variant on images [B, H, W, ch], jitted: (op, magnitude, images) -> images."""
+
+    def one(op, magnitude, image):
+        planes = jnp.moveaxis(image.astype(jnp.float32), -1, 0)
+        return jnp.moveaxis(apply_op(Draw(op, magnitude, jnp.zeros(2)), planes, VARIANTS[name]), 0, -1)
+
+    return jax.jit(jax.vmap(one, (None, None, 0)))
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray, off_by_one: float) -> None:
+    """Whole values 0..255, none off by more than 1, and at most the share `off_by_one` of them off at all."""
+    np.testing.assert_array_equal(got, np.floor(np.clip(got, 0, 255)))
+    difference = np.abs(got - expected.astype(np.float32))
+    assert difference.max() <= (1 if off_by_one else 0)
+    assert np.mean(difference > 0) <= off_by_one
+
+
+@pytest.mark.parametrize("op", [op for op in Op if op != Op.CUTOUT], ids=lambda op: op.name)
+def test_operation_equals_pillow(op, images):
+    for magnitude in MAGNITUDES.get(op, (0.0,)):
+        got = np.asarray(batched_op("usb")(jnp.int32(op), jnp.float32(magnitude), images))
+        assert_close(got, np.stack([pillow(op, magnitude, image) for image in images]), OFF_BY_ONE.get(op, 0.0))
+
+
+@pytest.mark.parametrize("op", [Op.ROTATE, Op.SHEAR_X, Op.SHEAR_Y, Op.INVERT, Op.EQUALIZE], ids=lambda op: op.name)
+def test_semifl_interpolates_its_shears(op, images):
+    for magnitude in MAGNITUDES.get(op, (0.0,)):
+        got = np.asarray(batched_op("semifl")(jnp.int32(op), jnp.float32(magnitude), images))
+        expected = np.stack([pillow(op, magnitude, image, Image.Resampling.BILINEAR) for image in images])
+        assert_close(got, expected, SHEARS_OFF_BY_ONE if op in (Op.SHEAR_X, Op.SHEAR_Y) else 0.0)
+
+
+def test_fedmatch_fills_with_grey():
+    got = np.asarray(batched_op("fedmatch")(jnp.int32(Op.ROTATE), jnp.float32(40), photographs()))
+    assert_close(got, np.stack([pillow(Op.ROTATE, 40, image, fill=128) for image in photographs()]), 0.0)
+
+
+def test_cutout_of_semifl_blanks_from_a_corner():
+    planes = jnp.zeros((3, 32, 32))
+    got = apply_op(Draw(jnp.int32(Op.CUTOUT), jnp.float32(40 / 32), jnp.array([0.9, 0.3])), planes, VARIANTS["semifl"])
+    expected = np.zeros((3, 32, 32))
+    expected[:, 8:, :] = 127  # row int(.9 * 32 - 20), column 0, both to the end
+    np.testing.assert_array_equal(got, expected)
+
+
+LEVELS = range(1, 10)
+SHARED = [op for op in Op if op not in (Op.INVERT, Op.CUTOUT)]
+ENHANCE = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS)
+TRANSLATE = (Op.TRANSLATE_X, Op.TRANSLATE_Y)
+SHEAR = (Op.SHEAR_X, Op.SHEAR_Y)
+
+
+def signed(values) -> list[float]:
+    return [sign * value for value in values for sign in (-1, 1)]
+
+
+def fedlabel(level: float) -> dict:
+    return {
+        ENHANCE: [0.1 + 1.8 * level],
+        (Op.POSTERIZE,): [8 - round(4 * level)],
+        (Op.ROTATE,): signed([30 * level]),
+        SHEAR: signed([0.3 * level]),
+        TRANSLATE: signed([0.3 * 32 * level]),
+        (Op.SOLARIZE,): [256 * level],
+    }
+
+
+# (slots, share of applied operations, operations, magnitude of each: the values of a list equally often, or U(low, high))
+EXPECTED = {
+    "fixmatch": (2, 0.5, SHARED, {
+        ENHANCE: [0.1 + 0.18 * v for v in LEVELS],
+        (Op.POSTERIZE,): [4 - int(0.4 * v) for v in LEVELS],
+        (Op.ROTATE,): signed(3 * v for v in LEVELS),
+        SHEAR: signed(0.03 * v for v in LEVELS),
+        TRANSLATE: signed(LEVELS),
+        (Op.SOLARIZE,): [256 - int(25.6 * v) for v in LEVELS],
+    }),
+    "randaugment_mc": (2, 0.5, SHARED, {
+        ENHANCE: [0.05 + 0.09 * v for v in LEVELS],
+        (Op.POSTERIZE,): [4 + int(0.4 * v) for v in LEVELS],
+        (Op.ROTATE,): signed(3 * v for v in LEVELS),
+        SHEAR: signed(0.03 * v for v in LEVELS),
+        TRANSLATE: signed(int(0.03 * v * 32) for v in LEVELS),
+        (Op.SOLARIZE,): [256 - int(25.6 * v) for v in LEVELS],
+    }),
+    "usb": (3, 1.0, SHARED, {
+        ENHANCE: (0.05, 0.95),
+        (Op.POSTERIZE,): [4, 5, 6, 7],
+        (Op.ROTATE,): (-30, 30),
+        SHEAR: (-0.3, 0.3),
+        TRANSLATE: (-0.3 * 32, 0.3 * 32),
+        (Op.SOLARIZE,): (0, 256),
+    }),
+    "semifl": (2, 0.5, [op for op in Op if op != Op.IDENTITY], {
+        ENHANCE: [1.9],
+        (Op.POSTERIZE,): [4],
+        (Op.ROTATE,): [-30, 30],
+        SHEAR: [-0.3, 0.3],
+        TRANSLATE: [-100, 100],
+        (Op.SOLARIZE,): [0],
+        (Op.CUTOUT,): [40 / 32],
+    }),
+    "fedlabel_released": (1, 1.0, SHARED, fedlabel(10 / 30)),
+    "fedlabel_paper": (10, 1.0, SHARED, fedlabel(1 / 30)),
+}  # fmt: skip
+DRAWS = 60_000
+
+
+def draws(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Operations and magnitudes of many slots on 32 x 32 images."""
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    drawn = jax.jit(jax.vmap(lambda key: draw(key, VARIANTS[name], 32, 32)))(keys)
+    return np.asarray(drawn.op), np.asarray(drawn.magnitude)
+
+
+def assert_share(count: int, total: int, share: float) -> None:
+    assert abs(count / total - share) <= 5 * np.sqrt(share * (1 - share) / total)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_draws_follow_the_table(name):
+    slots, probability, operations, magnitudes = EXPECTED[name]
+    assert VARIANTS[name].slots == slots
+    op, magnitude = draws(name)
+    for one in operations:
+        idle = 1 - probability if one == Op.IDENTITY else 0.0
+        assert_share(np.sum(op == one), DRAWS, probability / len(operations) + idle)
+    assert set(op) == {*operations, *([Op.IDENTITY] if probability < 1 else [])}
+    for group, expected in magnitudes.items():
+        for one in group:
+            got = magnitude[op == one]
+            if isinstance(expected, list):
+                values, weights = np.unique(np.float32(expected), return_counts=True)
+                found, counts = np.unique(got, return_counts=True)
+                np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-5)
+                for count, weight in zip(counts, weights, strict=True):
+                    assert_share(count, len(got), weight / len(expected))
+            else:
+                low, high = expected
+                unit = (got - low) / (high - low)
+                assert 0 <= unit.min() < 0.005
+                assert 0.995 < unit.max() <= 1
+                np.testing.assert_allclose(
+                    np.histogram(unit, 10, (0, 1))[0] / len(unit), 0.1, atol=5 * 0.3 / np.sqrt(len(unit))
+                )
+
+
+def test_fedmatch_is_mild():
+    op, magnitude = draws("fedmatch")
+    for one in Op:
+        listed = one not in (Op.EQUALIZE, Op.INVERT, Op.CUTOUT)
+        assert_share(np.sum(op == one), DRAWS, 1 / 13 if listed else 0.0)
+    shares = [sum(1 / m for m in (2, 3, 4, 5) if k < m) / 4 for k in range(5)]  # k uniform in 0..M-1, M uniform in 2..5
+    for k, share in enumerate(shares):
+        rotated = magnitude[op == Op.ROTATE]
+        assert_share(np.sum(np.isclose(rotated, 40 * k)), len(rotated), share)
+    assert set(magnitude[op == Op.POSTERIZE]) == set(np.round(np.linspace(8, 4, 10), 0)[:5])
+    for one, largest in ((Op.COLOR, 0.9), (Op.CONTRAST, 0.5), (Op.BRIGHTNESS, 0.3), (Op.SHARPNESS, 0.9)):
+        ends = 1 - largest * 4 / 9, 1 + largest * 4 / 9
+        np.testing.assert_allclose((magnitude[op == one].min(), magnitude[op == one].max()), ends, rtol=1e-5)
+    np.testing.assert_allclose(magnitude[op == Op.SOLARIZE].min(), np.linspace(256, 231, 10)[4], rtol=1e-5)
+
+
+@functools.cache
+def augmented(name: str):
+    """randaugment(name) on a batch: (keys [B], images [B, H, W, ch]) -> images, jitted."""
+    return jax.jit(jax.vmap(randaugment(name)))
+
+
+@pytest.mark.parametrize("name", ["usb", "fixmatch", "fedlabel_paper"])
+def test_operations_follow_one_another_as_in_pillow(name):
+    """The slots of an image, replayed in Pillow; differences of 1 may grow in later slots, but few values differ at all."""
+    images = np.concatenate([photographs()] * 6)
+    keys = jax.random.split(jax.random.key(1), len(images))
+    got = np.asarray(augmented(name)(keys, images))
+    slot_keys = jax.vmap(lambda key: jax.random.split(key, VARIANTS[name].slots))(keys)
+    drawn = jax.jit(jax.vmap(jax.vmap(lambda key: draw(key, VARIANTS[name], 32, 32))))(slot_keys)
+    expected = images.copy()
+    for i, (operations, magnitudes) in enumerate(zip(drawn.op, drawn.magnitude, strict=True)):
+        for op, magnitude in zip(operations, magnitudes, strict=True):
+            expected[i] = pillow(Op(int(op)), float(magnitude), expected[i])
+    assert np.mean(got != expected) < 0.005
+    assert np.mean(np.any(got != images, axis=(1, 2, 3))) > 0.3
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_result_depends_on_key_and_image_alone(name):
+    images = photographs()
+    keys = jax.random.split(jax.random.key(2), len(images))
+    first = np.asarray(augmented(name)(keys, images))
+    assert first.dtype == np.float32
+    np.testing.assert_array_equal(first, augmented(name)(keys, images))
+    np.testing.assert_array_equal(first[::-1], augmented(name)(keys[::-1], images[::-1]))
+    other = np.asarray(augmented(name)(jax.random.split(jax.random.key(3), len(images)), images))
+    assert np.mean(np.any(first != other, axis=(1, 2, 3))[:6]) > 0.4
+
+
+def test_result_depends_neither_on_batch_size_nor_on_an_outer_map():
+    images = photographs()
+    keys = jax.random.split(jax.random.key(2), len(images))
+    whole = np.asarray(augmented("usb")(keys, images))
+    np.testing.assert_array_equal(augmented("usb")(keys[4:5], images[4:5]), whole[4:5])
+    by_client = jax.jit(jax.vmap(jax.vmap(randaugment("usb"))))(keys.reshape(2, 5), images.reshape(2, 5, 32, 32, 3))
+    np.testing.assert_array_equal(by_client.reshape(images.shape), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "color"), [("usb", (125, 123, 114)), ("randaugment_mc", (127,) * 3), ("fixmatch", (127.5,) * 3)]
+)
+def test_strong_view_ends_with_the_variants_cutout(name, color):
+    """The base comes first (it turns the image white here), the cutout last: its color is exact in every image."""
+    view = strong_view(name, lambda key, image: jnp.full_like(image, 255))
+    got = np.asarray(jax.jit(jax.vmap(view))(jax.random.split(jax.random.key(0), 10), photographs()))
+    assert np.all(np.any(np.all(got == np.float32(color), -1), axis=(1, 2)))
+    plain = randaugment(name)(jax.random.key(0), np.full((32, 32, 3), 255, np.uint8))
+    assert not np.any(np.all(np.asarray(plain) == np.float32(color), -1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: randaugment("fixmatch2"), "got RandAugment variant 'fixmatch2', accepted: fixmatch, randaugment_mc, usb"),
+        (lambda: strong_view("", augment.flip()), "got RandAugment variant ''"),
+        (
+            lambda: randaugment("usb")(jax.random.key(0), np.zeros((8, 8, 2))),
+            r"got an image of 2 channels, accepted .* 1 .* or 3",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,83 @@
+"""The strategies compute the same rounds: one round at 1e-5 for all methods, three at 1e-4 in a smooth setting.
+
+Thresholds and argmax turn rounding into different decisions sooner or later, so the three rounds use a method without a
+threshold to cross: every pseudo-label is accepted (`confidence` 0), and labels are far from ties for this seed.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import tiny, toy
+
+STRATEGIES = ("scan", "chunked", "sharded", "sharded_chunked")
+
+
+def run(experiment, execution, rounds, simulator_class=Simulator):
+    simulator = simulator_class(experiment.problem, execution, 250)
+    state, _ = simulator.initialize(0)
+    rows = []
+    for _ in range(rounds):
+        state, metrics = simulator.round(state)
+        rows.append(metrics)
+    return jax.device_get(state._replace(key=jax.random.key_data(state.key))), rows
+
+
+@functools.cache
+def reference(method: str, rounds: int, smooth: bool):
+    experiment = tiny.experiment(method, **(SMOOTH if smooth else {}))
+    return experiment, run(experiment, toy.executions()["vmap"], rounds)
+
+
+SMOOTH = {"method__threshold": "fixed", "method__confidence": 0.0}
+
+
+def distance(a, b) -> float:
+    """Relative Euclidean distance over all parameters."""
+    a, b = (np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)]) for tree in (a, b))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_one_round_of_every_method_agrees(method, strategy):
+    experiment, (expected, _) = reference(method, 1, False)
+    state, _ = run(experiment, toy.executions()[strategy], 1)
+    assert distance(expected.server.weights, state.server.weights) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_three_rounds_agree_and_decide_alike(strategy):
+    experiment, (expected, expected_rows) = reference("fl2", 3, True)
+    state, rows = run(experiment, toy.executions()[strategy], 3)
+    for key in ("diagnostics/label_ratio", "diagnostics/pseudo_label_accuracy"):
+        assert [row[key] for row in rows] == [row[key] for row in expected_rows]
+    assert distance(expected.server.weights, state.server.weights) < 1e-4
+    assert distance(expected.clients, state.clients) < 1e-4
+
+
+def test_a_permuted_cohort_gives_the_same_round(monkeypatch):
+    from fedjax_ssl.simulation import round as round_module
+
+    experiment, (expected, _) = reference("fl2", 3, True)
+    sample = round_module.sample
+
+    def permuted(*args):
+        cohort = sample(*args)
+        return cohort._replace(ids=cohort.ids[::-1])
+
+    monkeypatch.setattr(round_module, "sample", permuted)
+    state, _ = run(experiment, toy.executions()["vmap"], 3)
+    assert distance(expected.server.weights, state.server.weights) < 1e-4
+
+
+def test_data_on_the_host_give_the_same_bits():
+    experiment, (expected, expected_rows) = reference("fl2", 3, True)
+    state, rows = run(experiment, toy.executions()["vmap"], 3, HostSimulator)
+    assert rows == expected_rows
+    assert jax.tree.all(jax.tree.map(np.array_equal, expected, state))

@@ -1,0 +1,119 @@
+"""LSAA (Eq. 15), the server's momentum and static batch norm against NumPy, through the functions that the methods use."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Aggregate, ClientOutput, ServerData
+from fedjax_ssl.methods import server
+from fedjax_ssl.methods.fl2 import lsaa_weight
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.simulation.execution import Execution, run_cohort
+
+
+def aggregate(taus: np.ndarray, local: np.ndarray, broadcast: np.ndarray, counts: np.ndarray, chunk: int) -> Aggregate:
+    def client(shared, inputs):
+        tau, weights, count = inputs
+        update = Weights({"w": shared - weights}, ())
+        return ClientOutput(update, jnp.where(count > 0, lsaa_weight(tau), 0.0), (), {})
+
+    inputs = (jnp.float32(taus), jnp.float32(local), jnp.int32(counts))
+    return run_cohort(client, jnp.float32(broadcast), inputs, aggregator="sum", execution=Execution(chunk)).aggregate
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_lsaa_weighs_clients_by_one_minus_tau_whatever_their_size(chunk):
+    rng = np.random.default_rng(0)
+    local, sent = rng.standard_normal((5, 3)), rng.standard_normal(3)
+    taus = np.array([0.2, 0.9, 0.5, 0.99, 0.35])
+    beta = (1 - taus) / np.sum(1 - taus)
+    got = aggregate(taus, local, sent, np.array([1, 100, 5, 7, 20]), chunk)
+    np.testing.assert_allclose(got.update.params["w"], sent - beta @ local, rtol=1e-5)
+
+
+def test_all_tau_of_one_weigh_alike():
+    local, sent = np.arange(8.0).reshape(4, 2), np.zeros(2)
+    got = aggregate(np.ones(4), local, sent, np.ones(4), 0)
+    np.testing.assert_allclose(got.update.params["w"], -local.mean(0), rtol=1e-6)
+    assert got.weight > 0
+
+
+def test_a_client_that_is_sure_counts_nothing_beside_one_that_is_not():
+    local = np.array([[1.0], [100.0]])
+    got = aggregate(np.array([0.5, 1.0]), local, np.zeros(1), np.ones(2), 0)
+    np.testing.assert_allclose(got.update.params["w"], [-1.0], rtol=1e-6)
+
+
+SETTINGS = server.Server(optax.sgd(1.0, momentum=0.5), None, 0, None)
+
+
+def test_server_momentum_is_v_half_v_plus_d_and_w_minus_v():
+    rng = np.random.default_rng(1)
+    w, v = rng.standard_normal(4), np.zeros(4)
+    state = server.ServerState(Weights({"w": jnp.float32(w)}, {}), SETTINGS.optimizer.init({"w": jnp.zeros(4)}), ())
+    for _ in range(4):
+        d = rng.standard_normal(4)
+        v = 0.5 * v + d
+        w = w - v
+        state = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.float32(d)}, ()), jnp.float32(1.0)))
+        np.testing.assert_allclose(state.weights.params["w"], w, rtol=1e-5)
+
+
+def test_a_round_without_clients_leaves_weights_and_momentum_alone():
+    state = server.ServerState(Weights({"w": jnp.ones(2)}, {}), SETTINGS.optimizer.init({"w": jnp.zeros(2)}), ())
+    state = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.ones(2)}, ()), jnp.float32(1.0)))
+    same = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.zeros(2)}, ()), jnp.float32(0.0)))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, same))
+
+
+def norm_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of one batch [B, F], as PyTorch stores them: mean and unbiased variance."""
+    return x.mean(0), x.var(0, ddof=1)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "batches"])
+@pytest.mark.parametrize("data", ["cohort", "all", "labeled"])
+def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, weighting):
+    """A network that is one batch norm on pixels: its statistics are those of the images."""
+
+    def apply(params, stats, images, *, mask=None, train=False):
+        x = images.reshape(len(images), -1)
+        mean = jnp.sum(jnp.where(mask[:, None], x, 0), 0) / mask.sum()
+        var = jnp.sum(jnp.where(mask[:, None], (x - mean) ** 2, 0), 0) / (mask.sum() - 1)
+        return x, {"norm": {"mean": mean, "var": var}}
+
+    plain = Views(lambda images: images.astype(jnp.float32), None, None)
+    task = Task(models.ModelFns(None, apply), plain, 2, "static", 4)
+    settings = server.StaticNorm(data, weighting, labeled_batch_size=3, unlabeled_batch_size=4)
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 256, (40, 1, 3, 1)).astype(np.uint8)
+    labeled, pooled = np.arange(5), np.arange(5, 40)  # batches of 3 and 2, and of 4 with a last one of 3
+    cohort = [np.array([7, 9, 30]), np.array([11, 12, 13, 14, 15, 16]), np.array([20])]
+    index = np.zeros((3, 6), np.int32)
+    for k, row in enumerate(cohort):
+        index[k, : len(row)] = row
+
+    def examples(rows: np.ndarray, counts) -> Examples:
+        return Examples(jnp.asarray(images), jnp.int32(rows), jnp.int32(counts), None)
+
+    padded = np.concatenate([labeled, [0, 0]])
+    given = ServerData(examples(padded, 5), examples(pooled, 35), examples(index, [3, 6, 1]), jnp.int32(0))
+    weights = Weights({}, {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}})
+    got = server.with_statistics(task, settings, weights, given).stats["norm"]
+
+    pixels = images.reshape(40, 3).astype(float)
+    clients = {"cohort": np.concatenate(cohort), "all": pooled, "labeled": np.zeros(0, int)}[data]
+    labeled_batches = np.split(pixels[labeled], [3])
+    batches = labeled_batches + np.split(pixels[clients], np.arange(4, len(clients), 4))
+    batches = [b for b in batches if len(b)]
+    share = np.array([len(b) if weighting == "examples" else 1 for b in batches], float)
+    share /= share.sum()
+    mean = sum(s * norm_of(b)[0] for s, b in zip(share, batches, strict=True))
+    var = sum(s * norm_of(b)[1] for s, b in zip(share, batches, strict=True))
+    np.testing.assert_allclose(got["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(got["var"], var, rtol=1e-4)

@@ -1,0 +1,24 @@
+"""Small real experiments for tests: synthetic 6x6 images, a small network, few clients; seconds to compile."""
+
+from typing import Any
+
+from configs import common
+from fedjax_ssl.experiment.build import Experiment, build
+
+
+def config(method: str = "fl2", **overrides: Any) -> dict[str, Any]:
+    """A small config of any method, on `synthetic` data; overrides are dotted keys with `__` for the dots."""
+    tree = common.base(method, "cnn", width=4)
+    tree.data.name, tree.data.num_clients, tree.data.num_labels = "synthetic", 8, 20
+    tree.data.flip, tree.data.crop_padding, tree.data.strong = False, 1, "none"
+    tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 1
+    tree.server.optimizer.schedule = tree.client.optimizer.schedule = "constant"
+    tree.rounds, tree.cohort_size, tree.eval_every, tree.checkpoint_every = 4, 5, 2, 2
+    for key, value in overrides.items():
+        tree.update_from_flattened_dict({key.replace("__", "."): value})
+    return tree.to_dict()
+
+
+def experiment(method: str = "fl2", **overrides: Any) -> Experiment:
+    """The experiment of `config`."""
+    return build(config(method, **overrides))
