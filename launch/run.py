@@ -90,13 +90,18 @@ def _innermost(error: flags.Error) -> str:
 
 def _unknown_key(argv: list[str]) -> tuple[str, str]:
     """The first override of a key that the config has not, and the nearest that it has."""
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS([argv[0], *(word for word in argv if word.startswith("--config="))])
-    known = _keys(CONFIG.value.to_dict())
+    alone = [argv[0], *(word for word in argv if word.startswith("--config="))]
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=alone)
+    values(alone)
+    known = _keys(config.value.to_dict())
     given = [match[1] for word in argv if (match := re.match(r"--config\.([\w.]+)", word))]
     key = next(key for key in given if key not in known)
-    near = difflib.get_close_matches(key, known, 1, cutoff=0.3)
-    return key, f"did you mean config.{near[0]}?" if near else f"accepted: {', '.join(known)}"
+    if near := difflib.get_close_matches(key, known, 1):
+        return key, f"did you mean config.{near[0]}?"
+    group = key.rpartition(".")[0]
+    siblings = [k for k in known if k.rpartition(".")[0] == group] or [k for k in known if "." not in k]
+    return key, f"accepted: {', '.join(siblings)}"
 
 
 def _keys(config: dict[str, Any], prefix: str = "") -> list[str]:

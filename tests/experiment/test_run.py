@@ -1,0 +1,205 @@
+"""The command line as a person meets it: files, exit statuses, one-line errors, resume, signals."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.writers import MetricsLog
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = """
+from configs import common
+
+def get_config(argument=None):
+    config = common.base("fixmatch", "linear")
+    config.update_from_flattened_dict({
+        "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.flip": False, "data.crop_padding": 0,
+        "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "method.confidence": 0.3, "rounds": 6,
+        "cohort_size": 3, "eval_every": 2, "checkpoint_every": 2,
+    })
+    return config
+"""
+TIMES = ("time/", "perf/")
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "small.py"
+    path.write_text(CONFIG)
+    return f"--config={path}"
+
+
+def launch(*arguments: str, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "launch.run", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    """The log without its times."""
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in MetricsLog(workdir).rows()]
+
+
+def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_path, config):
+    workdir = tmp_path / "run"
+    done = launch(config, f"--workdir={workdir}", "--config.seed=3")
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stderr.splitlines()] == ["round 2/6", "round 4/6", "round 6/6"]
+    log = MetricsLog(workdir).rows()
+    assert [row["round"] for row in log] == [1, 2, 3, 4, 5, 6]
+    assert [("eval/accuracy" in row) for row in log] == [False, True] * 3
+    expected = {
+        "client/loss", "client/mask_rate", "server/loss", "diagnostics/pseudo_label_accuracy", "diagnostics/label_ratio",
+        "diagnostics/correct_ratio", "diagnostics/wrong_ratio", "comm/bytes_up", "comm/bytes_down", "time/round_s",
+        "perf/client_images_per_s",
+    }  # fmt: skip
+    assert all(expected <= set(row) for row in log)
+    per_round = log[0]["comm/bytes_up"]
+    assert [row["comm/bytes_up"] for row in log] == [per_round * n for n in range(1, 7)]
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert set(summary) == {
+        "method", "dataset", "seed", "rounds", "eval/accuracy", "eval/accuracy_last5", "comm/bytes_up", "comm/bytes_down",
+        "time/total_s", "time/compile_s", "perf/client_images_per_s", "device", "jax_version", "git_commit", "num_params",
+    }  # fmt: skip
+    assert summary["seed"] == 3
+    assert summary["eval/accuracy"] == log[-1]["eval/accuracy"]
+    evaluated = [row["eval/accuracy"] for row in log if "eval/accuracy" in row]
+    assert summary["eval/accuracy_last5"] == pytest.approx(np.mean(evaluated))
+    assert summary["num_params"] == 64 * 10 + 10
+    assert json.loads((workdir / "config.json").read_text())["seed"] == 3
+    assert list((workdir / "tensorboard").iterdir())
+    assert {path.name for path in (workdir / "checkpoints").iterdir()} >= {"6"}
+
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*") if path.is_file() and path.name != "config.json"}
+    again = launch(config, f"--workdir={workdir}", "--config.seed=3")
+    assert (again.returncode, again.stderr) == (0, "")
+    after = {path: path.stat().st_mtime_ns for path in workdir.rglob("*") if path.is_file() and path.name != "config.json"}
+    assert before == after
+
+
+def test_the_default_workdir_is_named_by_config_and_seed(tmp_path, config):
+    assert launch(config, "--config.rounds=1", "--config.seed=5", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "runs" / "small" / "5" / "summary.json").exists()
+
+
+def test_a_stopped_and_resumed_run_logs_the_same_bits(tmp_path, config):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert launch(config, f"--workdir={whole}").returncode == 0
+    assert launch(config, f"--workdir={parts}", "--stop_after=3").returncode == 0
+    assert len(rows(parts)) == 3
+    assert not (parts / "summary.json").exists()
+    assert launch(config, f"--workdir={parts}").returncode == 0
+    assert rows(parts) == rows(whole)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_checkpoint_and_the_run_goes_on_from_it(tmp_path, config, number, status):
+    workdir = tmp_path / "run"
+    arguments = [config, f"--workdir={workdir}", "--config.rounds=100000", "--config.checkpoint_every=100000"]
+    command = [sys.executable, "-m", "launch.run", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (workdir / "metrics.jsonl").exists() or len((workdir / "metrics.jsonl").read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    finished = len(rows(workdir))
+    assert (workdir / "checkpoints" / str(finished)).is_dir()
+    resumed = launch(*arguments, f"--stop_after={finished + 2}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["round"] for row in rows(workdir)] == list(range(1, finished + 3))
+
+
+def test_a_corrupt_newest_checkpoint_falls_back_to_the_one_before(tmp_path, config):
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    assert launch(config, f"--workdir={whole}").returncode == 0
+    assert launch(config, f"--workdir={workdir}", "--stop_after=4").returncode == 0
+    largest = max((workdir / "checkpoints" / "4").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    resumed = launch(config, f"--workdir={workdir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "skipped corrupt checkpoint" in resumed.stderr
+    assert rows(workdir) == rows(whole)
+    assert (workdir / "checkpoints" / "4.corrupt").is_dir()
+
+
+def test_another_config_in_the_workdir_is_refused_with_the_keys_and_overwrite_starts_anew(tmp_path, config):
+    workdir = tmp_path / "run"
+    assert launch(config, f"--workdir={workdir}", "--config.rounds=2").returncode == 0
+    refused = launch(config, f"--workdir={workdir}", "--config.rounds=1", "--config.method.confidence=0.5")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "rounds is 2 there and 1 here" in refused.stderr
+    assert "method.confidence is 0.3 there and 0.5 here" in refused.stderr
+    assert len(rows(workdir)) == 2
+    assert launch(config, f"--workdir={workdir}", "--config.rounds=1", "--overwrite").returncode == 0
+    assert len(rows(workdir)) == 1
+
+
+def test_divergence_is_named_and_keeps_the_rounds_before(tmp_path, config):
+    workdir = tmp_path / "run"
+    diverged = launch(config, f"--workdir={workdir}", "--config.server.optimizer.learning_rate=1e37", "--config.server.epochs=5")
+    assert diverged.returncode == 1
+    assert "the global model holds NaN or infinity" in diverged.stderr
+    assert "Traceback" not in diverged.stderr
+
+
+@pytest.fixture(scope="module")
+def bad_npz(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "floats.npz"
+    np.savez(path, x_train=np.zeros((20, 3)), y_train=np.zeros(20, int), x_test=np.zeros((5, 3)), y_test=np.zeros(5, int))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config.method.confidenc=1"], ["config.method.confidenc", "method.confidence"]),
+        (["--config.nonsense=1"], ["config.nonsense", "unknown key"]),
+        (["--config.rounds=many"], ["rounds", "many", "int"]),
+        (["--config.rounds=0"], ["rounds", "got 0"]),
+        (["--config.data.name=cifar11"], ["cifar11", "cifar10"]),
+        (["--config.data.name=cifar10", "--config.data.data_dir=/nowhere"], ["/nowhere"]),
+        (["--config.data.num_clients=0"], ["data.num_clients", "got 0"]),
+        (["--config.data.num_labels=100000"], ["num_labels", "100000"]),
+        (["--config.data.num_labels=15"], ["15", "multiple of 10"]),
+        (["--config.cohort_size=7"], ["cohort_size", "got 7", "6"]),
+        (["--config.data.partition=dirichlet", "--config.data.min_size=1000"], ["min_size"]),
+        (["--config.method.batches=some"], ["method.batches", "some", "accepted"]),
+        (["--config.model.name=vgg"], ["vgg"]),
+        (["--config.execution.devices=9"], ["execution.devices", "got 9"]),
+        (["--config.data.name=npz", "--config.data.path=/nowhere.npz"], ["/nowhere.npz"]),
+        (["--overwrit"], ["overwrit", "unknown flag"]),
+        (["rounds=3"], ["rounds=3", "--config."]),
+    ],
+)
+def test_wrong_input_is_one_line_with_status_2(tmp_path, config, arguments, words):
+    refused = launch(config, f"--workdir={tmp_path / 'run'}", *arguments)
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1, refused.stderr
+    assert all(word in refused.stderr for word in words), refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_files_are_one_line_with_status_2(tmp_path, config, bad_npz):
+    for arguments in (
+        [config, "--config.data.name=npz", f"--config.data.path={bad_npz}"],
+        ["--config=configs/no_such_file.py"],
+        ["--config=configs/digits.py:no_such_method"],
+        [],
+    ):
+        refused = launch(*arguments, f"--workdir={tmp_path / 'run'}")
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stderr.count("\n") == 1, refused.stderr
+        assert refused.stderr.startswith("error: ")
