@@ -1,4 +1,12 @@
-"""(FL)^2 on CIFAR-10, few labels at the server."""
+"""(FL)^2 on CIFAR-10, few labels at the server.
+
+    python -m launch.run --config=configs/fl2_cifar10.py:paper,labels=40,split=iid --config.data.data_dir=DIR
+
+Expected (the paper's Table 1, mean and standard deviation of 3 seeds, in %; not yet reproduced here): 40 labels 81.5 (7.4) IID,
+43.5 (7.5) Dirichlet .3, 36.4 (1.4) Dirichlet .1; 10 labels 38.9 (11.1), 24.3 (4.5), 19.2 (5.7).
+Run time: made for an accelerator. On two CPU cores two rounds with `--config.cohort_size=2 --config.client.epochs=1` take
+minutes, compilation included.
+"""
 
 from ml_collections import ConfigDict
 

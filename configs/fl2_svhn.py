@@ -1,4 +1,11 @@
-"""(FL)^2 on SVHN, few labels at the server."""
+"""(FL)^2 on SVHN (train split), few labels at the server.
+
+    python -m launch.run --config=configs/fl2_svhn.py:paper,labels=40,split=iid --config.data.data_dir=DIR
+
+Expected (the paper's Table 1, mean and standard deviation of 3 seeds, in %; not yet reproduced here): 40 labels 75.3 (2.4) IID,
+31.0 (4.2) Dirichlet .3, 21.5 (3.3) Dirichlet .1.
+Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
+"""
 
 from ml_collections import ConfigDict
 

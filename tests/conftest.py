@@ -6,6 +6,8 @@ import pathlib
 import jax
 import pytest
 
+# Tests compile many programs and run each for a moment.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
 
 

@@ -1,4 +1,4 @@
-"""Small real experiments for tests: synthetic 6x6 images, a small network, few clients; seconds to compile."""
+"""Small real experiments for tests: synthetic 8x8 images, a small network, few clients; seconds to compile."""
 
 from typing import Any
 
@@ -6,19 +6,22 @@ from configs import common
 from fedjax_ssl.experiment.build import Experiment, build
 
 
-def config(method: str = "fl2", **overrides: Any) -> dict[str, Any]:
-    """A small config of any method, on `synthetic` data; overrides are dotted keys with `__` for the dots."""
-    tree = common.base(method, "cnn", width=4)
+def config(method: str, **overrides: Any) -> dict[str, Any]:
+    """A small config of any method, with an MLP on `synthetic` data; overrides are dotted keys with `__` for the dots."""
+    tree = common.base(method, "mlp", hidden=32)
     tree.data.name, tree.data.num_clients, tree.data.num_labels = "synthetic", 8, 20
     tree.data.flip, tree.data.crop_padding, tree.data.strong = False, 1, "none"
-    tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 1
+    tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 10
     tree.server.optimizer.schedule = tree.client.optimizer.schedule = "constant"
+    tree.server.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03
+    if "confidence" in tree.method:
+        tree.method.confidence = 0.5  # so that some pass in the first rounds
     tree.rounds, tree.cohort_size, tree.eval_every, tree.checkpoint_every = 4, 5, 2, 2
     for key, value in overrides.items():
         tree.update_from_flattened_dict({key.replace("__", "."): value})
     return tree.to_dict()
 
 
-def experiment(method: str = "fl2", **overrides: Any) -> Experiment:
+def experiment(method: str, **overrides: Any) -> Experiment:
     """The experiment of `config`."""
     return build(config(method, **overrides))

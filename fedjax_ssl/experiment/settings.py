@@ -15,6 +15,7 @@ from fedjax_ssl.data.presets import NORMALIZATIONS, STRONG_VIEWS
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
 from fedjax_ssl.methods.task import NORMS
+from fedjax_ssl.models.layers import LOWERINGS
 from fedjax_ssl.simulation.execution import STRATEGIES
 
 PARTITIONS = ("iid", "dirichlet")
@@ -221,7 +222,7 @@ class ExecutionSettings:
 
     def __post_init__(self) -> None:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
-        _one_of("execution.conv", self.conv, ("auto", "grouped", "im2col"))
+        _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
         _one_of("execution.dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)

@@ -58,11 +58,11 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
     Args:
         name: key of MODELS.
         num_classes: C.
-        conv: how convolutions are lowered, "grouped" or "im2col" (see `resolve_conv` for "auto").
+        conv: how convolutions are lowered, "grouped", "im2col" or "hybrid" (see `resolve_conv` for "auto").
         dtype: of the convolutions' arithmetic and activations, "float32" or "bfloat16"; parameters, statistics and logits
             are float32 always.
-        **options: integers >= 1, attributes of the network's class: `depth`, `width` (wide_resnet), `width` (cnn), `hidden`
-            (mlp).
+        **options: integers >= 1, attributes of the network's class: `depth` and `width` (wide_resnet), `width` (cnn),
+            `hidden` (mlp).
 
     Raises:
         ValueError: unknown name, option, conv or dtype, or an option out of range.
@@ -92,9 +92,7 @@ def _pure(module: nn.Module) -> ModelFns:
             # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
             images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
         variables = {"params": params, "batch_stats": stats}
-        if not train:
-            return module.apply(variables, images, mask, False), stats
-        logits, updated = module.apply(variables, images, mask, True, mutable=["batch_stats"])
+        logits, updated = module.apply(variables, images, mask, train, mutable=["batch_stats"])
         return logits, updated.get("batch_stats", {})
 
     return ModelFns(init, apply)

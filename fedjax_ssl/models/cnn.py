@@ -25,7 +25,7 @@ class CNN(nn.Module):
 
     num_classes: int
     conv: Callable[..., nn.Module] = Conv
-    width: int = 32
+    width: int = 16
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:

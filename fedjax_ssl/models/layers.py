@@ -8,6 +8,7 @@ a loop run on one slow path, which slices and matrix products avoid.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,16 @@ DTYPES = ("float32", "bfloat16")
 
 _CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, then fit a core's cache
 
-# PyTorch's `kaiming_normal_(mode="fan_out", nonlinearity="relu")`: N(0, 2 / (kh kw features)).
-kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 # PyTorch's default for a linear layer's weight: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 torch_linear = nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
+
+
+def kaiming_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """N(0, 2 / (kh kw F)) for a kernel of shape [kh, kw, ch, F]: PyTorch's `kaiming_normal_`, mode fan_out, gain of ReLU."""
+    kh, kw, _, features = shape
+    # Drawn flat: XLA takes four times as long to compile the generator for four axes.
+    return math.sqrt(2.0 / (kh * kw * features)) * jax.random.normal(key, (math.prod(shape),), dtype).reshape(shape)
 
 
 def grouped_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -59,7 +65,7 @@ def im2col_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     columns = [slice(j, j + (width - 1) * stride + 1, stride) for j in range(kw)]
     shifted = jnp.concatenate([images[:, :, column] for column in columns], axis=-1)
     kernel = kernel.reshape(kh, kw * channels, features)
-    return sum(shifted[:, row] @ kernel[i] for i, row in enumerate(rows))
+    return functools.reduce(jnp.add, (shifted[:, row] @ kernel[i] for i, row in enumerate(rows)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -84,13 +90,14 @@ def _hybrid_backward(
     stride: int, padding: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     images, kernel = residuals
-    size = kernel.shape[0]
-    # Rows and columns at the far edge that no window of the strided convolution reached.
-    rest = [(length + 2 * padding - size) % stride for length in images.shape[1:3]]
-    zero = jnp.zeros((), cotangent.dtype)
-    dilated = lax.pad(cotangent, zero, ((0, 0, 0), (0, rest[0], stride - 1), (0, rest[1], stride - 1), (0, 0, 0)))
-    flipped = kernel[::-1, ::-1].swapaxes(2, 3)
-    return grouped_conv(dilated, flipped, 1, size - 1 - padding), _kernel_gradient(images, cotangent, size, stride, padding)
+    if stride == 1:
+        flipped = kernel[::-1, ::-1].swapaxes(2, 3)
+        images_gradient = grouped_conv(cotangent, flipped, 1, kernel.shape[0] - 1 - padding)
+    else:
+        # As a convolution this would multiply the zeros between the cotangent's entries: three of four at stride 2.
+        transpose = jax.linear_transpose(lambda x: im2col_conv(x, kernel, stride, padding), images)
+        (images_gradient,) = transpose(cotangent)
+    return images_gradient, _kernel_gradient(images, cotangent, kernel.shape[0], stride, padding)
 
 
 def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
@@ -118,7 +125,11 @@ def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: int, stride:
 hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
 
 
-LOWERINGS = {"grouped": grouped_conv, "im2col": im2col_conv, "hybrid": hybrid_conv}
+LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
+    "grouped": grouped_conv,
+    "im2col": im2col_conv,
+    "hybrid": hybrid_conv,
+}
 
 
 class Conv(nn.Module):
@@ -156,21 +167,24 @@ class Conv(nn.Module):
         return out
 
 
-def resolve_conv(conv: str, platform: str) -> str:
+def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
     """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
 
-    `auto` is `im2col` on the CPU, where XLA's convolution computes its gradients some 50 times slower inside a compiled loop
-    than outside (jax issue 12868), and `grouped` on every other platform.
+    On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
+    issue 12868), `auto` is `hybrid`, or `im2col` where one program holds a kernel per client; `benchmarks/conv_lowering.py`
+    measures them. On every other platform it is `grouped`, until measured otherwise.
 
     Args:
-        conv: "auto", "grouped" or "im2col".
+        conv: "auto" or a key of LOWERINGS.
         platform: as `jax.default_backend()` names it: "cpu", "gpu", "tpu".
+        kernels_vmapped: whether clients with parameters of their own are trained under `vmap`.
 
     Raises:
         ValueError: `conv` is none of these.
     """
     if conv == "auto":
-        return "im2col" if platform == "cpu" else "grouped"
+        on_cpu = "im2col" if kernels_vmapped else "hybrid"
+        return on_cpu if platform == "cpu" else "grouped"
     if conv not in LOWERINGS:
-        raise ValueError(f"conv must be one of {['auto', *LOWERINGS]}, got {conv!r}")
+        raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
     return conv

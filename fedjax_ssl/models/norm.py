@@ -20,36 +20,24 @@ from jax import lax
 PyTree = Any
 
 
-class Moments(NamedTuple):
-    """Statistics of one batch, per channel.
-
-    Attributes:
-        mean: float32 [F].
-        var: float32 [F], biased (divided by the number of values).
-        count: float32 scalar, the number of values that each channel has: real examples times H W.
-    """
-
-    mean: jax.Array
-    var: jax.Array
-    count: jax.Array
-
-
-def moments(x: jax.Array, mask: jax.Array | None) -> Moments:
-    """Mean and biased variance of each channel of [B, ..., F] over the real examples, in float32; zeros where there is none.
+def moments(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean, biased variance and number of values of each channel over the real examples; zeros where there is none.
 
     Args:
-        x: any float dtype.
-        mask: bool [B], which examples are real; None: all.
+        x: [B, ..., F], any float dtype.
+        real: bool, broadcastable to x, the same for all of an example's values.
+
+    Returns:
+        float32 [F], [F] and a scalar: the number of real examples times H W.
     """
     x = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
-    real = jnp.ones((), bool) if mask is None else mask.reshape(mask.shape + (1,) * (x.ndim - 1))
     count = jnp.sum(jnp.broadcast_to(real, (*x.shape[:-1], 1)), dtype=jnp.float32)
     divisor = jnp.maximum(count, 1.0)
     mean = jnp.sum(jnp.where(real, x, 0.0), axes) / divisor
     # Select before squaring: the gradient of a padded entry is then 2 * 0, and not 0 * garbage.
     var = jnp.sum(jnp.square(jnp.where(real, x - mean, 0.0)), axes) / divisor
-    return Moments(mean, var, count)
+    return mean, var, count
 
 
 class BatchNorm(nn.Module):
@@ -57,7 +45,8 @@ class BatchNorm(nn.Module):
 
     In training, mean and (biased) var are those of the batch's real examples, and the collection `batch_stats` receives the
     batch's mean and unbiased variance, as PyTorch stores them, without gradient. A batch without real examples reports the
-    statistics it was given. In evaluation, mean and var are read from `batch_stats`.
+    statistics it was given. In evaluation, mean and var are read from `batch_stats`. Padded examples come out as zeros: scaled
+    by a variance that is not theirs, layer after layer, they could overflow.
 
     Attributes:
         epsilon: added to the variance.
@@ -67,21 +56,22 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
-        """[B, ..., F] -> the same shape and dtype; mask bool [B] or None."""
+        """[B, ..., F] -> the same shape and dtype; mask bool [B], which examples are real (None: all)."""
         features = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         stored_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         stored_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+        real = jnp.ones((), bool) if mask is None else mask.reshape(mask.shape + (1,) * (x.ndim - 1))
         if train:
-            mean, var, count = moments(x, mask)
+            mean, var, count = moments(x, real)
             unbiased = var * count / jnp.maximum(count - 1.0, 1.0)
             stored_mean.value = lax.stop_gradient(jnp.where(count > 0, mean, stored_mean.value))
             stored_var.value = lax.stop_gradient(jnp.where(count > 0, unbiased, stored_var.value))
         else:
             mean, var = lax.stop_gradient((stored_mean.value, stored_var.value))
         y = (x.astype(jnp.float32) - mean) * (scale * lax.rsqrt(var + self.epsilon)) + bias
-        return y.astype(x.dtype)
+        return jnp.where(real, y, 0.0).astype(x.dtype)
 
 
 def running(stats: PyTree, batch_stats: PyTree, momentum: float | jax.Array = 0.1) -> PyTree:

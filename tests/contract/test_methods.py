@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.experiment.build import build
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
@@ -99,8 +100,9 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(ran):
     assert simulator is not other
 
 
-@pytest.mark.parametrize("norm", ["running", "batch"])
-def test_other_batch_norm_modes_learn_too(norm):
-    experiment = tiny.experiment("fl2", model__norm=norm)
-    rows = [row for _, row in experiment.rounds()]
+@pytest.mark.parametrize("norm", ["static", "running", "batch"])
+def test_every_batch_norm_mode_learns(norm):
+    config = tiny.config("fixmatch", model__norm=norm, rounds=3)
+    config["model"] = {"name": "cnn", "norm": norm, "width": 4}
+    rows = [row for _, row in build(config).rounds()]
     assert rows[-1]["eval/accuracy"] > 0.5

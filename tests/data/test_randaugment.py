@@ -267,12 +267,14 @@ def keys(seed: int) -> jax.Array:
 def test_operations_follow_one_another_as_in_pillow():
     """The slots of an image, replayed in Pillow. Differences of 1 may grow in later slots, but few values differ at all."""
     got = np.asarray(augmented("usb")(keys(1), IMAGES))
-    slot_keys = jax.vmap(lambda key: jax.random.split(key, VARIANTS["usb"].slots))(keys(1))
-    drawn = jax.jit(jax.vmap(jax.vmap(lambda key: draw(key, VARIANTS["usb"], 32, 32))))(slot_keys)
+
+    def slots(key):
+        return jax.vmap(lambda key: draw(key, VARIANTS["usb"], 32, 32))(jax.random.split(key, VARIANTS["usb"].slots))
+
+    drawn = jax.tree.map(np.asarray, jax.jit(jax.vmap(slots))(keys(1)))
     expected = IMAGES.copy()
-    for i, (operations, magnitudes) in enumerate(zip(drawn.op, drawn.magnitude, strict=True)):
-        for op, magnitude in zip(operations, magnitudes, strict=True):
-            expected[i] = pillow(Op(int(op)), float(magnitude), expected[i])
+    for i, slot in np.ndindex(drawn.op.shape):
+        expected[i] = pillow(Op(drawn.op[i, slot]), float(drawn.magnitude[i, slot]), expected[i])
     assert np.mean(got != expected) < 0.005
     assert np.mean(np.any(got != IMAGES, axis=(1, 2, 3))) > 0.3
 
@@ -305,13 +307,17 @@ def test_variant_ends_with_its_cutout(name, color, largest):
     assert painted.any(2).sum(1).max() == largest
 
 
-def test_strong_view_is_base_then_operations_then_cutout():
+@pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8, 1)], ids=["color", "grey"])
+def test_strong_view_is_base_then_operations_then_cutout(shape):
     """A base that blackens leaves the operations nothing to change, and the cutout's color stays exact."""
+    color = (125, 123, 114)
+    if shape[-1] == 1:
+        color = (Image.new("RGB", (1, 1), color).convert("L").getpixel((0, 0)),)
     view = strong_view("usb", lambda key, image: jnp.zeros_like(image))
-    got = np.asarray(jax.jit(jax.vmap(view))(keys(0), IMAGES))
+    got = np.asarray(jax.jit(jax.vmap(view))(keys(0), np.full((len(IMAGES), *shape), 99, np.uint8)))
     painted = np.any(got != 0, -1)
     assert painted.any((1, 2)).all()
-    np.testing.assert_array_equal(got[painted], np.broadcast_to((125, 123, 114), got[painted].shape))
+    np.testing.assert_array_equal(got[painted], np.broadcast_to(color, got[painted].shape))
 
 
 @pytest.mark.parametrize(

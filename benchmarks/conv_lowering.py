@@ -1,0 +1,133 @@
+"""Which convolution lowering is fast where: WRN-28-2, training and forward passes, inside and outside compiled loops.
+
+    python benchmarks/conv_lowering.py [--lowering hybrid im2col] [--depth 28] [--output benchmarks/results/conv_lowering.json]
+
+Training: SGD steps on batches of 32 inside `lax.fori_loop`, for M clients that are vmapped or taken one after the other
+(`lax.map`). Forward: batches of 256 with parameters that all examples share. Two rates are printed: images per second of wall
+time, and per second of processor time over all threads, which other programs on the machine disturb less (but which counts
+threads that wait busily). XLA's convolution inside a training loop takes minutes a step on a CPU: `--lowering` leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ssl.models import ModelFns, build
+from fedjax_ssl.models.layers import LOWERINGS
+
+IMAGE_SHAPE = (32, 32, 3)
+BUDGET_S = 8.0  # a case is repeated until it has run for this long
+
+
+def patches_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """A candidate that is not in the package: the full im2col, all kh kw shifts side by side and one product."""
+    kh, kw, channels, features = kernel.shape
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((size - k) // stride + 1 for size, k in zip(images.shape[1:3], (kh, kw), strict=True))
+    rows = [slice(i, i + (height - 1) * stride + 1, stride) for i in range(kh)]
+    columns = [slice(j, j + (width - 1) * stride + 1, stride) for j in range(kw)]
+    patches = jnp.concatenate([images[:, row, column] for row in rows for column in columns], axis=-1)
+    return patches @ kernel.reshape(kh * kw * channels, features)
+
+
+def training(model: ModelFns, stats: Any, loop: str) -> Callable[..., Any]:
+    """(params, images [M, B, H, W, ch], labels [M, B], steps) -> the clients' parameters after `steps` SGD steps each."""
+
+    def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+        logits, _ = model.apply(params, stats, images, train=True)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+    def client(params: Any, images: jax.Array, labels: jax.Array, steps: jax.Array) -> Any:
+        def step(_: jax.Array, params: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(loss)(params, images, labels))
+
+        # The number of steps is an argument, so that XLA cannot remove a loop of one step.
+        return lax.fori_loop(0, steps, step, params)
+
+    def cohort(params: Any, images: jax.Array, labels: jax.Array, steps: jax.Array) -> Any:
+        if loop == "vmap":
+            return jax.vmap(client, in_axes=(None, 0, 0, None))(params, images, labels, steps)
+        return lax.map(lambda data: client(params, *data, steps), (images, labels))
+
+    return cohort
+
+
+def forward(model: ModelFns, stats: Any, train: bool) -> Callable[..., Any]:
+    """(params, images [B, H, W, ch], batches) -> the sum of the logits of `batches` passes, in a loop (None: one, in none)."""
+
+    def total(params: Any, images: jax.Array, batches: jax.Array | None) -> jax.Array:
+        def one(_: Any, logits: jax.Array) -> jax.Array:  # depends on the loop's state: cannot be moved out of it
+            return logits + model.apply(params, stats, images + 1e-6 * jnp.mean(logits), train=train)[0]
+
+        start = jnp.zeros((images.shape[0], 10))
+        return one(0, start) if batches is None else lax.fori_loop(0, batches, one, start)
+
+    return total
+
+
+def measure(program: Callable[..., Any], *args: Any) -> tuple[float, float, float]:
+    """Seconds: to compile, of wall time and of processor time per run (the best of those that fit BUDGET_S, at least one)."""
+    started = time.perf_counter()
+    compiled = jax.jit(program).lower(*args).compile()
+    compile_s = time.perf_counter() - started
+    wall, processor = [], []
+    while sum(wall) < BUDGET_S:
+        started, used = time.perf_counter(), time.process_time()
+        jax.block_until_ready(compiled(*args))
+        wall.append(time.perf_counter() - started)
+        processor.append(time.process_time() - used)
+    return compile_s, min(wall), min(processor)
+
+
+def cases(lowerings: list[str], depth: int) -> Iterator[tuple[str, int, Callable[[], tuple[float, float, float]]]]:
+    """(description, images per run, a function that measures it) of every case."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    images = jax.random.normal(keys[0], (256, *IMAGE_SHAPE))
+    labels = jax.random.randint(keys[1], (2, 32), 0, 10)
+    for lowering in lowerings:
+        model = build("wide_resnet", num_classes=10, conv=lowering, depth=depth)
+        params, stats = model.init(keys[2], IMAGE_SHAPE)
+        for train in (False, True):
+            for batches in (None, jnp.int32(2)):
+                name = f"forward  {'train' if train else 'eval ':5s} {'in no loop' if batches is None else 'in a loop'}"
+                run = forward(model, stats, train)
+                count = 256 * (1 if batches is None else 2)
+                yield f"{lowering:8s} {name}", count, lambda r=run, p=params, b=batches: measure(r, p, images, b)
+        for clients, loop in ((1, "map"), (2, "map"), (2, "vmap")):
+            data = images[: clients * 32].reshape(clients, 32, *IMAGE_SHAPE), labels[:clients]
+            run = training(model, stats, loop)
+            name = f"{lowering:8s} training M={clients} {loop}"
+            yield name, clients * 32, lambda r=run, p=params, d=data: measure(r, p, *d, jnp.int32(1))
+
+
+def main() -> None:
+    """Measures every case of the chosen lowerings and prints a table."""
+    LOWERINGS["patches"] = patches_conv
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--lowering", nargs="+", choices=list(LOWERINGS), default=list(LOWERINGS))
+    parser.add_argument("--depth", type=int, default=28, help="of the wide residual network: 10, 16, 22, 28, ...")
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file for the results")
+    args = parser.parse_args()
+    results = []
+    print(f"{'case':38s} {'images/s':>9s} {'images/cpu s':>12s} {'compile s':>9s}")
+    for name, images, run in cases(args.lowering, args.depth):
+        compile_s, wall_s, processor_s = run()
+        print(f"{name:38s} {images / wall_s:9.1f} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
+        rates = {"images_per_s": images / wall_s, "images_per_cpu_s": images / processor_s, "compile_s": compile_s}
+        results.append({"case": " ".join(name.split()), **rates})
+    if args.output:
+        about = {"device": jax.devices()[0].device_kind, "jax_version": jax.__version__, "depth": args.depth}
+        args.output.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Every lowering is the same convolution: values and gradients against loops in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from fedjax_ssl.models import layers
+from fedjax_ssl.models.layers import LOWERINGS, Conv, resolve_conv
+
+# (batch, height, width, kernel size, stride, padding)
+SHAPES = [
+    (3, 8, 8, 3, 1, 1),
+    (3, 9, 7, 3, 2, 1),
+    (3, 8, 8, 3, 2, 1),
+    (2, 8, 7, 1, 1, 0),
+    (2, 9, 8, 1, 2, 0),
+    (2, 7, 9, 5, 1, 2),
+]
+
+
+def numpy_conv(images, kernel, stride, padding):
+    """Cross-correlation, one window at a time."""
+    images = np.pad(np.asarray(images, np.float64), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    size = kernel.shape[0]
+    height, width = ((length - size) // stride + 1 for length in images.shape[1:3])
+    out = np.zeros((images.shape[0], height, width, kernel.shape[3]))
+    for h in range(height):
+        for w in range(width):
+            window = images[:, h * stride : h * stride + size, w * stride : w * stride + size]
+            out[:, h, w] = np.tensordot(window, kernel, 3)
+    return out
+
+
+def numpy_conv_gradients(images, kernel, cotangent, stride, padding):
+    """Gradients of sum(cotangent * conv(images, kernel)), one window at a time."""
+    padded = np.pad(np.asarray(images, np.float64), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    size = kernel.shape[0]
+    d_images, d_kernel = np.zeros_like(padded), np.zeros(kernel.shape)
+    for h in range(cotangent.shape[1]):
+        for w in range(cotangent.shape[2]):
+            rows, columns = slice(h * stride, h * stride + size), slice(w * stride, w * stride + size)
+            d_images[:, rows, columns] += np.einsum("bf,ijcf->bijc", cotangent[:, h, w], kernel)
+            d_kernel += np.einsum("bijc,bf->ijcf", padded[:, rows, columns], cotangent[:, h, w])
+    height, width = images.shape[1:3]
+    return d_images[:, padding : padding + height, padding : padding + width], d_kernel
+
+
+def random_case(shape, clients=1):
+    batch, height, width, size, stride, padding = shape
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(clients, batch, height, width, 3)).astype(np.float32)
+    kernels = rng.normal(size=(clients, size, size, 3, 5)).astype(np.float32)
+    expected = np.stack([numpy_conv(x, k, stride, padding) for x, k in zip(images, kernels, strict=True)])
+    cotangents = rng.normal(size=expected.shape).astype(np.float32)
+    pairs = [numpy_conv_gradients(x, k, g, stride, padding) for x, k, g in zip(images, kernels, cotangents, strict=True)]
+    d_images, d_kernels = (np.stack(gradients) for gradients in zip(*pairs, strict=True))
+    return images, kernels, cotangents, (expected, d_images, d_kernels)
+
+
+def value_and_gradients(lowering, stride, padding, images, kernel, cotangent):
+    out, pullback = jax.vjp(lambda x, k: LOWERINGS[lowering](x, k, stride, padding), images, kernel)
+    return out, *pullback(cotangent)
+
+
+def assert_all_close(got, expected, tolerance=2e-6):
+    for a, b in zip(got, expected, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max(), rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_lowering_is_the_convolution(lowering, shape):
+    images, kernels, cotangents, expected = random_case(shape)
+    got = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:]))(images[0], kernels[0], cotangents[0])
+    assert_all_close(got, [e[0] for e in expected])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_lowering_with_one_kernel_per_client(lowering, shape):
+    images, kernels, cotangents, expected = random_case(shape, clients=3)
+    got = jax.jit(jax.vmap(functools.partial(value_and_gradients, lowering, *shape[4:])))(images, kernels, cotangents)
+    assert_all_close(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 8, 8, 3, 1, 1), (7, 9, 7, 3, 2, 1), (8, 8, 8, 3, 1, 1)])
+def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape):
+    monkeypatch.setattr(layers, "_CHUNK_POSITIONS", 50 if shape[4] == 2 else 128)  # several chunks, the last one padded or not
+    images, kernels, cotangents, expected = random_case(shape)
+    assert_all_close(value_and_gradients("hybrid", *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
+
+
+@pytest.mark.parametrize("lowering", ["im2col", "hybrid"])
+def test_second_derivatives(lowering):
+    images, kernels, cotangents, _ = random_case((3, 8, 8, 3, 1, 1))
+
+    def penalty(kernel, lowering):
+        d_kernel = jax.grad(lambda k: jnp.sum(jnp.sin(LOWERINGS[lowering](images[0], k, 1, 1)) * cotangents[0]))(kernel)
+        return jnp.sum(d_kernel**2)
+
+    got, expected = (jax.grad(penalty)(kernels[0], name) for name in (lowering, "grouped"))
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gradient_steps_inside_shard_map_and_a_loop(lowering):
+    images, kernels, _, _ = random_case((3, 8, 8, 3, 1, 1))
+
+    def steps(images, kernel):
+        def loss(kernel):
+            return jnp.mean(LOWERINGS[lowering](images[0], kernel, 1, 1) ** 2)
+
+        return lax.fori_loop(0, 2, lambda _, k: k - 0.1 * jax.grad(loss)(k), kernel[0])[None]
+
+    clients = PartitionSpec("clients")
+    mesh = jax.make_mesh((1,), ("clients",), axis_types=(AxisType.Auto,))
+    sharded = jax.shard_map(steps, mesh=mesh, in_specs=clients, out_specs=clients)
+    np.testing.assert_allclose(jax.jit(sharded)(images, kernels), steps(images, kernels), atol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_bfloat16_multiplies_in_bfloat16_and_keeps_float32_parameters(lowering):
+    images, kernels, _, (expected, _, _) = random_case((3, 8, 8, 3, 1, 1))
+    conv = Conv(5, lowering=lowering, dtype="bfloat16")
+    params = {"kernel": kernels[0]}
+    out = conv.apply({"params": params}, images[0])
+    assert out.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(out, np.float64) - expected[0]).max() / np.abs(expected).max()
+    assert 1e-4 < error < 1e-2
+    gradient = jax.grad(lambda p: jnp.sum(conv.apply({"params": p}, images[0]).astype(jnp.float32) ** 2))(params)
+    assert gradient["kernel"].dtype == jnp.float32
+    assert jnp.all(jnp.isfinite(gradient["kernel"]))
+
+
+def test_conv_bias_is_added():
+    images, kernels, _, (expected, _, _) = random_case((3, 8, 8, 3, 1, 1))
+    bias = np.arange(5, dtype=np.float32)
+    out = Conv(5, use_bias=True).apply({"params": {"kernel": kernels[0], "bias": bias}}, images[0])
+    np.testing.assert_allclose(out, expected[0] + bias, atol=1e-4)
+
+
+def test_initializers_are_pytorchs():
+    kernel = np.asarray(layers.kaiming_fan_out(jax.random.key(0), (3, 3, 16, 64)))
+    assert kernel.shape == (3, 3, 16, 64)
+    np.testing.assert_allclose(kernel.std(), np.sqrt(2 / (9 * 64)), rtol=0.03)
+    np.testing.assert_allclose(kernel.mean(), 0, atol=0.002)
+    linear = np.asarray(layers.torch_linear(jax.random.key(1), (128, 100), jnp.float32))
+    np.testing.assert_allclose(np.abs(linear).max(), 1 / np.sqrt(128), rtol=0.01)
+    np.testing.assert_allclose(linear.std(), 1 / np.sqrt(3 * 128), rtol=0.03)
+
+
+def test_resolve_conv():
+    assert resolve_conv("auto", "cpu") == "hybrid"
+    assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "im2col"
+    assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "grouped"
+    assert resolve_conv("grouped", "cpu") == "grouped"
+    with pytest.raises(ValueError, match=r"conv must be one of .*got 'im2cool'"):
+        resolve_conv("im2cool", "cpu")

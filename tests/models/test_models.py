@@ -1,0 +1,246 @@
+"""The networks of MODELS: their size, their topology against NumPy, masks, and clear errors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.datasets import load_digits
+
+from fedjax_ssl.models import MODELS, build
+from fedjax_ssl.models.layers import LOWERINGS
+from tests.models.test_layers import numpy_conv
+
+KEY = jax.random.key(0)
+SHAPE = (8, 8, 3)
+SMALL = {"wide_resnet": {"depth": 10, "width": 2}, "cnn": {"width": 8}, "mlp": {"hidden": 16}, "linear": {}}
+
+
+@functools.cache
+def small(name):
+    """A small network (its apply jitted), with parameters and statistics that are no longer the initial zeros and ones."""
+    model = build(name, num_classes=5, conv="grouped", **SMALL[name])
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda leaf: leaf + rng.uniform(0, 0.2, leaf.shape).astype(np.float32), model.init(KEY, SHAPE))
+    return jax.jit(model.apply, static_argnames="train"), *variables
+
+
+def training_step(apply, stats, labels):
+    """(params, images, mask) -> gradient, (logits, batch_stats) of the cross-entropy of the first len(labels) examples."""
+
+    def loss(params, images, mask):
+        logits, batch_stats = apply(params, stats, images, mask=mask, train=True)
+        logits = logits[: len(labels)]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), (logits, batch_stats)
+
+    return jax.jit(jax.grad(loss, has_aux=True))
+
+
+def images_and_labels(count=6):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(count, *SHAPE)).astype(np.float32), rng.integers(0, 5, count)
+
+
+def relative_error(got, expected):
+    got, expected = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (got, expected))
+    return np.linalg.norm(got - expected) / np.linalg.norm(expected)
+
+
+def test_wide_resnet_parameter_counts():
+    for width, num_classes, expected in ((2, 10, 1_467_610), (8, 100, 23_401_012)):
+        model = build("wide_resnet", num_classes=num_classes, depth=28, width=width)
+        params, _ = jax.eval_shape(lambda key, model=model: model.init(key, (32, 32, 3)), KEY)
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def numpy_wide_resnet(params, stats, x):
+    """WRN-10 in evaluation: one block a stage, strides 1, 2, 2, each changing the number of channels."""
+
+    def norm(name, x, params=params, stats=stats):
+        p, s = params[name], stats[name]
+        return p["scale"] * (x - s["mean"]) / np.sqrt(s["var"] + 1e-5) + p["bias"]
+
+    x = numpy_conv(x, params["Conv_0"]["kernel"], 1, 1)
+    for i, stride in enumerate((1, 2, 2)):
+        p, s = params[f"Block_{i}"], stats[f"Block_{i}"]
+        activated = relu(norm("BatchNorm_0", x, p, s))
+        y = numpy_conv(activated, p["Conv_0"]["kernel"], stride, 1)
+        y = numpy_conv(relu(norm("BatchNorm_1", y, p, s)), p["Conv_1"]["kernel"], 1, 1)
+        x = numpy_conv(activated, p["Conv_2"]["kernel"], stride, 0) + y
+    pooled = relu(norm("BatchNorm_0", x)).mean((1, 2))
+    return pooled @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+
+def test_wide_resnet_is_the_numpy_network():
+    apply, params, stats = small("wide_resnet")
+    images, _ = images_and_labels()
+    logits, _ = apply(params, stats, images)
+    host = jax.tree.map(np.asarray, (params, stats))
+    np.testing.assert_allclose(logits, numpy_wide_resnet(*host, images), rtol=1e-4, atol=1e-4)
+
+
+def test_wide_resnet_adds_the_raw_input_where_channels_agree():
+    model = build(
+        "wide_resnet", num_classes=5, conv="grouped", depth=10, width=1
+    )  # its first stage keeps the stem's 16 channels
+    params, stats = model.init(KEY, SHAPE)
+    assert "Conv_2" not in params["Block_0"]
+    assert "Conv_2" in params["Block_1"]
+    images, _ = images_and_labels()
+    apply = jax.jit(model.apply)
+    # Without its convolutions the first block is the identity: what it is fed no longer passes through its batch norm.
+    params["Block_0"] = jax.tree.map(jnp.zeros_like, params["Block_0"])
+    logits = apply(params, stats, images)[0]
+    params["Block_0"]["BatchNorm_0"]["bias"] += 7.0
+    np.testing.assert_array_equal(logits, apply(params, stats, images)[0])
+    assert np.std(logits) > 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_leaves_have_the_names_that_sharpness_relies_on(name):
+    _, params, stats = small(name)
+    names = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)}
+    assert names == ({"kernel", "bias", "scale"} if stats else {"kernel", "bias"})
+    assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(stats)} == ({"mean", "var"} if stats else set())
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, stats)))
+    kernels = [leaf.ndim for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "kernel"]
+    assert set(kernels) <= {2, 4}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_examples_never_matter(name):
+    apply, params, stats = small(name)
+    images, labels = images_and_labels()
+    padded = np.concatenate([images, np.full((3, *SHAPE), np.nan, np.float32)])
+    mask = np.arange(9) < 6
+    step = training_step(apply, stats, labels)
+    (gradient, (logits, batch_stats)), expected = step(params, padded, mask), step(params, images, None)
+    assert relative_error(gradient, expected[0]) < 1e-5
+    assert relative_error(logits, expected[1][0]) < 1e-5
+    if stats:
+        assert relative_error(batch_stats, expected[1][1]) < 1e-5
+    evaluated, _ = apply(params, stats, padded, mask=mask)
+    np.testing.assert_allclose(evaluated[:6], apply(params, stats, images)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["wide_resnet", "cnn"])
+def test_a_batch_without_real_examples_is_harmless(name):
+    apply, params, stats = small(name)
+    images, labels = images_and_labels()
+    gradient, (logits, batch_stats) = training_step(apply, stats, labels)(params, images, np.zeros(6, bool))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((gradient, logits)))
+    jax.tree.map(np.testing.assert_array_equal, batch_stats, stats)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_reads_the_statistics_and_returns_them(name):
+    apply, params, stats = small(name)
+    images, _ = images_and_labels()
+    logits, returned = apply(params, stats, images)
+    assert jax.tree.structure(returned) == jax.tree.structure(stats)
+    jax.tree.map(np.testing.assert_array_equal, returned, stats)
+    assert logits.shape == (6, 5)
+    alone, _ = apply(params, stats, images[:1])
+    np.testing.assert_allclose(alone, logits[:1], rtol=1e-4, atol=1e-4)
+    if stats:
+        shifted = jax.tree.map(lambda leaf: leaf + 0.5, stats)
+        assert relative_error(apply(params, shifted, images)[0], logits) > 0.01
+
+
+def test_lowerings_agree_on_a_training_step():
+    _, params, stats = small("cnn")
+    images, labels = images_and_labels()
+
+    def step(lowering):
+        apply = build("cnn", num_classes=5, conv=lowering, **SMALL["cnn"]).apply
+        return training_step(apply, stats, labels)(params, images, None)
+
+    expected = step("grouped")
+    for lowering in set(LOWERINGS) - {"grouped"}:
+        for got, reference in zip(step(lowering), expected, strict=True):
+            assert relative_error(got, reference) < 2e-5
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_bfloat16_keeps_parameters_statistics_and_logits_in_float32(lowering):
+    apply, params, stats = small("cnn")
+    images, labels = images_and_labels()
+    exact, _ = apply(params, stats, images, train=True)
+    apply = build("cnn", num_classes=5, conv=lowering, dtype="bfloat16", **SMALL["cnn"]).apply
+    gradient, (logits, batch_stats) = training_step(apply, stats, labels)(params, images, None)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((gradient, logits, batch_stats)))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+    assert 1e-5 < relative_error(logits, exact) < 0.05
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3), (64,)])
+def test_networks_take_the_shapes_they_promise(shape):
+    for name in MODELS if len(shape) == 3 else ("mlp", "linear"):
+        model = build(name, num_classes=4, **SMALL[name])
+        logits, _ = jax.eval_shape(
+            lambda key, images, model=model: model.apply(*model.init(key, images.shape[1:]), images, train=True),
+            KEY,
+            jnp.zeros((2, *shape)),
+        )
+        assert logits.shape == (2, 4)
+
+
+def test_linear_and_mlp_are_the_numpy_networks():
+    images, _ = images_and_labels()
+    flat = images.reshape(6, -1)
+    apply, params, stats = small("linear")
+    dense = jax.tree.map(np.asarray, params["Dense_0"])
+    np.testing.assert_allclose(apply(params, stats, images)[0], flat @ dense["kernel"] + dense["bias"], rtol=1e-4, atol=1e-4)
+    apply, params, stats = small("mlp")
+    first, second = (jax.tree.map(np.asarray, params[name]) for name in ("Dense_0", "Dense_1"))
+    expected = relu(flat @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
+    np.testing.assert_allclose(apply(params, stats, images)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_cnn_learns_the_digits():
+    digits = load_digits()
+    images, labels = (digits.images[..., None] / 8 - 1).astype(np.float32), digits.target
+    model = build("cnn", num_classes=10, conv="hybrid")
+    params, stats = model.init(KEY, (8, 8, 1))
+    optimizer = optax.sgd(0.03, momentum=0.9, nesterov=True)
+
+    def step(carry, rows):
+        def loss(params):
+            logits, _ = model.apply(params, stats, jnp.asarray(images)[rows], train=True)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels)[rows]).mean()
+
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    rows = jax.random.randint(jax.random.key(1), (150, 32), 0, 1400)
+    (params, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, rows))((params, optimizer.init(params)))
+    apply = jax.jit(model.apply, static_argnames="train")
+    _, static = apply(params, stats, images[:1400], train=True)
+    logits, _ = apply(params, static, images[1400:])
+    assert np.mean(np.argmax(logits, -1) == labels[1400:]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "wide_resnt"}, "unknown model: 'wide_resnt'; .*nearest: 'wide_resnet'"),
+        ({"name": "cnn", "widht": 8}, "unknown option of model cnn: 'widht'; .*nearest: 'width'"),
+        ({"name": "linear", "width": 8}, "unknown option of model linear: 'width'; accepted: num_classes;"),
+        ({"name": "cnn", "conv": "auto"}, "unknown conv: 'auto'"),
+        ({"name": "cnn", "dtype": "float16"}, "unknown dtype: 'float16'; .*nearest: '.*float"),
+        ({"name": "cnn", "width": 0}, "cnn: width must be an integer >= 1, got 0"),
+        ({"name": "mlp", "hidden": 1.5}, "mlp: hidden must be an integer >= 1, got 1.5"),
+        ({"name": "wide_resnet", "depth": 27}, "wide_resnet: depth must be 6 n .*, got 27"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(num_classes=10, **arguments)
+    assert "\n" not in str(error.value)
