@@ -84,7 +84,7 @@ class ClientOutput(NamedTuple):
 
     Attributes:
         update: pytree like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer.
-        weight: float32 scalar >= 0, unnormalised aggregation weight; 0 means that the client takes no part.
+        weight: float32 scalar >= 0, unnormalized aggregation weight; 0 means that the client takes no part.
         client_state: the client's new persistent state (same structure as it was handed).
         metrics: name -> Mean or Sum of scalars.
     """

@@ -98,7 +98,7 @@ def dirichlet(
     """Label-skewed shares of unequal size: every class is spread over the clients by p ~ Dir(alpha 1_K).
 
     The routine of SemiFL's and (FL)^2's released code. Class by class, in order: draw p; set p_k = 0 for the clients that
-    already hold >= N / K examples; renormalise; cut the class's ascending list of n_c positions at floor(cumsum(p) n_c).
+    already hold >= N / K examples; renormalize; cut the class's ascending list of n_c positions at floor(cumsum(p) n_c).
     All of it is repeated from scratch until the smallest client holds at least `min_size`; a try whose open clients all
     drew p_k = 0 is discarded too. Every try consumes C' K-dimensional Dirichlet draws, C' the number of classes that occur
     in `indices`.

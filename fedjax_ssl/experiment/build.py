@@ -103,7 +103,7 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
         exclude_labeled=settings.data.exclude_labeled,
         seed=settings.seed,
     )
-    task = _task(settings, dataset)
+    task = _task(settings, dataset, execution)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
@@ -124,12 +124,12 @@ def _load(settings: Settings) -> sources.Dataset:
     )
 
 
-def _task(settings: Settings, dataset: sources.Dataset) -> Task:
+def _task(settings: Settings, dataset: sources.Dataset, execution: Execution) -> Task:
     options = {k: v for k, v in settings.model.items() if k not in ("name", "norm")}
     model = models.build(
         settings.model["name"],
         num_classes=dataset.num_classes,
-        conv=models.resolve_conv(settings.execution.conv, jax.default_backend()),
+        conv=models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1),
         dtype=settings.execution.dtype,
         **options,
     )

@@ -205,7 +205,7 @@ class ExecutionSettings:
         strategy: `vmap`, `scan`, `chunked`, `sharded`, or `auto`: `sharded` where `devices` are several, else `scan` on a
             CPU and `vmap` on an accelerator.
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
-        conv: lowering of convolutions, `grouped`, `im2col`, or `auto` by platform.
+        conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
         devices: how many devices to shard over; 0: one.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).

@@ -41,10 +41,10 @@ class ModelFns(NamedTuple):
             layers) and `scale`, `bias` (batch norm); stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is
             no batch norm.
         apply: (params, stats, images, *, mask=None, train=False) -> (logits, batch_stats). images: float32 [B, H, W, ch],
-            normalised; mask: bool [B], which examples are real (None: all), the others cannot change a real one's logits,
+            normalized; mask: bool [B], which examples are real (None: all), the others cannot change a real one's logits,
             the statistics or a gradient, even if they hold NaN; logits: float32 [B, C]. With train=True every batch norm
-            normalises by this batch's real examples, and batch_stats (like stats) holds the batch's mean and unbiased
-            variance, without gradient (`stats` itself if no example is real); otherwise it normalises by stats, and
+            normalizes by this batch's real examples, and batch_stats (like stats) holds the batch's mean and unbiased
+            variance, without gradient (`stats` itself if no example is real); otherwise it normalizes by stats, and
             batch_stats is stats.
     """
 

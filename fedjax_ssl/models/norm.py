@@ -1,6 +1,6 @@
 """Batch normalization that padded examples cannot touch, and the policies for its statistics.
 
-A network is a pure function: in training it normalises by the batch and hands back the batch's statistics; what becomes of them
+A network is a pure function: in training it normalizes by the batch and hands back the batch's statistics; what becomes of them
 is the method's choice, made with the functions below on the statistics' pytree (leaves `mean` and `var`, float32 [F]):
 
 - batch statistics with tracking off (training in (FL)^2 and SemiFL): drop them;

@@ -42,7 +42,7 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-width: a 3x3 stem of 16, three stages of 16, 32, 64 times `width` channels, strides 1, 2, 2.
 
-    Ends in batch norm, ReLU, global average pool and a linear layer. Plain ReLU, no dropout. Initialisation: Kaiming normal
+    Ends in batch norm, ReLU, global average pool and a linear layer. Plain ReLU, no dropout. Initialization: Kaiming normal
     (fan out) for convolutions, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) and bias 0 for the linear layer.
 
     Attributes:

@@ -148,7 +148,9 @@ def test_another_config_in_the_workdir_is_refused_with_the_keys_and_overwrite_st
 
 def test_divergence_is_named_and_keeps_the_rounds_before(tmp_path, config):
     workdir = tmp_path / "run"
-    diverged = launch(config, f"--workdir={workdir}", "--config.server.optimizer.learning_rate=1e37", "--config.server.epochs=5")
+    diverged = launch(
+        config, f"--workdir={workdir}", "--config.server.optimizer.learning_rate=1e37", "--config.server.epochs=5"
+    )
     assert diverged.returncode == 1
     assert "the global model holds NaN or infinity" in diverged.stderr
     assert "Traceback" not in diverged.stderr

@@ -31,14 +31,14 @@ def train(params, stats, x, mask):
 
 
 def expected_training(params, real):
-    """The real rows normalised, and the batch's statistics as PyTorch stores them."""
+    """The real rows normalized, and the batch's statistics as PyTorch stores them."""
     values = real.reshape(-1, F).astype(np.float64)
     mean, biased, unbiased = values.mean(0), values.var(0), values.var(0, ddof=1)
     return params["scale"] * (real - mean) / np.sqrt(biased + 1e-5) + params["bias"], {"mean": mean, "var": unbiased}
 
 
 @pytest.mark.parametrize("garbage", [0.0, 1e6, np.nan, np.inf])
-def test_training_normalises_by_the_real_examples(garbage):
+def test_training_normalizes_by_the_real_examples(garbage):
     params, stats = layer()
     x = batch(garbage=garbage)
     out, batch_stats = jax.jit(train)(params, stats, x, MASK)
@@ -60,7 +60,7 @@ def test_no_mask_is_a_mask_of_all():
     np.testing.assert_array_equal(batch_stats["var"], stats_all["var"])
 
 
-def test_evaluation_normalises_by_the_statistics():
+def test_evaluation_normalizes_by_the_statistics():
     params, stats = layer()
     x = batch()
     out = BatchNorm().apply({"params": params, "batch_stats": stats}, x, MASK, False)

@@ -19,7 +19,7 @@ def reference(labels, num_clients, alpha, rng, min_size, dropped=None):
             members = [i for i, label in enumerate(labels) if label == c]
             full = [len(row) >= len(labels) / num_clients for row in rows]
             reached = list(accumulate(0.0 if full[k] and dropped != "capacity" else p[k] for k in range(num_clients)))
-            mass = reached[-1] if dropped != "renormalisation" else 1.0
+            mass = reached[-1] if dropped != "renormalization" else 1.0
             if mass == 0.0:
                 break
             start = 0
@@ -57,7 +57,7 @@ def test_rows_equal_the_plain_loop(case, seed):
     assert rows_of(case, seed) == reference(labels, num_clients, alpha, np.random.default_rng(seed), min_size)
 
 
-@pytest.mark.parametrize("dropped", ["capacity", "renormalisation", "flooring"])
+@pytest.mark.parametrize("dropped", ["capacity", "renormalization", "flooring"])
 def test_the_cases_tell_every_rule_apart(dropped):
     """Without one of its rules the plain loop gives other rows, so the comparison above checks that rule."""
     labels, num_clients, alpha, min_size = CASES["skewed, repeated"]
