@@ -1,8 +1,8 @@
-"""Convolution by two lowerings, and the initializers of PyTorch's layers.
+"""Convolution by three lowerings, and the initializers of PyTorch's layers.
 
-How a convolution becomes machine work matters more here than anywhere: clients have kernels of their own, and local steps run
-inside a compiled loop. XLA's convolution is the best choice on accelerators, and outside loops; on the CPU its gradients inside
-a loop run on one slow path, which slices and matrix products avoid.
+How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
+inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
+gradients inside a loop, and all of it with a kernel per client, are slow: the other lowerings avoid those two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from jax import lax
 DTYPES = ("float32", "bfloat16")
 
 _CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, then fit a core's cache
-
 
 # PyTorch's default for a linear layer's weight: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 torch_linear = nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
@@ -60,22 +59,24 @@ def im2col_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     """
     kh, kw, channels, features = kernel.shape
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    height, width = ((size - k) // stride + 1 for size, k in zip(images.shape[1:3], (kh, kw), strict=True))
-    rows = [slice(i, i + (height - 1) * stride + 1, stride) for i in range(kh)]
-    columns = [slice(j, j + (width - 1) * stride + 1, stride) for j in range(kw)]
-    shifted = jnp.concatenate([images[:, :, column] for column in columns], axis=-1)
+    height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
+    columns = jnp.concatenate([images[:, :, column] for column in _shifts(kw, width, stride)], axis=-1)
     kernel = kernel.reshape(kh, kw * channels, features)
-    return functools.reduce(jnp.add, (shifted[:, row] @ kernel[i] for i, row in enumerate(rows)))
+    return functools.reduce(jnp.add, (columns[:, row] @ kernel[i] for i, row in enumerate(_shifts(kh, height, stride))))
+
+
+def _shifts(size: int, count: int, stride: int) -> list[slice]:
+    """For each position along a kernel's axis, the `count` places of the padded image that it meets."""
+    return [slice(i, i + (count - 1) * stride + 1, stride) for i in range(size)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """What `grouped_conv` computes, with gradients in forms that stay fast inside a compiled loop on the CPU.
 
-    The forward pass is XLA's convolution. So is the gradient for the images, written out as a plain convolution of the
-    (stride-dilated) cotangent with the flipped kernel. The kernel's gradient is a sum over small chunks of the batch of im2col
-    products, which stay in the cache. Reverse mode only: `jax.jvp` through it is an error. Arguments and result as in
-    `grouped_conv`.
+    The forward pass is XLA's convolution. So is the gradient for the images at stride 1, written out as the convolution of the
+    cotangent with the flipped kernel. The gradient for the kernel adds up im2col products over small chunks of the batch, which
+    stay in the cache. Reverse mode only: `jax.jvp` through it is an error. Arguments and result as in `grouped_conv`.
     """
     return grouped_conv(images, kernel, stride, padding)
 
@@ -108,8 +109,7 @@ def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: int, stride:
     extra = (0, chunks * chunk - batch)  # zeros, which add nothing
     images = jnp.pad(images, (extra, (padding, padding), (padding, padding), (0, 0)))
     cotangent = jnp.pad(cotangent, (extra, (0, 0), (0, 0), (0, 0)))
-    rows = [slice(i, i + (height - 1) * stride + 1, stride) for i in range(size)]
-    columns = [slice(j, j + (width - 1) * stride + 1, stride) for j in range(size)]
+    rows, columns = _shifts(size, height, stride), _shifts(size, width, stride)
 
     def product(i: int | jax.Array) -> jax.Array:
         x = lax.dynamic_slice_in_dim(images, i * chunk, chunk)
@@ -171,8 +171,8 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
     """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
 
     On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
-    issue 12868), `auto` is `hybrid`, or `im2col` where one program holds a kernel per client; `benchmarks/conv_lowering.py`
-    measures them. On every other platform it is `grouped`, until measured otherwise.
+    issue 12868), `auto` is `hybrid`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
+    every other platform it is `grouped`, until measured otherwise.
 
     Args:
         conv: "auto" or a key of LOWERINGS.

@@ -35,8 +35,7 @@ def moments(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
     count = jnp.sum(jnp.broadcast_to(real, (*x.shape[:-1], 1)), dtype=jnp.float32)
     divisor = jnp.maximum(count, 1.0)
     mean = jnp.sum(jnp.where(real, x, 0.0), axes) / divisor
-    # Select before squaring: the gradient of a padded entry is then 2 * 0, and not 0 * garbage.
-    var = jnp.sum(jnp.square(jnp.where(real, x - mean, 0.0)), axes) / divisor
+    var = jnp.sum(jnp.where(real, jnp.square(x - mean), 0.0), axes) / divisor
     return mean, var, count
 
 
