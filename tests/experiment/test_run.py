@@ -181,7 +181,7 @@ def bad_npz(tmp_path_factory) -> str:
         (["--config.model.name=vgg"], ["vgg"]),
         (["--config.execution.devices=9"], ["execution.devices", "got 9"]),
         (["--config.data.name=npz", "--config.data.path=/nowhere.npz"], ["/nowhere.npz"]),
-        (["--overwrit"], ["overwrit", "unknown flag"]),
+        (["--overwrit"], ["overwrit", "Did you mean"]),
         (["rounds=3"], ["rounds=3", "--config."]),
     ],
 )
