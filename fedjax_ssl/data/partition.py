@@ -119,17 +119,7 @@ def dirichlet(
         ValueError: an argument is out of range, K min_size > N, a position occurs twice, or no try succeeded.
     """
     indices = _as_set(indices)
-    if num_clients < 1 or min_size < 0 or max_tries < 1:
-        raise ValueError(
-            f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
-        )
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha={alpha} is no Dirichlet concentration: give a finite number > 0, such as 0.1")
-    if num_clients * min_size > len(indices):
-        raise ValueError(
-            f"{len(indices)} examples cannot give num_clients={num_clients} clients min_size={min_size} each: "
-            f"use at most {len(indices) // min_size} clients, or lower min_size to {len(indices) // num_clients}"
-        )
+    _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
     of_class = np.asarray(labels)[indices]
     class_counts = np.unique(of_class, return_counts=True)[1]
 
@@ -150,6 +140,21 @@ def dirichlet(
         f"min_size={min_size} in {max_tries} tries (best smallest client: {smallest_seen}): "
         "raise alpha, use fewer clients or lower min_size"
     )
+
+
+def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int) -> None:
+    """Raises ValueError for arguments of `dirichlet` out of range, or a request that no try could meet."""
+    if num_clients < 1 or min_size < 0 or max_tries < 1:
+        raise ValueError(
+            f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
+        )
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha={alpha} is no Dirichlet concentration: give a finite number > 0, such as 0.1")
+    if num_clients * min_size > num_examples:
+        raise ValueError(
+            f"{num_examples} examples cannot give num_clients={num_clients} clients min_size={min_size} each: "
+            f"use at most {num_examples // min_size} clients, or lower min_size to {num_examples // num_clients}"
+        )
 
 
 def summary(rows: Rows, labels: np.ndarray, num_classes: int) -> Summary:

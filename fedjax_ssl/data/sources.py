@@ -6,6 +6,7 @@ and running on data that do not need them, costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -246,10 +247,9 @@ def _tfds_builder(name: str, data_dir: str | None) -> Any:
     folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
     well_formed = re.fullmatch(r"(\w+)(/[\w.-]+)?(:[\d.*]+)?", name)
     try:
-        if well_formed:
-            return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
-    except tfds.core.DatasetNotFoundError:
-        pass
+        with contextlib.suppress(tfds.core.DatasetNotFoundError):  # what is missing is said below
+            if well_formed:
+                return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     except (ValueError, OSError) as error:
         raise ValueError(f"{name} in data_dir={folder} is damaged ({_first_line(error)}): prepare it again") from error
 

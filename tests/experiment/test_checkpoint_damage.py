@@ -208,7 +208,7 @@ def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
     return rounds
 
 
-def run_kills(tmp_path: pathlib.Path, trials: int) -> None:
+def check_kills(tmp_path: pathlib.Path, trials: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         chains = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials // 2, seed), range(2)))
     for rounds in chains:
@@ -216,9 +216,9 @@ def run_kills(tmp_path: pathlib.Path, trials: int) -> None:
 
 
 def test_killed_at_random_moments(tmp_path):
-    run_kills(tmp_path, 10)
+    check_kills(tmp_path, 10)
 
 
 @pytest.mark.slow
 def test_killed_a_hundred_times(tmp_path):
-    run_kills(tmp_path, 100)
+    check_kills(tmp_path, 100)
