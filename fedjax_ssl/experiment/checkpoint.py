@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pathlib
+import shutil
 from typing import Any, Self
 
 import jax
@@ -50,8 +51,10 @@ class Checkpoints:
             raise ValueError(f"keep is {keep}; at least 1 checkpoint must be kept")
         logging.getLogger("absl").addFilter(_without_orbax_chatter)
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        # Not by the manager's own option: that removes them in the background, after it has been closed too.
+        for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
 
     def __enter__(self) -> Self:
         return self
