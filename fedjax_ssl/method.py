@@ -121,7 +121,8 @@ class Method(NamedTuple):
             with leading axis M (or `()`) that differs from client to client.
         client_update: (shared, own, client_state, Shard, key) -> ClientOutput, written for one client.
         server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
-        predict: (server, images uint8 [B, H, W, ch]) -> logits float32 [B, C]: the model that is evaluated.
+        predict: (server, images uint8 [B, H, W, ch], mask bool [B], which of them are real) -> logits float32 [B, C]: the
+            model that is evaluated.
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, run once.
         aggregator: `sum` (a weighted mean that streams over chunks of clients) or `stack` (needs all updates at once).
     """
@@ -130,6 +131,6 @@ class Method(NamedTuple):
     broadcast: Callable[[PyTree, PyTree, Cohort], tuple[PyTree, PyTree]]
     client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput]
     server_update: Callable[[PyTree, Aggregate, ServerData, Key], tuple[PyTree, Metrics]]
-    predict: Callable[[PyTree, jax.Array], jax.Array]
+    predict: Callable[[PyTree, jax.Array, jax.Array], jax.Array]
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = _no_preparation
     aggregator: str = "sum"

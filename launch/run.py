@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:
         return _refuse(error)
-    except loop.DivergedError as error:
+    except build.DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

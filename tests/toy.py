@@ -56,7 +56,9 @@ def method(*, bad_client: int = -1, aggregator: str = "sum") -> Method:
         broadcast=lambda server, clients, cohort: (server, cohort.ids),
         client_update=client_update,
         server_update=server_update,
-        predict=lambda server, images: jnp.stack([images.reshape(-1).astype(jnp.float32), images.reshape(-1) * server["w"]], 1),
+        predict=lambda server, images, _: jnp.stack(
+            [images.reshape(-1).astype(jnp.float32), images.reshape(-1) * server["w"]], 1
+        ),
         aggregator=aggregator,
     )
 

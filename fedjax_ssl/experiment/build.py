@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,13 @@ from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 PyTree = Any
 
+COMMUNICATION = ("comm/bytes_up", "comm/bytes_down")
+TOTALS = (*COMMUNICATION, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
+
+
+class DivergedError(RuntimeError):
+    """The global model holds NaN or infinity."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -46,32 +54,69 @@ class Experiment:
     simulator: Simulator | HostSimulator
     num_params: int
 
-    def start(self) -> RunState:
-        """The state before round 1."""
-        return self.simulator.initialize(self.settings.seed)[0]
+    def start(self) -> tuple[RunState, dict[str, Any]]:
+        """The state before round 1, and its row of metrics: round 0 and the totals so far."""
+        began, compiled = time.perf_counter(), self.simulator.compile_s
+        state, _ = self.simulator.initialize(self.settings.seed)
+        seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
+        return state, {"round": 0, **dict.fromkeys(COMMUNICATION, 0), **seconds}
 
-    def rounds(self, state: RunState | None = None) -> Iterator[tuple[RunState, dict[str, float]]]:
-        """Runs the rounds that are left, one per step: (state, metrics), evaluated where the settings say so.
+    def rounds(
+        self, state: RunState | None = None, last: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[RunState, dict[str, Any]]]:
+        """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
 
         Each step consumes the state before it: keep `jax.device_get(state)` if you need an old one.
 
         Args:
             state: where to go on from; None: a new run.
-        """
-        state = self.start() if state is None else state
-        for number in range(int(state.round) + 1, self.settings.rounds + 1):
-            state, metrics = self.simulator.round(state)
-            if self.evaluates(number):
-                metrics |= self.simulator.evaluate(state)
-            yield state, {"round": number, **metrics}
+            last: the row of the round before, whose totals go on; None: they start at 0.
 
-    def evaluates(self, number: int) -> bool:
-        """Whether the model is evaluated after round `number`, counted from 1."""
-        return number % self.settings.eval_every == 0 or number == self.settings.rounds
+        Raises:
+            DivergedError: the global model is not finite.
+        """
+        if state is None:
+            state, last = self.start()
+        before = {key: last[key] if last else 0 for key in TOTALS}
+        totals = dict(before)
+        began, compiled = time.perf_counter(), self.simulator.compile_s
+        for number in range(int(state.round) + 1, self.settings.rounds + 1):
+            state, metrics = self._round(state, number)
+            for key in COMMUNICATION:
+                totals[key] += metrics.get(key, 0)
+            totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
+            totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began
+            yield state, {"round": number, **metrics, **totals}
+
+    def _round(self, state: RunState, number: int) -> tuple[RunState, dict[str, Any]]:
+        """One round, and the evaluation after it where one is due."""
+        simulator = self.simulator
+        compiled, start = simulator.compile_s, time.perf_counter()
+        state, metrics = simulator.round(state)
+        seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
+        if metrics.pop("server/non_finite"):
+            raise DivergedError(
+                f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
+                "server.optimizer.learning_rate, or set their clip_norm"
+            )
+        metrics["time/round_s"] = seconds
+        if images := metrics.pop("perf/client_images", 0):
+            metrics["perf/client_images_per_s"] = images / seconds
+        if number % self.settings.eval_every == 0 or number == self.settings.rounds:
+            metrics |= simulator.evaluate(state)
+        return state, metrics
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits float32 [B, C] of the global model for uint8 images [B, H, W, ch]."""
-        return np.asarray(self._predict(state.server, jnp.asarray(images)))
+        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], in batches of `execution.batch_size`."""
+        size = self.settings.execution.batch_size
+        logits = []
+        for start in range(0, len(images), size):
+            batch = np.asarray(images[start : start + size])
+            padding = size - len(batch)  # one shape, so that it is compiled once
+            padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
+            outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
+            logits.append(np.asarray(outputs)[: len(batch)])
+        return np.concatenate(logits)
 
     @functools.cached_property
     def _predict(self) -> Callable:
@@ -204,8 +249,9 @@ def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array]
 def _execution(settings: ExecutionSettings, cohort_size: int) -> Execution:
     """The strategy's chunk size and mesh.
 
-    `auto`: over several devices `sharded`; else, measured on WRN-28-2, `scan` on a CPU, where convolutions with a kernel per
-    client are slower than one client after another, and `vmap` on an accelerator, which one client does not fill.
+    `auto`: over several devices `sharded`; else `scan` on a CPU, where (measured on WRN-28-2) convolutions with a kernel per
+    client are slower than one client after another, and `vmap` on an accelerator, which one client should not fill (not yet
+    measured).
     """
     available = jax.devices()
     devices = settings.devices or 1

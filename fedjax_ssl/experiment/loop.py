@@ -6,29 +6,22 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import jax
 
-from fedjax_ssl.experiment.build import Experiment
+from fedjax_ssl.experiment.build import TOTALS, Experiment
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
-from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY = "config.json", "summary.json"
 OURS = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "tensorboard")
-CUMULATIVE = ("comm/bytes_up", "comm/bytes_down")
 
 
 class RefusedError(ValueError):
     """A workdir from which the run cannot go on."""
-
-
-class DivergedError(RuntimeError):
-    """The global model holds NaN or infinity."""
 
 
 class Stop:
@@ -97,85 +90,61 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     Args:
         experiment: what to run.
         workdir: a folder that `open_workdir` has accepted.
-        stop: looked at after every round; once it has a signal, the state is saved and the run ends.
+        stop: looked at before and after every round; once it has a signal, the state is saved and the run ends.
         stop_after: end cleanly once this many rounds are finished; None: run to the end.
 
     Raises:
         DivergedError: the global model is not finite; the checkpoints and logs of the rounds before remain.
         RefusedError: every checkpoint is corrupt, or the log does not reach up to the checkpoint.
     """
-    last = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
     if (workdir / SUMMARY).exists():
         return
+    settings = experiment.settings
+    end = min(settings.rounds, stop_after or settings.rounds)
     with Checkpoints(workdir) as checkpoints:
         try:
-            done, state = checkpoints.restore(experiment.simulator.template(experiment.settings.seed)) or (0, None)
+            done, state = checkpoints.restore(experiment.simulator.template(settings.seed)) or (0, None)
             log = MetricsLog(workdir)
             log.truncate(done)
-            totals = _totals(log, done)
+            last = _last_row(log, done)
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        board = TensorBoard(workdir, start_round=done)
-        progress = Progress(experiment.settings.rounds, done)
-        state = experiment.start() if state is None else state
-        try:
-            for number in range(done + 1, last + 1):
-                state, row = _round(experiment, state, number, totals)
+        if state is None and stop.signal is None:
+            state, last = experiment.start()
+        board, progress = TensorBoard(workdir, start_round=done), Progress(settings.rounds, done)
+        with closing(board), closing(progress):
+            rounds = experiment.rounds(state, last)
+            while done < end and stop.signal is None:
+                state, row = next(rounds)
+                done = row["round"]
                 log.append(row)
-                board.add(number, {k: v for k, v in row.items() if k != "round"})
-                progress.update(number, row)
-                ends = number == last or stop.signal is not None
-                if ends or number % experiment.settings.checkpoint_every == 0:
-                    checkpoints.save(number, state)
-                if stop.signal is not None:
-                    break
-        finally:
-            board.close()
-            progress.close()
+                board.add(done, {k: v for k, v in row.items() if k != "round"})
+                progress.update(done, row)
+                if done == end or done % settings.checkpoint_every == 0:
+                    checkpoints.save(done, state)
+        if state is not None and stop.signal is not None:
+            checkpoints.save(done, state)
     rows = log.rows()
-    if len(rows) == experiment.settings.rounds:
+    if len(rows) == settings.rounds:
         write_json(workdir / SUMMARY, summary(experiment, rows))
 
 
-def _round(experiment: Experiment, state: RunState, number: int, totals: dict[str, float]) -> tuple[RunState, dict[str, Any]]:
-    """One round and its row of metrics; `totals` is brought up to date."""
-    simulator = experiment.simulator
-    compiled, start = simulator.compile_s, time.perf_counter()
-    state, metrics = simulator.round(state)
-    seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
-    if metrics.pop("server/non_finite"):
-        raise DivergedError(
-            f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
-            "server.optimizer.learning_rate, or set their clip_norm"
-        )
-    if experiment.evaluates(number):
-        metrics |= simulator.evaluate(state)
-    images = metrics.pop("perf/client_images", 0)
-    if images:
-        metrics["perf/client_images_per_s"] = images / seconds
-    for key in CUMULATIVE:
-        totals[key] += metrics.get(key, 0)
-    totals["time/total_s"] += time.perf_counter() - start
-    return state, {"round": number, **metrics, **totals, "time/round_s": seconds}
-
-
-def _totals(log: MetricsLog, done: int) -> dict[str, float]:
-    """The running totals after `done` rounds, from the log's last row."""
+def _last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
+    """The log's row of round `done`, None where that is 0."""
     rows = log.rows()
     if len(rows) != done:
         raise ValueError(
             f"{log.path} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
             "anew with --overwrite"
         )
-    names = (*CUMULATIVE, "time/total_s")
-    return {name: rows[-1][name] if rows else 0 for name in names}
+    return rows[-1] if rows else None
 
 
 def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What `summary.json` holds, from the rows of a finished run.
 
     `eval/accuracy` is the last round's, never the best on test; `perf/client_images_per_s` is all images over all rounds'
-    seconds; `time/compile_s` is this start's.
+    seconds.
     """
     settings, last = experiment.settings, rows[-1]
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
@@ -189,8 +158,7 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         "rounds": settings.rounds,
         "eval/accuracy": last["eval/accuracy"],
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
-        **{name: last[name] for name in (*CUMULATIVE, "time/total_s")},
-        "time/compile_s": experiment.simulator.compile_s,
+        **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "jax_version": jax.__version__,

@@ -76,8 +76,7 @@ def fixmatch(
         def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
             views = task.views.strong(key, shard.unlabeled.take(batch.positions))
             used = accepted[batch.positions] & batch.mask
-            step = local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask)
-            return step._replace(metrics={**step.metrics, "mask_rate": mean(used, batch.mask)})
+            return local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask)
 
         schedule = client.schedule(order_key, trainable(accepted, mask, options.batches))
         start = (shared.weights, kept)
@@ -85,6 +84,7 @@ def fixmatch(
         update = task.update(shared.weights, trained.weights)
         metrics = {
             **pseudo_labels.diagnostics(label, shard.truth, accepted, mask),
+            "client/mask_rate": mean(accepted, mask),
             **local.client_metrics(trained, down=shared.weights, up=update),
         }
         weight = jnp.where(shard.unlabeled.count > 0, 1.0, 0.0)

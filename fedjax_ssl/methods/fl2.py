@@ -117,6 +117,7 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         metrics = {
             **pseudo_labels.diagnostics(labeling.label, shard.truth, labeling.accepted, mask),
             **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
+            "client/mask_rate": mean(labeling.accepted, mask),
             "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
         }
         return ClientOutput(update, jnp.where(shard.unlabeled.count > 0, weight, 0.0), trained.kept, metrics)
@@ -164,10 +165,8 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
         at = batch.positions
         views = task.views.strong(key, shard.unlabeled.take(at))
         accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
-        mask_rate = {"mask_rate": mean(accepted, batch.mask)}
         if options.consistency == "none":
-            step = local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask)
-            return step._replace(metrics={**step.metrics, **mask_rate})
+            return local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask)
         grad, values, batch_stats = sharpness.consistency_gradient(
             lambda params: task.train_logits(weights._replace(params=params), views, batch.mask),
             weights.params,
@@ -181,6 +180,6 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
             "loss": Mean(values.accepted * weight, weight),
             "consistency_loss": Mean(values.second * weight, weight),
         }
-        return Step(grad, batch_stats, {**losses, **mask_rate})
+        return Step(grad, batch_stats, losses)
 
     return gradient

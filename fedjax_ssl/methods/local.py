@@ -197,7 +197,7 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
         task: the network.
         weights: its weights.
         examples: n rows.
-        key: PRNG key; batch s draws from fold_in(key, s).
+        key: PRNG key; example i draws from fold_in(key, i), whatever batch it is in.
 
     Returns:
         float32 [n, C]; rows beyond `examples.count` are unspecified.
@@ -206,9 +206,12 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
     size = min(task.batch_size, n)
     shape = (-(-n // size) * size, task.num_classes)
 
+    def weak(position: jax.Array) -> jax.Array:
+        return task.views.weak(jax.random.fold_in(key, position), examples.take(position[None]))[0]
+
     def step(s: jax.Array, probs: jax.Array) -> jax.Array:
         batch = batching.in_order(s, examples.count, n, size)
-        views = task.views.weak(jax.random.fold_in(key, s), examples.take(batch.positions))
+        views = jax.vmap(weak)(batch.positions)
         outputs = jax.nn.softmax(task.eval_logits(weights, views, batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
 

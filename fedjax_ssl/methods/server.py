@@ -105,7 +105,7 @@ def method_with_labels_at_server(task: Task, client: Training, server: Server, c
         broadcast=broadcast,
         client_update=client_update,
         server_update=partial(finish_round, task, server),
-        predict=lambda state, images: task.predict(state.weights, images),
+        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
     )
 
 

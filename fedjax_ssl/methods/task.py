@@ -52,13 +52,13 @@ class Task(NamedTuple):
         """Outputs in training mode: (logits [B, C], the batch's statistics) of views [B, H, W, ch], mask bool [B]."""
         return self.model.apply(weights.params, weights.stats, images, mask=mask, train=True)
 
-    def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Outputs [B, C] outside of training, of views [B, H, W, ch]."""
+    def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
+        """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""
         return self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")[0]
 
-    def predict(self, weights: Weights, images: jax.Array) -> jax.Array:
-        """Logits [B, C] of uint8 images [B, H, W, ch]."""
-        return self.eval_logits(weights, self.views.plain(images))
+    def predict(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
+        """Logits [B, C] of uint8 images [B, H, W, ch], mask bool [B]."""
+        return self.eval_logits(weights, self.views.plain(images), mask)
 
     def track(self, stats: PyTree, batch_stats: PyTree) -> PyTree:
         """Statistics after a training step on a batch with `batch_stats`."""

@@ -6,7 +6,7 @@ While the device computes a round, the host gathers the images of the next one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,33 +24,53 @@ from fedjax_ssl.simulation.simulator import Problem, Program, client_sharding, e
 PyTree = Any
 
 
-def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
+def capacity(data: FederatedData, cohort_size: int) -> int:
+    """The most images that a round can read: those of the server, and of the largest cohorts, this round's and the next."""
+    own, unlabeled = data.labeled.count + data.unlabeled.count, data.unlabeled.count
+    return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in (own, unlabeled)) + data.server.count.sum())
+
+
+def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int) -> RoundData:
     """What `gather` returns, with a pool of the round's own images, in the order of its index tables.
 
     Args:
         data: federated data in NumPy arrays.
         cohort: who takes part.
         next_cohort: who takes part in the round to come.
+        size: images in the pool, >= those that the round reads; the rest is zeros.
 
     Returns:
         RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand.
     """
     rows = gather(data, cohort, next_cohort)
     rows = rows._replace(server=rows.server._replace(unlabeled=Examples(None, np.zeros(1, np.int32), np.int32(0), None)))
-    fetched: list[np.ndarray] = []
-    size = 0
+    pool = data.train.images
+    images = np.zeros((size, *pool.shape[1:]), pool.dtype)
+    used = 0
 
-    def renumber(examples: Any) -> Any:
-        nonlocal size
+    def fetch(examples: Any) -> Any:
+        nonlocal used
         if not isinstance(examples, Examples):
             return examples
-        index = np.arange(size, size + examples.index.size, dtype=np.int32).reshape(examples.index.shape)
-        fetched.append(data.train.images[examples.index.ravel()])
-        size += examples.index.size
+        real = np.arange(examples.index.shape[-1]) < np.asarray(examples.count)[..., None]
+        start, used = used, used + int(real.sum())
+        images[start:used] = pool[examples.index[real]]
+        index = np.zeros_like(examples.index)
+        index[real] = np.arange(start, used)
         return examples._replace(index=index)
 
-    clients, server = jax.tree.map(renumber, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
-    return RoundData(np.concatenate(fetched), clients, server)
+    clients, server = jax.tree.map(fetch, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
+    return RoundData(images, clients, server)
+
+
+class _Fetched(NamedTuple):
+    """A round's data on the device: of which run (its root key's data), which round, whose."""
+
+    run: bytes
+    round: int
+    cohort: Cohort
+    next_cohort: Cohort
+    data: RoundData
 
 
 class HostSimulator:
@@ -70,7 +90,8 @@ class HostSimulator:
         method, data, spec, cohort_size = problem
         self._placement = whole = placement(execution.mesh)
         self._test = jax.device_put(data.test, whole)
-        self._gathered: tuple[int, Cohort, RoundData] | None = None
+        self._capacity = capacity(data, cohort_size)
+        self._ahead: _Fetched | None = None
         state = RunState(server=whole, clients=client_sharding(execution.mesh, cohort_size), round=whole, key=whole)
 
         def cohort_(key: jax.Array, round: jax.Array) -> Cohort:
@@ -112,7 +133,8 @@ class HostSimulator:
         clients = jax.tree.map(np.array, clients)  # copies that can be written to
         zero = jnp.zeros((), jnp.int32)
         key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
-        server, metrics = self._prepare(server, self._fetch(key, 0)[1], key)
+        self._ahead = self._fetch(key, 0)
+        server, metrics = self._prepare(server, self._ahead.data, key)
         return RunState(server, clients, number, key), reduce(jax.device_get(metrics))
 
     def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -121,12 +143,15 @@ class HostSimulator:
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
         number = int(state.round)
-        cohort, data = self._fetch(state.key, number)
+        now = self._ahead
+        if now is None or (now.run, now.round) != (_identity(state.key), number):
+            now = self._fetch(state.key, number)
+        cohort = now.cohort
+        after_next = self._draw(state.key, number + 2)  # before the round takes the device
         of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
         of_cohort = jax.device_put(of_cohort, self._placement)
-        new, metrics = self._round(state._replace(clients=of_cohort), cohort, data)
-        self._gathered = None
-        self._fetch(new.key, number + 1)  # while the device is at work
+        new, metrics = self._round(state._replace(clients=of_cohort), cohort, now.data)
+        self._ahead = self._gather(now.run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
             kept[cohort.ids] = np.asarray(changed)
         return new._replace(clients=state.clients), report(cohort, metrics)
@@ -135,14 +160,18 @@ class HostSimulator:
         """Accuracy and loss of the global model on the test set."""
         return reduce(jax.device_get(self._evaluate(state.server, self._test)))
 
-    def _fetch(self, key: jax.Array, number: int) -> tuple[Cohort, RoundData]:
-        """The cohort of a round and its data on the device, gathered ahead of time where it was."""
-        if self._gathered is None or self._gathered[0] != number:
-            cohort, next_cohort = (self._draw(key, r) for r in (number, number + 1))
-            data = gather_images(self._problem.data, cohort, next_cohort)
-            self._gathered = (number, cohort, jax.device_put(data, self._placement))
-        return self._gathered[1:]
+    def _fetch(self, key: jax.Array, number: int) -> _Fetched:
+        """The data of a round, its cohorts drawn from the run's root key."""
+        return self._gather(_identity(key), number, self._draw(key, number), self._draw(key, number + 1))
+
+    def _gather(self, run: bytes, number: int, cohort: Cohort, next_cohort: Cohort) -> _Fetched:
+        data = gather_images(self._problem.data, cohort, next_cohort, self._capacity)
+        return _Fetched(run, number, cohort, next_cohort, jax.device_put(data, self._placement))
 
     def _draw(self, key: jax.Array, number: int) -> Cohort:
         cohort = self._cohort(key, jax.device_put(np.int32(number), self._placement))
         return Cohort(np.asarray(cohort.ids), np.asarray(cohort.round))
+
+
+def _identity(key: jax.Array) -> bytes:
+    return np.asarray(jax.random.key_data(key)).tobytes()

@@ -166,7 +166,8 @@ def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int) -> Met
 
     def step(s: jax.Array, total: tuple[Mean, Mean]) -> tuple[Mean, Mean]:
         batch = batching.in_order(s, jnp.int32(n), n, size)
-        logits, labels = method.predict(server, test.images[batch.positions]), test.labels[batch.positions]
+        labels = test.labels[batch.positions]
+        logits = method.predict(server, test.images[batch.positions], batch.mask)
         correct = mean(jnp.argmax(logits, axis=-1) == labels, batch.mask)
         return jax.tree.map(jnp.add, total, (correct, mean(losses.cross_entropy(logits, labels), batch.mask)))
 

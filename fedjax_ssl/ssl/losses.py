@@ -48,11 +48,12 @@ def masked_mean(values: jax.Array, where: jax.Array, denominator: jax.Array | No
     Args:
         values: float [B].
         where: bool [B]; entries outside may be NaN in value, but must be finite in gradient.
-        denominator: scalar to divide by instead of the number of selected entries; a value below 1 counts as 1.
+        denominator: scalar to divide by instead of the number of selected entries; 0: the result is 0.
 
     Returns:
         float32 scalar.
     """
     chex.assert_equal_shape([values, where])
-    denominator = jnp.sum(where) if denominator is None else denominator
-    return jnp.sum(jnp.where(where, values, 0.0)) / jnp.maximum(denominator, 1).astype(jnp.float32)
+    divisor = jnp.asarray(jnp.sum(where) if denominator is None else denominator, jnp.float32)
+    total = jnp.sum(jnp.where(where, values, 0.0))
+    return jnp.where(divisor > 0, total / jnp.where(divisor > 0, divisor, 1.0), 0.0)

@@ -46,7 +46,7 @@ def asam_perturbation(params: PyTree, grad: PyTree, rho: float, eta: float = 0.0
         params: pytree of float32 arrays, w.
         grad: pytree like `params`, g.
         rho: radius, >= 0.
-        eta: stabiliser of |w|.
+        eta: stabilizer of |w|.
 
     Returns:
         Pytree like `params`; zeros where g = 0. A constant: no gradient flows through it.
@@ -96,7 +96,7 @@ def consistency_gradient(
         L_a  = mean over accepted of CE(y_i, Q_i)                                      (Eq. 10)
         L_p  = mean over confident of CE(y_i, Q_i)                                     (Eq. 11)
         W*   = W + eps(grad L_p)                                                       (Eq. 12)
-        L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i)                  (Eq. 13)
+        L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i), 0 if none is    (Eq. 13)
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
     Q_i and Q*_i are the outputs on the same strong view at W and W*. Two forward passes and three backward passes: the

@@ -1,0 +1,72 @@
+"""Data on the host: what is fetched for a round, for which run, and when."""
+
+import jax
+import numpy as np
+
+from fedjax_ssl.simulation import client_store
+from fedjax_ssl.simulation.client_store import HostSimulator, capacity, gather_images
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import toy
+
+
+def run(simulator, seed: int, rounds: int):
+    state, _ = simulator.initialize(seed)
+    for _ in range(rounds):
+        state, _ = simulator.round(state)
+    return float(state.server["w"]), np.asarray(state.clients).tolist()
+
+
+def test_a_second_run_with_another_seed_fetches_its_own_cohorts():
+    execution = toy.executions()["vmap"]
+    host = HostSimulator(toy.problem(), execution, 4)
+    for seed, rounds in ((0, 2), (1, 3), (0, 3)):
+        assert run(host, seed, rounds) == run(Simulator(toy.problem(), execution, 4), seed, rounds)
+
+
+def test_a_restored_state_fetches_its_own_round():
+    host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
+    state, _ = host.initialize(0)
+    state, _ = host.round(state)
+    kept = jax.tree.map(np.array, (state.server, state.clients, state.round))
+    state, _ = host.round(state)
+    once = float(state.server["w"])
+    state, _ = host.round(state)
+    again, _ = host.round(state._replace(server=kept[0], clients=kept[1], round=kept[2]))
+    assert float(again.server["w"]) == once
+
+
+def test_only_real_rows_are_fetched_and_every_index_finds_its_image():
+    data = toy.data()
+    cohort, following = (client_store.Cohort(np.array(ids, np.int32), np.int32(0)) for ids in ([4, 0], [2, 4]))
+    size = capacity(data, 2)
+    assert size == 2 + (5 + 4) + (5 + 4)  # the server's two, and the two largest clients twice
+    gathered = gather_images(data, cohort, following, size)
+    assert gathered.images.shape == (size, 1, 1, 1)
+    for examples, ids in ((gathered.clients.unlabeled, cohort.ids), (gathered.server.next_cohort, following.ids)):
+        for row, k in enumerate(ids):
+            count = int(examples.count[row])
+            assert count == toy.SIZES[k]
+            found = gathered.images[examples.index[row, :count]].ravel()
+            np.testing.assert_array_equal(found, 10 * (k + 1))
+    assert (gathered.server.labeled.index[:2] < size).all()
+    np.testing.assert_array_equal(gathered.images[gathered.server.labeled.index].ravel(), 0)
+    assert np.count_nonzero(gathered.images) == 5 + 3 + 4 + 5
+
+
+def test_the_next_round_is_fetched_after_the_round_has_taken_the_device_from_cohorts_drawn_before(monkeypatch):
+    host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
+    state, _ = host.initialize(0)
+    order = []
+
+    def noted(name, function):
+        def call(*args):
+            order.append(name)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(host, "_cohort", noted("draw", host._cohort))
+    monkeypatch.setattr(host, "_round", noted("round", host._round))
+    monkeypatch.setattr(client_store, "gather_images", noted("gather", client_store.gather_images))
+    host.round(state)
+    assert order == ["draw", "round", "gather"]
