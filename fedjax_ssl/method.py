@@ -125,6 +125,7 @@ class Method(NamedTuple):
             model that is evaluated.
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, run once.
         aggregator: `sum` (a weighted mean that streams over chunks of clients) or `stack` (needs all updates at once).
+        labels_at: where it can read labels: `server`, `clients`, or both; other scenarios are refused.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]
@@ -134,3 +135,4 @@ class Method(NamedTuple):
     predict: Callable[[PyTree, jax.Array, jax.Array], jax.Array]
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = _no_preparation
     aggregator: str = "sum"
+    labels_at: tuple[str, ...] = ("server",)

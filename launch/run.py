@@ -6,117 +6,57 @@ The same command again resumes. Exit status: 0 done; 2 wrong config, arguments o
 on SIGTERM, after saving a checkpoint.
 """
 
-import difflib
 import logging
 import pathlib
-import re
 import signal
 import sys
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "The config file, with its argument after a colon.")
+from launch import command
+
 WORKDIR = flags.DEFINE_string("workdir", None, "Where results go; default: runs/<config name>/<seed>.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
-
-WRONG_INPUT = (ValueError, FileNotFoundError)
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
-        _parse(argv)
+        command.parse(argv)
+    except ValueError as error:
+        return command.refuse(error)
+    try:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.experiment import build, loop
+        from fedjax_ssl.experiment import loop
 
-        config = CONFIG.value.to_dict()
-        experiment = build.build(config)
-        workdir = pathlib.Path(WORKDIR.value or pathlib.Path("runs", _config_name(), str(experiment.settings.seed)))
-        loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
-    except WRONG_INPUT as error:
-        return _refuse(error)
-    try:
         with loop.Stop.on_signals() as stop:
-            loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+            status = _run(stop)
+        return 128 + stop.signal if stop.signal is not None else status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(stop: Any) -> int:
+    from fedjax_ssl.experiment import build, loop
+
+    try:
+        experiment = build.build(command.CONFIG.value.to_dict())
+        workdir = pathlib.Path(WORKDIR.value or pathlib.Path("runs", command.config_name(), str(experiment.settings.seed)))
+        loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
+    except command.WRONG_INPUT as error:
+        return command.refuse(error)
+    try:
+        loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:
-        return _refuse(error)
+        return command.refuse(error)
     except build.DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 128 + stop.signal if stop.signal is not None else 0
-
-
-def _refuse(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
-
-
-def _parse(argv: list[str]) -> None:
-    """Parses the flags; raises ValueError with one clear line for whatever is wrong with them."""
-    try:
-        rest = flags.FLAGS(argv)[1:]
-    except AttributeError:
-        key, near = _unknown_key(argv)
-        raise ValueError(f"config.{key}: unknown key; {near}") from None
-    except flags.Error as error:
-        raise ValueError(_innermost(error)) from None
-    if rest:
-        raise ValueError(f"{rest[0]}: not a flag; a value is given as --config.key=value")
-    if not CONFIG.present:
-        raise ValueError("--config: missing; for example --config=configs/digits.py:fl2")
-    try:
-        CONFIG.value.lock()
-    except OSError:
-        raise ValueError(
-            f"--config: got {_config_file()}, accepted: the path of a config file, such as configs/digits.py:fl2"
-        ) from None
-
-
-def _innermost(error: flags.Error) -> str:
-    """What went wrong, without the traceback that ml_collections puts around an error inside a config file."""
-    if "Error whilst parsing config file" not in str(error):
-        return str(error)
-    cause: BaseException = error
-    while cause.__context__ is not None:
-        cause = cause.__context__
-    return f"--config: {cause}"
-
-
-def _unknown_key(argv: list[str]) -> tuple[str, str]:
-    """The first override of a key that the config has not, and the nearest that it has."""
-    alone = [argv[0], *(word for word in argv if word.startswith("--config="))]
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=alone)
-    values(alone)
-    known = _keys(config.value.to_dict())
-    given = [match[1] for word in argv if (match := re.match(r"--config\.([\w.]+)", word))]
-    key = next(key for key in given if key not in known)
-    if near := difflib.get_close_matches(key, known, 1):
-        return key, f"did you mean config.{near[0]}?"
-    group = key.rpartition(".")[0]
-    siblings = [k for k in known if k.rpartition(".")[0] == group] or [k for k in known if "." not in k]
-    return key, f"accepted: {', '.join(siblings)}"
-
-
-def _keys(config: dict[str, Any], prefix: str = "") -> list[str]:
-    nested = [[prefix + k, *(_keys(v, f"{prefix}{k}.") if isinstance(v, dict) else [])] for k, v in config.items()]
-    return [key for keys in nested for key in keys]
-
-
-def _config_file() -> str:
-    return config_flags.get_config_filename(flags.FLAGS["config"])
-
-
-def _config_name() -> str:
-    """The config file's name with its argument, fit for a folder: `configs/digits.py:fl2` is `digits-fl2`."""
-    path, _, argument = _config_file().partition(":")
-    return re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument])))
+    return 0
 
 
 if __name__ == "__main__":

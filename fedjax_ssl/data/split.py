@@ -3,38 +3,135 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import partition
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
+from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
+from fedjax_ssl.data.shares import Partition, Rows
 from fedjax_ssl.data.sources import Dataset
 
 _log = logging.getLogger(__name__)
 
+LABELS_AT = ("server", "clients")
+LABEL_SELECTIONS = ("balanced", "random")
 
-def labels_at_server(
-    dataset: Dataset,
-    *,
-    num_labels: int,
-    num_clients: int,
-    scheme: str,
-    alpha: float,
-    min_size: int,
-    exclude_labeled: bool,
-    seed: int,
-) -> FederatedData:
-    """A few labels at the server, the same number of each class; all other training images, unlabeled, at the clients.
+
+class Split(NamedTuple):
+    """How a training set is split. Fields have the names, the meaning and the checks of the config's `data` keys.
+
+    Three ways, by `labels_at` and `is_joint`: a labeled set at the server and the other examples at the clients; at the
+    clients, one partition of all examples and a labeled share within each client; or at the clients, a labeled set and the
+    other examples, each split by a partition drawn on its own.
+
+    Attributes:
+        num_clients: K.
+        labels_at: `server` or `clients`.
+        num_labels: labeled examples, where `labeled_fraction` is empty.
+        labeled_fraction: labeled share of the training set, or, where `is_joint`, of each client (one number, or K).
+        label_selection: the labeled set is `balanced` over classes, or `random`.
+        partition: a key of PARTITIONS.
+        labeled_partition: the same, of the clients' labeled examples where that differs; empty: `partition`.
+        unlabeled_partition: the same, of their unlabeled examples.
+        alpha: parameter of partitions, as are the next three.
+        min_size: see PARTITIONS.
+        shards_per_client: see PARTITIONS.
+        classes_per_client: see PARTITIONS.
+        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled ones.
+        reveal_labels: whether each client's unlabeled examples then get their labels.
+    """
+
+    num_clients: int
+    labels_at: str = "server"
+    num_labels: int = 40
+    labeled_fraction: tuple[float, ...] = ()
+    label_selection: str = "balanced"
+    partition: str = "iid"
+    labeled_partition: str = ""
+    unlabeled_partition: str = ""
+    alpha: float = 0.3
+    min_size: int = 10
+    shards_per_client: int = 2
+    classes_per_client: int = 2
+    exclude_labeled: bool = True
+    reveal_labels: bool = False
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether one partition covers all examples, and each client has a share of labels within its own."""
+        apart = self.labeled_partition or self.unlabeled_partition
+        return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
+
+
+class Holdings(NamedTuple):
+    """Who holds which training examples.
+
+    Attributes:
+        server: int64 [L], the server's labeled examples.
+        labeled: K arrays int64, the clients' labeled examples.
+        unlabeled: K arrays int64, the clients' unlabeled examples.
+        pooled: int64, every unlabeled training example, held by a client or by nobody.
+        unassigned: how many training examples nobody holds.
+        notes: lines on what is not as was asked for.
+    """
+
+    server: np.ndarray
+    labeled: Rows
+    unlabeled: Rows
+    pooled: np.ndarray
+    unassigned: int
+    notes: tuple[str, ...]
+
+
+def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holdings:
+    """Draws a split.
+
+    Args:
+        labels: int [N], labels of the training set, values in 0..C-1.
+        num_classes: C.
+        how: the split.
+        seed: draws the labeled set, the partition and the labeled partition; each from a stream of its own.
+
+    Returns:
+        Holdings.
+
+    Raises:
+        ValueError: where the request cannot be met.
+    """
+    label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
+    nobody = [np.zeros(0, np.int64)] * how.num_clients
+    server, labeled, apart = nobody[0], nobody, Partition([], nobody[0])
+    if how.is_joint:
+        shared = _share(how, how.partition, labels, np.arange(len(labels)), split_rng)
+        labeled, unlabeled = _label_within(shared.rows, how, label_rng)
+    else:
+        labeled_set, rest = _labeled_set(labels, num_classes, how, label_rng)
+        source = rest if how.exclude_labeled else np.arange(len(labels))
+        shared = _share(how, how.unlabeled_partition or how.partition, labels, source, split_rng)
+        unlabeled = shared.rows
+        if how.labels_at == "server":
+            server = labeled_set
+        else:
+            apart = _share(how, how.labeled_partition or how.partition, labels, labeled_set, labeled_rng)
+            labeled = apart.rows
+    pooled = np.concatenate([*unlabeled, shared.unassigned])
+    if how.reveal_labels:
+        labeled = [np.union1d(known, revealed) for known, revealed in zip(labeled, unlabeled, strict=True)]
+        unlabeled, pooled = nobody, shared.unassigned
+    held = np.zeros(len(labels), bool)
+    held[np.concatenate([server, *labeled, *unlabeled])] = True
+    unassigned = len(labels) - int(held.sum())
+    return Holdings(server, labeled, unlabeled, np.sort(pooled), unassigned, (*apart.notes, *shared.notes))
+
+
+def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
+    """Federated data of a dataset; what nobody holds is logged, and what is not as asked for is a warning.
 
     Args:
         dataset: the dataset.
-        num_labels: labeled examples at the server.
-        num_clients: K.
-        scheme: `iid` or `dirichlet`.
-        alpha: concentration of the Dirichlet split.
-        min_size: smallest client that a Dirichlet split may have.
-        exclude_labeled: whether the labeled examples are kept from the clients.
-        seed: draws the labeled set and the split; the two do not depend on each other.
+        how: the split.
+        seed: see `draw`.
 
     Returns:
         FederatedData of NumPy arrays.
@@ -42,21 +139,42 @@ def labels_at_server(
     Raises:
         ValueError: where the request cannot be met.
     """
-    label_rng, split_rng = (np.random.default_rng([seed, stream]) for stream in range(2))
     labels = dataset.train_labels
-    labeled, rest = partition.balanced_labels(labels, num_labels, dataset.num_classes, label_rng)
-    unlabeled = rest if exclude_labeled else np.arange(len(labels))
-    if scheme == "iid":
-        rows, unassigned = partition.iid(unlabeled, num_clients, split_rng)
-        if len(unassigned):
-            _log.info("%d of %d unlabeled images go to no client", len(unassigned), len(unlabeled))
-    else:
-        rows = partition.dirichlet(labels, unlabeled, num_clients, alpha, split_rng, min_size=min_size)
+    holdings = draw(labels, dataset.num_classes, how, seed)
+    if holdings.unassigned:
+        _log.info("%d of %d training examples go to nobody", holdings.unassigned, len(labels))
+    for note in holdings.notes:
+        _log.warning("%s", note)
     return FederatedData(
         train=Pool(dataset.train_images, labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
-        server=pack([labeled]),
-        labeled=pack([np.zeros(0, np.int64)] * num_clients),
-        unlabeled=pack(rows),
-        pooled=pack([unlabeled]),
+        server=pack([holdings.server]),
+        labeled=pack(holdings.labeled),
+        unlabeled=pack(holdings.unlabeled),
+        pooled=pack([holdings.pooled]),
     )
+
+
+def _share(how: Split, name: str, labels: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> Partition:
+    scheme = PARTITIONS[name]
+    return scheme.function(labels, indices, how.num_clients, rng, **{p: getattr(how, p) for p in scheme.parameters})
+
+
+def _labeled_set(labels: np.ndarray, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The labeled set and the rest; a share of the training set is rounded, and down to a multiple of C where balanced."""
+    num_labels = how.num_labels
+    if how.labeled_fraction:
+        num_labels = round(how.labeled_fraction[0] * len(labels))
+        num_labels -= num_labels % num_classes if how.label_selection == "balanced" else 0
+    if how.label_selection == "balanced":
+        return balanced_labels(labels, num_labels, num_classes, rng)
+    return random_labels(len(labels), num_labels, rng)
+
+
+def _label_within(rows: Rows, how: Split, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Labels a share of every row, uniformly at random, rounded half up; (labeled, unlabeled)."""
+    fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
+    shuffled = [rng.permutation(row) for row in rows]
+    cuts = [int(fraction * len(row) + 0.5) for fraction, row in zip(fractions, rows, strict=True)]
+    labeled = [row[:cut] for row, cut in zip(shuffled, cuts, strict=True)]
+    return labeled, [row[cut if how.exclude_labeled else 0 :] for row, cut in zip(shuffled, cuts, strict=True)]

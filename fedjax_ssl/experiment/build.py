@@ -18,7 +18,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import make_views
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
-from fedjax_ssl.method import DataSpec
+from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.local import Training, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
@@ -136,20 +136,12 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
     execution = _execution(settings.execution, settings.cohort_size)
-    dataset = _load(settings)
+    dataset = load_dataset(settings)
     spec = DataSpec(dataset.train_images.shape[1:], dataset.num_classes, settings.data.num_clients)
-    data = split.labels_at_server(
-        dataset,
-        num_labels=settings.data.num_labels,
-        num_clients=settings.data.num_clients,
-        scheme=settings.data.partition,
-        alpha=settings.data.alpha,
-        min_size=settings.data.min_size,
-        exclude_labeled=settings.data.exclude_labeled,
-        seed=settings.seed,
-    )
     task = _task(settings, dataset, execution)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
+    _check_scenario(settings, method)
+    data = split.federate(dataset, split_of(settings), settings.seed)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
@@ -158,7 +150,13 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     return Experiment(settings, problem, simulator, _num_params(task, spec))
 
 
-def _load(settings: Settings) -> sources.Dataset:
+def load_dataset(settings: Settings) -> sources.Dataset:
+    """The dataset that the settings name.
+
+    Raises:
+        ValueError: for an unknown or unusable dataset.
+        FileNotFoundError: for missing data.
+    """
     data = settings.data
     return sources.load(
         data.name,
@@ -167,6 +165,21 @@ def _load(settings: Settings) -> sources.Dataset:
         resplit=data.resplit or None,
         seed=settings.seed,
     )
+
+
+def split_of(settings: Settings) -> split.Split:
+    """The split that the settings describe: its fields are `data` keys."""
+    return split.Split(**{name: getattr(settings.data, name) for name in split.Split._fields})
+
+
+def _check_scenario(settings: Settings, method: Method) -> None:
+    """Raises ValueError where the labels are not where the method reads them."""
+    data, name = settings.data, settings.method["name"]
+    if data.labels_at not in method.labels_at:
+        accepted = " or ".join(method.labels_at)
+        raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
+    if data.reveal_labels and "clients" not in method.labels_at:
+        raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
 
 
 def _task(settings: Settings, dataset: sources.Dataset, execution: Execution) -> Task:

@@ -62,9 +62,12 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
         overwrite: remove what an earlier run left (its files alone).
 
     Raises:
-        ValueError: the folder holds another config; the message has the differing keys.
+        ValueError: the folder holds another config, the message has the differing keys; or it cannot be made.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--workdir: got {workdir} ({error.strerror}), accepted: a folder that can be written to") from None
     if overwrite:
         for name in OURS:
             path = workdir / name

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
+from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import NORMALIZATIONS, STRONG_VIEWS
+from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
 from fedjax_ssl.methods.task import NORMS
 from fedjax_ssl.models.layers import LOWERINGS
 from fedjax_ssl.simulation.execution import STRATEGIES
-
-PARTITIONS = ("iid", "dirichlet")
 
 
 def _one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
@@ -27,6 +27,10 @@ def _one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
         near = difflib.get_close_matches(str(got), [str(a) for a in accepted], 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"{key}: got {got!r}, accepted: {', '.join(map(str, accepted))}{hint}")
+
+
+def _short(values: tuple[float, ...]) -> str:
+    return f"({', '.join(map(str, values[:5]))}{', ...' if len(values) > 5 else ''})"
 
 
 def _at_least(key: str, got: float, least: float) -> None:
@@ -54,11 +58,20 @@ class DataSettings:
         path: the file, for `npz`.
         resplit: for `npz`: shares of train, validation and test to merge and split anew; empty: the file's own split.
         num_clients: K.
-        num_labels: labeled examples at the server, the same number of each class.
-        exclude_labeled: whether those are kept from the clients' unlabeled data.
-        partition: `iid` or `dirichlet` (over clients, per class).
-        alpha: concentration of the Dirichlet split; small is skewed.
-        min_size: smallest client that a Dirichlet split may have.
+        labels_at: where the labels are: `server` or `clients`.
+        num_labels: labeled examples in all; not used where labeled_fraction is given.
+        labeled_fraction: labeled share of all training examples. With labels at the clients, and neither labeled_partition
+            nor unlabeled_partition given, of each client's examples, drawn within its own: one number, or one per client.
+        label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
+        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled data.
+        reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
+        partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
+        labeled_partition: with labels at the clients: how num_labels are spread; empty: as partition.
+        unlabeled_partition: with labels at the clients: how all others are, in a draw of their own; empty: as partition.
+        alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
+        min_size: smallest client, labeled or unlabeled, that `dirichlet` may leave.
+        shards_per_client: of `shards`.
+        classes_per_client: of `class_shards` and `random_classes`.
         normalization: `dataset` (its own mean and standard deviation) or `imagenet`'s.
         flip: whether views are flipped left to right at random.
         crop_padding: pixels of reflected border that views are cropped from at random; 0: no crop.
@@ -70,25 +83,52 @@ class DataSettings:
     path: str = ""
     resplit: tuple[float, ...] = ()
     num_clients: int = 100
+    labels_at: str = "server"
     num_labels: int = 40
+    labeled_fraction: tuple[float, ...] = ()
+    label_selection: str = "balanced"
     exclude_labeled: bool = True
+    reveal_labels: bool = False
     partition: str = "iid"
+    labeled_partition: str = ""
+    unlabeled_partition: str = ""
     alpha: float = 0.3
     min_size: int = 10
+    shards_per_client: int = 2
+    classes_per_client: int = 2
     normalization: str = "dataset"
     flip: bool = True
     crop_padding: int = 4
     strong: str = "usb"
 
     def __post_init__(self) -> None:
-        _one_of("data.partition", self.partition, PARTITIONS)
+        self._check_split()
         _one_of("data.normalization", self.normalization, NORMALIZATIONS)
         _one_of("data.strong", self.strong, STRONG_VIEWS)
-        _at_least("data.num_clients", self.num_clients, 1)
-        _at_least("data.num_labels", self.num_labels, 1)
-        _at_least("data.min_size", self.min_size, 0)
         _at_least("data.crop_padding", self.crop_padding, 0)
+
+    def _check_split(self) -> None:
+        _one_of("data.labels_at", self.labels_at, LABELS_AT)
+        _one_of("data.label_selection", self.label_selection, LABEL_SELECTIONS)
+        _one_of("data.partition", self.partition, PARTITIONS)
+        for name in ("num_clients", "num_labels", "shards_per_client", "classes_per_client"):
+            _at_least(f"data.{name}", getattr(self, name), 1)
+        _at_least("data.min_size", self.min_size, 0)
         _above("data.alpha", self.alpha, 0)
+        apart = {key: got for key in ("labeled_partition", "unlabeled_partition") if (got := getattr(self, key))}
+        for key, got in apart.items():
+            _one_of(f"data.{key}", got, PARTITIONS)
+            if self.labels_at != "clients":
+                raise ValueError(
+                    f"data.{key}: got {got!r} with data.labels_at={self.labels_at}, accepted: '', or labels_at=clients"
+                )
+        fractions = self.labeled_fraction
+        per_client = self.labels_at == "clients" and not apart
+        if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
+            accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"
+            raise ValueError(f"data.labeled_fraction: got {len(fractions)} numbers, accepted: {accepted}")
+        if fractions and not (all(0 <= f <= 1 for f in fractions) and sum(fractions) > 0):
+            raise ValueError(f"data.labeled_fraction: got {_short(fractions)}, accepted: numbers in [0, 1], not all 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,4 +350,7 @@ def _convert(wanted: Any, value: Any, key: str) -> Any:
         if type(value) is not wanted:
             raise ValueError(f"{key}: got {value!r}, accepted: {wanted.__name__}")
         return value
-    return tuple(value) if isinstance(value, list | tuple) else dict(value)
+    if get_origin(wanted) is tuple:
+        numbers = value if isinstance(value, list | tuple) else (value,)  # one number stands for a tuple of one
+        return tuple(_convert(float, number, key) for number in numbers)
+    return dict(value)

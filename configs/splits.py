@@ -1,0 +1,60 @@
+"""The papers' splits by name, to look at, and to start a config from: this one trains on the server's labels alone.
+
+    python -m launch.preview --config=configs/splits.py:feddure_dir_dir --config.data.data_dir=DIR
+    python -m launch.preview --config=configs/splits.py:fedsiam_noniid3,dataset=mnist --config.data.data_dir=DIR
+
+Expected: the table of the split of 100 clients, and preview.png. Run time: 10 s on two CPU cores.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+# Name -> what it sets under `data`, for the 50,000 CIFAR-10 images of 10 classes and 100 clients.
+SPLITS: dict[str, dict[str, Any]] = {
+    "fl2_iid": {"num_labels": 40, "partition": "iid"},
+    "fl2_dir0.1": {"num_labels": 40, "partition": "dirichlet", "alpha": 0.1},
+    "fl2_dir0.3": {"num_labels": 40, "partition": "dirichlet", "alpha": 0.3},
+    "semifl_2_classes": {"num_labels": 250, "partition": "class_shards", "classes_per_client": 2},
+    "fedcon_noniid": {
+        "labeled_fraction": (0.01,), "label_selection": "random", "partition": "shards", "shards_per_client": 2,
+    },
+    "fedmatch_server_iid": {"num_labels": 1000, "partition": "class_balanced"},
+    "fedmatch_server_noniid": {"num_labels": 1000, "partition": "batch_imbalanced"},
+    "fedmatch_clients_iid": {"labels_at": "clients", "num_labels": 5000, "partition": "class_balanced"},
+    "fedmatch_clients_noniid": {
+        "labels_at": "clients", "num_labels": 5000,
+        "labeled_partition": "class_balanced", "unlabeled_partition": "batch_imbalanced",
+    },
+    "feddure_iid_iid": {"labels_at": "clients", "num_labels": 5000, "partition": "class_balanced"},
+    "feddure_iid_dir": {
+        "labels_at": "clients", "num_labels": 5000,
+        "labeled_partition": "class_balanced", "unlabeled_partition": "dirichlet", "alpha": 0.5,
+    },
+    "feddure_dir_dir": {
+        "labels_at": "clients", "num_labels": 5000,
+        "labeled_partition": "dirichlet", "unlabeled_partition": "dirichlet", "alpha": 0.5,
+    },
+    "fedlabel_20": {
+        "labels_at": "clients", "labeled_fraction": (0.2,), "partition": "dirichlet_classes", "alpha": 0.1,
+    },
+    "fedsiam_iid": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "iid"},
+    "fedsiam_noniid1": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "random_classes"},
+    "fedsiam_noniid1_released": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "class_grid"},
+    "fedsiam_noniid2": {
+        "labels_at": "clients", "labeled_fraction": (0.1,),
+        "labeled_partition": "random_classes", "unlabeled_partition": "iid",
+    },
+    "fedsiam_noniid3": {"labels_at": "clients", "labeled_fraction": (0.55,) * 10 + (0.05,) * 90, "partition": "iid"},
+    "fedsiam_server_noniid": {"labeled_fraction": (0.01,), "partition": "random_classes"},
+}  # fmt: skip
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+    name, given = common.parse(argument, tuple(SPLITS), dataset="cifar10")
+    config = common.base("supervised", "wide_resnet", depth=28, width=2)
+    config.data.name, config.server.sbn_data = given["dataset"], "labeled"
+    config.data.update(SPLITS[name])
+    return config

@@ -1,0 +1,167 @@
+"""Partitions by Dirichlet draws: a class spread over the clients, or a client's own mixture of classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_ssl.data.shares import Partition, checked, cut, distinct, shuffled_by_class
+
+
+def dirichlet(
+    labels: np.ndarray,
+    indices: np.ndarray,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float,
+    min_size: int = 10,
+    max_tries: int = 200,
+) -> Partition:
+    """Label-skewed shares of unequal size: every class is spread over the clients by p ~ Dir(alpha 1_K).
+
+    The routine of SemiFL's, (FL)^2's and FedDure's released code. Class by class, in order: draw p; set p_k = 0 for the
+    clients that already hold >= N / K examples; renormalize; cut the class's ascending list of n_c positions at
+    floor(cumsum(p) n_c). All of it is repeated from scratch until the smallest client holds at least `min_size`; a try whose
+    open clients all drew p_k = 0 is discarded too. Every try consumes C' K-dimensional Dirichlet draws, C' the number of
+    classes that occur in `indices`.
+
+    The papers' settings succeed in a few tries. With many clients and a small alpha no number of tries would do: at
+    alpha = .05 and 500 clients on 50,000 examples each client falls short with probability 1/4, so a try succeeds with
+    (3/4)^500. After `max_tries` the clients that fall short are therefore drawn anew alone, the others keeping theirs, up to
+    1,000 times: p is a row of independent Gamma(alpha) variables, normalized, so a client's own C' variables can be replaced.
+    That is the same law, each client's draws conditioned on its size (not exactly, as clients are coupled by the
+    normalization and the rule on N / K); `notes` says that it was done.
+
+    Args:
+        labels: int [pool], labels of the whole pool.
+        indices: int [N], distinct pool positions to share out.
+        num_clients: K.
+        rng: source of randomness; advanced.
+        alpha: concentration > 0; small = skewed, large = even.
+        min_size: smallest number of examples that a client may end with.
+        max_tries: tries of the whole before clients are drawn anew alone.
+
+    Returns:
+        Partition; rows hold class after class, nothing is unassigned.
+
+    Raises:
+        ValueError: an argument is out of range, K min_size > N, a position occurs twice, or no try succeeded.
+    """
+    indices = distinct(indices)
+    _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
+    of_class = np.asarray(labels)[indices]
+    class_counts = np.unique(of_class, return_counts=True)[1]
+
+    def finish(sizes: np.ndarray, *notes: str) -> Partition:
+        return Partition(cut(indices[np.argsort(of_class, kind="stable")], sizes), indices[:0], notes)
+
+    # Only sizes are computed per try: positions are moved once, for the try that succeeds. Aborting a try once the examples
+    # still to come cannot fill the smallest clients would gain nothing: with min_size well under N / K it is certain only
+    # after the last class.
+    for _ in range(max_tries):
+        sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
+        if sizes is not None and sizes.sum(0).min() >= min_size:
+            return finish(sizes)
+    sizes, best = _redraw_short(class_counts, num_clients, alpha, rng, min_size)
+    if sizes is None:
+        raise ValueError(
+            f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
+            f"min_size={min_size} (at best {best} clients were short of it): raise alpha, use fewer clients or lower min_size"
+        )
+    return finish(
+        sizes,
+        f"Dirichlet split with alpha={alpha}, num_clients={num_clients}: none of {max_tries} draws gave every client "
+        f"min_size={min_size}, so the clients that fell short were drawn anew, alone",
+    )
+
+
+def dirichlet_classes(
+    labels: np.ndarray, indices: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float
+) -> Partition:
+    """Every client draws its own class mixture q_k ~ Dir(alpha 1_C); a class is split in proportion to its column.
+
+    The partition of FLUTE's FedLabel experiments: class c of n_c examples, shuffled, is cut at
+    floor(n_c cumsum_k(q_kc / sum_j q_jc)). No rule on the smallest client: sizes stay near N / K by themselves.
+
+    Args:
+        labels: int [pool], labels of the whole pool; C - 1 is the largest.
+        indices: int [N], distinct pool positions to share out.
+        num_clients: K.
+        rng: source of randomness; advanced.
+        alpha: concentration > 0; small = few classes per client.
+
+    Returns:
+        Partition; rows hold class after class, nothing is unassigned.
+
+    Raises:
+        ValueError: an argument is out of range, a position occurs twice, or no client drew any of a class that occurs.
+    """
+    positions = checked(indices, num_clients)
+    _check_alpha(alpha)
+    by_class, counts = shuffled_by_class(labels, positions, rng)
+    cumulative = np.cumsum(rng.dirichlet(np.full(len(counts), alpha), num_clients), axis=0).T  # [C, K]
+    undrawn = np.flatnonzero(~(cumulative[:, -1] > 0) & (counts > 0))
+    if len(undrawn):
+        raise ValueError(
+            f"alpha={alpha} with num_clients={num_clients} left no client any share of class {undrawn[0]}: "
+            "raise alpha, use more clients or another seed"
+        )
+    total = np.where(counts > 0, cumulative[:, -1], 1.0)[:, None]
+    cuts = np.floor(cumulative / total * counts[:, None]).astype(np.int64)
+    return Partition(cut(by_class, np.diff(cuts, axis=1, prepend=0)), positions[:0])
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha={alpha} is no Dirichlet concentration: give a finite number > 0, such as 0.1")
+
+
+def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int) -> None:
+    """Raises ValueError for arguments of `dirichlet` out of range, or a request that no try could meet."""
+    if num_clients < 1 or min_size < 0 or max_tries < 1:
+        raise ValueError(
+            f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
+        )
+    _check_alpha(alpha)
+    if num_clients * min_size > num_examples:
+        raise ValueError(
+            f"{num_examples} examples cannot give num_clients={num_clients} clients min_size={min_size} each: "
+            f"use at most {num_examples // min_size} clients, or lower min_size to {num_examples // num_clients}"
+        )
+
+
+def _dirichlet_sizes(class_counts: np.ndarray, proportions: np.ndarray) -> np.ndarray | None:
+    """Examples of each class and client, int64 [C', K], or None where no open client has any mass left.
+
+    Args:
+        class_counts: int [C'], examples of each class, all > 0.
+        proportions: float64 [C', K], the draws; a row's scale is irrelevant.
+    """
+    num_examples, num_clients = class_counts.sum(), proportions.shape[1]
+    sizes = np.zeros(proportions.shape, np.int64)
+    held = np.zeros(num_clients, np.int64)
+    for c, count in enumerate(class_counts):
+        cumulative = np.cumsum(np.where(held < num_examples / num_clients, proportions[c], 0.0))
+        if not cumulative[-1] > 0.0:  # small alphas underflow to exact zeros (or NaN), and the division would spread NaN
+            return None
+        # Divided by its own last entry it ends at exactly 1: rounding never sends an example past the last open client.
+        cuts = np.floor(cumulative / cumulative[-1] * count).astype(np.int64)
+        sizes[c] = np.diff(cuts, prepend=0)
+        held += sizes[c]
+    return sizes
+
+
+def _redraw_short(
+    class_counts: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator, min_size: int
+) -> tuple[np.ndarray | None, int]:
+    """Sizes [C', K] with every client at `min_size` or more, or None, and the fewest clients that were short of it."""
+    draws = np.zeros((len(class_counts), num_clients))
+    short, fewest = np.ones(num_clients, bool), num_clients
+    for _ in range(1000):
+        draws[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
+        sizes = _dirichlet_sizes(class_counts, draws)
+        short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size
+        fewest = min(fewest, int(short.sum()))
+        if fewest == 0:
+            return sizes, 0
+    return None, fewest

@@ -1,0 +1,211 @@
+"""A split to look at before anything is trained: its table as text, and its picture as a heat map."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.partition import summary
+from fedjax_ssl.data.split import Holdings
+
+_HEADER_EVERY = 25  # rows of the table, so that a screen always shows what the columns are
+_MOST_BARS = 26  # classes that a row of the table can draw
+_BARS = " ▁▂▃▄▅▆▇█"
+_NOTHING = "-"
+
+
+class Preview(NamedTuple):
+    """How many examples of each class everyone holds.
+
+    Attributes:
+        server: int64 [C], the server's labeled examples.
+        labeled: int64 [K, C], the clients' labeled examples.
+        unlabeled: int64 [K, C], the clients' unlabeled examples.
+        divergence: float64 [K], Jensen-Shannon divergence in bits, 0..1, between the class distributions of a client's
+            unlabeled and labeled examples (the server's where no client holds any); NaN where either is empty.
+        unassigned: training examples that nobody holds.
+        notes: lines on what is not as was asked for.
+    """
+
+    server: np.ndarray
+    labeled: np.ndarray
+    unlabeled: np.ndarray
+    divergence: np.ndarray
+    unassigned: int
+    notes: tuple[str, ...]
+
+
+def preview(holdings: Holdings, labels: np.ndarray, num_classes: int) -> Preview:
+    """Counts a split.
+
+    Args:
+        holdings: the split.
+        labels: int [N], labels of the training set, values in 0..C-1.
+        num_classes: C.
+    """
+    server = summary([holdings.server], labels, num_classes).histogram[0]
+    labeled = summary(holdings.labeled, labels, num_classes).histogram
+    unlabeled = summary(holdings.unlabeled, labels, num_classes).histogram
+    reference = labeled if labeled.any() else np.broadcast_to(server, labeled.shape)
+    return Preview(server, labeled, unlabeled, jensen_shannon(reference, unlabeled), holdings.unassigned, holdings.notes)
+
+
+def jensen_shannon(counts: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Jensen-Shannon divergence of class distributions, in bits: H((p + q) / 2) - (H(p) + H(q)) / 2 (Lin 1991).
+
+    Args:
+        counts: int [..., C], p is its share of each class.
+        others: int [..., C], likewise q.
+
+    Returns:
+        float64 [...], 0 (the same distribution) to 1 (no class in common); NaN where one of the two is empty.
+    """
+    sums = [np.sum(x, -1, keepdims=True) for x in (counts, others)]
+    p, q = (np.divide(x, s, where=s > 0, out=np.full(x.shape, np.nan)) for x, s in zip((counts, others), sums, strict=True))
+    divergence = _entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2
+    return np.clip(divergence, 0.0, 1.0)
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    """Entropy in bits over the last axis; 0 log 0 = 0, and NaN stays NaN."""
+    return -np.sum(p * np.log2(np.where(p == 0, 1.0, p)), -1)
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+
+def table(seen: Preview) -> str:
+    """The table of a split: one line per client, then a summary of what all clients hold.
+
+    Columns: labeled and unlabeled examples, the number of classes among them, their divergence, and, where the classes are
+    few, one bar per class, as high as its share of the client's largest.
+    """
+    with_bars = seen.labeled.shape[1] <= _MOST_BARS
+    lines = []
+    for k, (labeled, unlabeled, divergence) in enumerate(zip(seen.labeled, seen.unlabeled, seen.divergence, strict=True)):
+        if k % _HEADER_EVERY == 0:
+            lines += ([""] if k else []) + [_header(seen.labeled.shape[1] if with_bars else 0)]
+        line = (
+            f"{k:>6}  {labeled.sum():>7,}  {unlabeled.sum():>9,}  {_classes(labeled):>7}  {_classes(unlabeled):>9}  "
+            f"{_number(divergence):>10}"
+        )
+        lines.append(line + (f"  |{_bars(labeled)}|  |{_bars(unlabeled)}|" if with_bars else ""))
+    return "\n".join([*lines, "", *_summary(seen)])
+
+
+def _header(num_bars: int) -> str:
+    width = num_bars + 2
+    bars = f"  {'labeled':<{width}}  {'unlabeled'}" if num_bars >= 5 else ""
+    return f"client  labeled  unlabeled  classes  (unlab.)  divergence{bars}".rstrip()
+
+
+def _classes(counts: np.ndarray) -> str:
+    return str(np.count_nonzero(counts)) if counts.any() else _NOTHING
+
+
+def _number(value: float) -> str:
+    return _NOTHING if np.isnan(value) else f"{value:.3f}"
+
+
+def _bars(counts: np.ndarray) -> str:
+    """One character per class: blank for none, and at least the lowest bar for one example."""
+    heights = np.ceil(counts / max(1, counts.max()) * (len(_BARS) - 1)).astype(int)
+    return "".join(_BARS[height] for height in heights)
+
+
+def _summary(seen: Preview) -> list[str]:
+    """What all clients hold, as aligned lines of smallest, median, mean and largest."""
+    num_clients, num_classes = seen.labeled.shape
+    rows = {
+        "labeled": seen.labeled.sum(1),
+        "unlabeled": seen.unlabeled.sum(1),
+        "classes, labeled": np.count_nonzero(seen.labeled, axis=1),
+        "classes, unlabeled": np.count_nonzero(seen.unlabeled, axis=1),
+        "divergence": seen.divergence[~np.isnan(seen.divergence)],
+    }
+    lines = [f"{f'of {num_clients} clients':<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}{'sum':>10}"]
+    for name, values in rows.items():
+        if not values.any() and name != "divergence":
+            continue
+        lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)))
+        lines[-1] += f"{values.sum():>10,}" if name in ("labeled", "unlabeled") else ""
+    lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
+    if seen.server.any():
+        lines.append(f"server: {seen.server.sum():,} labeled examples of {_classes(seen.server)} of {num_classes} classes")
+    lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody holds")
+    return [*lines, *(f"note: {note}" for note in seen.notes)]
+
+
+def _spread(values: np.ndarray) -> list[str]:
+    if not len(values):
+        return [_NOTHING] * 4
+    statistics = (values.min(), np.median(values), values.mean(), values.max())
+    if values.dtype.kind == "f":
+        return [f"{x:.3f}" for x in statistics]
+    return [f"{statistics[0]:,}", f"{statistics[1]:,.10g}", f"{statistics[2]:,.1f}", f"{statistics[3]:,}"]
+
+
+# --- the picture -------------------------------------------------------------------------------------------------------
+
+
+def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
+    """Writes a PNG of clients x classes, labeled and unlabeled side by side; the color's scale is logarithmic.
+
+    The server's labeled examples, where there are any, are a row of their own above the clients' labeled ones.
+
+    Args:
+        seen: the split.
+        path: the file, which is overwritten.
+        title: what stands above the picture.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # here, not above: 0.5 s that no training run should pay
+
+    num_clients, num_classes = seen.labeled.shape
+    height = float(np.clip(0.1 * num_clients + 2.2, 4.2, 11.0))
+    width = float(np.clip(0.3 * num_classes + 3.4, 4.8, 8.0))
+    figure = Figure(figsize=(2 * width, height), dpi=110, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    left, right = figure.subplots(1, 2)
+    if seen.server.any() and not seen.labeled.any():
+        _panel(left, seen.server[None], "labeled, at the server", ["server"])
+    else:
+        _panel(left, seen.labeled, "labeled, at the clients")
+    _panel(right, seen.unlabeled, "unlabeled, at the clients")
+    figure.savefig(path)
+
+
+def _panel(axes: Any, counts: np.ndarray, what: str, holders: list[str] | None = None) -> None:
+    """Draws counts int64 [holders, C] with a color bar; holders are numbered unless named."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(f"{what}: {counts.sum():,}", fontsize=11, loc="left")
+    axes.set_xlabel("class")
+    axes.xaxis.set_major_locator(MaxNLocator(11, integer=True))
+    if holders:
+        axes.set_yticks(range(len(holders)), holders)
+    else:
+        axes.set_ylabel("client")
+        axes.yaxis.set_major_locator(MaxNLocator(11, integer=True))
+    shown = np.ma.masked_equal(counts, 0)
+    axes.set_facecolor("#eeeeee")
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=LogNorm(1, max(2, counts.max())))
+    if counts.any():
+        bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
+        bar.set_label("examples (gray: none)")
+        bar.outline.set_visible(False)
+    else:
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="#666666")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if len(counts) <= 40:  # thin lines between cells, where cells are large enough
+        axes.set_yticks(np.arange(len(counts) + 1) - 0.5, minor=True)
+    if counts.shape[1] <= 40:
+        axes.set_xticks(np.arange(counts.shape[1] + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.tick_params(which="minor", length=0)
