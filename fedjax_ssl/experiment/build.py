@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -47,12 +49,14 @@ class Experiment:
         problem: method, data and cohort size.
         simulator: its programs.
         num_params: parameters of the network.
+        layout: what `execution.strategy` and `execution.conv` stand for here, where they are `auto`.
     """
 
     settings: Settings
     problem: Problem
     simulator: Simulator | HostSimulator
     num_params: int
+    layout: Mapping[str, str]
 
     def start(self) -> tuple[RunState, dict[str, Any]]:
         """The state before round 1, and its row of metrics: round 0 and the totals so far."""
@@ -135,19 +139,33 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
-    execution = _execution(settings.execution, settings.cohort_size)
+    strategy, execution = _execution(settings.execution)
     dataset = load_dataset(settings)
     spec = DataSpec(dataset.train_images.shape[1:], dataset.num_classes, settings.data.num_clients)
-    task = _task(settings, dataset, execution)
+    conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
+    with _naming("model"):
+        task = _task(settings, dataset, conv)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     _check_scenario(settings, method)
-    data = split.federate(dataset, split_of(settings), settings.seed)
+    with _naming("data"):
+        data = split.federate(dataset, split_of(settings), settings.seed)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
     simulator = (HostSimulator if on_host else Simulator)(problem, execution, settings.execution.batch_size)
-    return Experiment(settings, problem, simulator, _num_params(task, spec))
+    return Experiment(settings, problem, simulator, _num_params(task, spec), {"strategy": strategy, "conv": conv})
+
+
+@contextlib.contextmanager
+def _naming(group: str) -> Iterator[None]:
+    """Within it, errors about an argument name its config key: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        separator = "." if re.match(r"\w+=", str(error)) else ": "
+        raise kind(f"{group}{separator}{error}") from error
 
 
 def load_dataset(settings: Settings) -> sources.Dataset:
@@ -158,13 +176,14 @@ def load_dataset(settings: Settings) -> sources.Dataset:
         FileNotFoundError: for missing data.
     """
     data = settings.data
-    return sources.load(
-        data.name,
-        data_dir=data.data_dir or None,
-        path=data.path or None,
-        resplit=data.resplit or None,
-        seed=settings.seed,
-    )
+    with _naming("data"):
+        return sources.load(
+            data.name,
+            data_dir=data.data_dir or None,
+            path=data.path or None,
+            resplit=data.resplit or None,
+            seed=settings.seed,
+        )
 
 
 def split_of(settings: Settings) -> split.Split:
@@ -182,12 +201,12 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
 
 
-def _task(settings: Settings, dataset: sources.Dataset, execution: Execution) -> Task:
+def _task(settings: Settings, dataset: sources.Dataset, conv: str) -> Task:
     options = {k: v for k, v in settings.model.items() if k not in ("name", "norm")}
     model = models.build(
         settings.model["name"],
         num_classes=dataset.num_classes,
-        conv=models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1),
+        conv=conv,
         dtype=settings.execution.dtype,
         **options,
     )
@@ -259,23 +278,29 @@ def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array]
     return lambda t: optimizer.learning_rate / 2 * (1 + jnp.cos(jnp.pi * t.astype(jnp.float32) / rounds))
 
 
-def _execution(settings: ExecutionSettings, cohort_size: int) -> Execution:
-    """The strategy's chunk size and mesh.
+def _execution(settings: ExecutionSettings) -> tuple[str, Execution]:
+    """The strategy, and its chunk size and mesh.
 
     `auto`: over several devices `sharded`; else `scan` on a CPU, where (measured on WRN-28-2) convolutions with a kernel per
     client are slower than one client after another, and `vmap` on an accelerator, which one client should not fill (not yet
     measured).
     """
     available = jax.devices()
-    devices = settings.devices or 1
-    if devices > len(available):
-        raise ValueError(f"execution.devices: got {devices}, accepted: at most {len(available)}, the devices there are")
+    if settings.devices > len(available):
+        raise ValueError(
+            f"execution.devices: got {settings.devices}, accepted: at most {len(available)}, the devices there are"
+        )
     strategy = settings.strategy
     one_by_one = available[0].platform == "cpu"
     if strategy == "auto":
-        strategy = "sharded" if devices > 1 else "scan" if one_by_one else "vmap"
-    if strategy != "sharded" and devices > 1:
-        raise ValueError(f"execution.devices: got {devices} with strategy={strategy}, accepted: 1, or strategy=sharded")
+        strategy = "sharded" if settings.devices > 1 else "scan" if one_by_one else "vmap"
+    if strategy != "sharded" and settings.devices > 1:
+        raise ValueError(
+            f"execution.devices: got {settings.devices} with strategy={strategy}, accepted: 1, or strategy=sharded"
+        )
+    if strategy in ("vmap", "scan") and settings.chunk_size:
+        raise ValueError(f"execution.chunk_size: got {settings.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
     if strategy == "sharded":
-        return Execution(settings.chunk_size or (1 if one_by_one else 0), client_mesh(devices))
-    return Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])
+        mesh = client_mesh(settings.devices or len(available))
+        return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh)
+    return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])

@@ -163,6 +163,7 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
+        **experiment.layout,
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": _git_commit(),

@@ -247,7 +247,7 @@ class ExecutionSettings:
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
-        devices: how many devices to shard over; 0: one.
+        devices: how many devices to shard over; 0: all that there are where `strategy` is `sharded`, else one.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
     """
@@ -314,17 +314,27 @@ class Settings:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Settings:
-        """Settings from nested mappings; missing keys keep their defaults.
+        """Settings from nested mappings; missing keys keep their defaults, those within `method` and `model` too.
 
         Raises:
             ValueError: for an unknown key, a value of the wrong type or out of range.
         """
-        return _parse(cls, config, "")
+        defaults = cls()
+        groups = {name: {**getattr(defaults, name), **config.get(name, {})} for name in ("method", "model")}
+        return _parse(cls, {**config, **groups}, "")
 
     def method_options(self) -> Any:
         """The method's own options, as its dataclass."""
+        name = self.method["name"]
         own = {k: v for k, v in self.method.items() if k not in ("name", "prox_mu")}
-        return _parse(options_class(METHODS[self.method["name"]]), own, "method.")
+        options = options_class(METHODS[name])
+        known = [field.name for field in dataclasses.fields(options)]
+        if strange := [key for key in own if key not in known and not difflib.get_close_matches(key, known, 1)]:
+            raise ValueError(
+                f"method.{strange[0]}: not a key of method.name={name}, accepted: {', '.join(known) or 'none'}; "
+                f"start from a config of {name}, such as configs/digits.py:{name}"
+            )
+        return _parse(options, own, "method.")
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of plain values, for a file."""

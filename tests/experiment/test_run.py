@@ -67,6 +67,7 @@ def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_
     assert set(summary) == {
         "method", "dataset", "seed", "rounds", "eval/accuracy", "eval/accuracy_last5", "comm/bytes_up", "comm/bytes_down",
         "time/total_s", "time/compile_s", "perf/client_images_per_s", "device", "jax_version", "git_commit", "num_params",
+        "strategy", "conv",
     }  # fmt: skip
     assert summary["seed"] == 3
     assert summary["eval/accuracy"] == log[-1]["eval/accuracy"]
@@ -173,14 +174,16 @@ def bad_npz(tmp_path_factory) -> str:
         (["--config.data.name=cifar11"], ["cifar11", "cifar10"]),
         (["--config.data.name=cifar10", "--config.data.data_dir=/nowhere"], ["/nowhere"]),
         (["--config.data.num_clients=0"], ["data.num_clients", "got 0"]),
-        (["--config.data.num_labels=100000"], ["num_labels", "100000"]),
-        (["--config.data.num_labels=15"], ["15", "multiple of 10"]),
+        (["--config.data.num_labels=100000"], ["data.num_labels=100000"]),
+        (["--config.data.num_labels=15"], ["data.num_labels=15", "multiple of 10"]),
         (["--config.cohort_size=7"], ["cohort_size", "got 7", "6"]),
-        (["--config.data.partition=dirichlet", "--config.data.min_size=1000"], ["min_size"]),
+        (["--config.data.partition=dirichlet", "--config.data.min_size=1000"], ["data: ", "min_size=1000"]),
         (["--config.method.batches=some"], ["method.batches", "some", "accepted"]),
-        (["--config.model.name=vgg"], ["vgg"]),
+        (["--config.method.name=supervised"], ["method.name=supervised", "method.", "configs/digits.py:supervised"]),
+        (["--config.model.name=vgg"], ["model", "vgg"]),
         (["--config.execution.devices=9"], ["execution.devices", "got 9"]),
-        (["--config.data.name=npz", "--config.data.path=/nowhere.npz"], ["/nowhere.npz"]),
+        (["--config.execution.strategy=scan", "--config.execution.chunk_size=2"], ["execution.chunk_size", "got 2"]),
+        (["--config.data.name=npz", "--config.data.path=/nowhere.npz"], ["data.path=/nowhere.npz"]),
         (["--overwrit"], ["overwrit", "Did you mean"]),
         (["rounds=3"], ["rounds=3", "--config."]),
     ],
@@ -200,8 +203,26 @@ def test_wrong_files_are_one_line_with_status_2(tmp_path, config, bad_npz):
         ["--config=configs/no_such_file.py"],
         ["--config=configs/digits.py:no_such_method"],
         [],
+        ["--config", "configs/digits.py:fl2", "--config.nonsense=1"],
+        ["--config=configs/common.py"],
     ):
         refused = launch(*arguments, f"--workdir={tmp_path / 'run'}")
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.count("\n") == 1, refused.stderr
         assert refused.stderr.startswith("error: ")
+
+
+def test_a_workdir_that_cannot_be_made_is_one_line_with_status_2(tmp_path, config):
+    (tmp_path / "file").write_text("not a folder")
+    for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
+        refused = launch(config, f"--workdir={workdir}")
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stderr.startswith(f"error: --workdir: got {workdir} (")
+        assert refused.stderr.count("\n") == 1, refused.stderr
+
+
+def test_help_says_what_the_command_does_and_its_flags():
+    shown = launch("--help")
+    assert shown.returncode == 0
+    assert "Exit status: 0 done" in shown.stdout
+    assert all(flag in shown.stdout for flag in ("--config", "--workdir", "overwrite", "--stop_after"))
