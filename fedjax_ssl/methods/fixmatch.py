@@ -76,7 +76,7 @@ def fixmatch(
         def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
             views = task.views.strong(key, shard.unlabeled.take(batch.positions))
             used = accepted[batch.positions] & batch.mask
-            step = local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask)
+            step = local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask, key)
             return step._replace(metrics={**step.metrics, "mask_rate": mean(used, batch.mask)})
 
         schedule = client.schedule(order_key, trainable(accepted, mask, options.batches))
