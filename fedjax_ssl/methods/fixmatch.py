@@ -76,7 +76,7 @@ def fixmatch(
         def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
             views = task.views.strong(key, shard.unlabeled.take(batch.positions))
             used = accepted[batch.positions] & batch.mask
-            return local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask)
+            return local.cross_entropy_step(task, weights, views, label[batch.positions], used, batch.mask, key)
 
         schedule = client.schedule(order_key, trainable(accepted, mask, options.batches))
         start = (shared.weights, kept)

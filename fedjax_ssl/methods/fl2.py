@@ -22,7 +22,7 @@ from fedjax_ssl.methods import local
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Training, trainable
 from fedjax_ssl.methods.server import Broadcast, Server, method_with_labels_at_server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, mean
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
@@ -166,9 +166,10 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
         views = task.views.strong(key, shard.unlabeled.take(at))
         accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
         if options.consistency == "none":
-            return local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask)
+            return local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask, key)
         grad, values, batch_stats = sharpness.consistency_gradient(
-            lambda params: task.train_logits(weights._replace(params=params), views, batch.mask),
+            # One dropout key, so that the passes at W and at W* drop the same units.
+            lambda params: task.train_logits(weights._replace(params=params), views, batch.mask, dropout_key(key)),
             weights.params,
             sharpness.Targets(labeling.label[at], accepted, consistent),
             perturb,

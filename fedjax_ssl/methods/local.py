@@ -11,7 +11,7 @@ import optax
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses
 
@@ -153,7 +153,13 @@ def train(
 
 
 def cross_entropy_step(
-    task: Task, weights: Weights, views: jax.Array, labels: jax.Array, used: jax.Array, mask: jax.Array
+    task: Task,
+    weights: Weights,
+    views: jax.Array,
+    labels: jax.Array,
+    used: jax.Array,
+    mask: jax.Array,
+    key: jax.Array,
 ) -> Step:
     """The gradient of the mean cross-entropy over some of a batch's examples.
 
@@ -164,13 +170,14 @@ def cross_entropy_step(
         labels: int32 [B].
         used: bool [B], the examples that the mean is over; none: the gradient is 0.
         mask: bool [B], the real examples, which batch norm sees.
+        key: PRNG key of the step; dropout draws from `dropout_key(key)`.
 
     Returns:
         Step with the metric `loss`.
     """
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
-        logits, batch_stats = task.train_logits(weights._replace(params=params), views, mask)
+        logits, batch_stats = task.train_logits(weights._replace(params=params), views, mask, dropout_key(key))
         ce = losses.cross_entropy(logits, labels)
         return losses.masked_mean(ce, used), (ce, batch_stats)
 
@@ -185,7 +192,7 @@ def supervised_gradient(task: Task, examples: Examples) -> Gradient:
 
     def gradient(weights: Weights, batch: batching.Batch, key: jax.Array) -> Step:
         views = task.views.weak(key, examples.take(batch.positions))
-        return cross_entropy_step(task, weights, views, labels[batch.positions], batch.mask, batch.mask)
+        return cross_entropy_step(task, weights, views, labels[batch.positions], batch.mask, batch.mask, key)
 
     return gradient
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,14 @@ from fedjax_ssl.models import ModelFns, norm
 
 PyTree = Any
 NORMS = ("static", "running", "batch")
+
+
+def dropout_key(key: jax.Array) -> jax.Array:
+    """The key of a training step's dropout masks, from the key of the step, whose views are drawn from `key` itself.
+
+    A stream of its own, so that a network's views are the same with dropout and without.
+    """
+    return jax.random.fold_in(key, zlib.crc32(b"dropout"))
 
 
 class Weights(NamedTuple):
@@ -48,9 +57,18 @@ class Task(NamedTuple):
         """Fresh weights."""
         return Weights(*self.model.init(key, image_shape))
 
-    def train_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> tuple[jax.Array, PyTree]:
-        """Outputs in training mode: (logits [B, C], the batch's statistics) of views [B, H, W, ch], mask bool [B]."""
-        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=True)
+    def train_logits(
+        self, weights: Weights, images: jax.Array, mask: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        """Outputs in training mode: (logits [B, C], the batch's statistics).
+
+        Args:
+            weights: the network's weights.
+            images: views, float32 [B, H, W, ch].
+            mask: bool [B], the real examples.
+            key: of the dropout masks (`dropout_key`); None: no dropout, for passes that only collect statistics.
+        """
+        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
 
     def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""

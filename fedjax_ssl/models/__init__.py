@@ -6,29 +6,47 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.cnn import CNN
+from fedjax_ssl.models.cnn import CNN, CifarCNN, MnistCNN
 from fedjax_ssl.models.layers import DTYPES, LOWERINGS, Conv, resolve_conv
 from fedjax_ssl.models.mlp import MLP, Linear
+from fedjax_ssl.models.resnet import ResNet
+from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = ["MODELS", "ModelFns", "build", "resolve_conv"]
+__all__ = ["MODELS", "ModelFns", "build", "default_options", "resolve_conv"]
 
 PyTree = Any
 
-MODELS = {"wide_resnet": WideResNet, "cnn": CNN, "mlp": MLP, "linear": Linear}
+MODELS: dict[str, Any] = {
+    "wide_resnet": WideResNet,
+    "resnet": ResNet,
+    "resnet9": ResNet9,
+    "cifar_cnn": CifarCNN,
+    "mnist_cnn": MnistCNN,
+    "cnn": CNN,
+    "mlp": MLP,
+    "linear": Linear,
+}
 
 
 class Apply(Protocol):
     """The signature of `ModelFns.apply`."""
 
     def __call__(
-        self, params: PyTree, stats: PyTree, images: jax.Array, *, mask: jax.Array | None = None, train: bool = False
+        self,
+        params: PyTree,
+        stats: PyTree,
+        images: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        train: bool = False,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, PyTree]:
         """See ModelFns."""
 
@@ -40,11 +58,12 @@ class ModelFns(NamedTuple):
         init: (key, image_shape) -> (params, stats). params: float32 pytree with leaves `kernel`, `bias` (convolutions, linear
             layers) and `scale`, `bias` (batch norm); stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is
             no batch norm.
-        apply: (params, stats, images, *, mask=None, train=False) -> (logits, batch_stats). images: float32 [B, H, W, ch],
-            normalized; mask: bool [B], which examples are real (None: all), the others cannot change a real one's logits,
-            the statistics or a gradient, even if they hold NaN; logits: float32 [B, C]. With train=True every batch norm
-            normalizes by this batch's real examples, and batch_stats (like stats) holds the batch's mean and unbiased
-            variance, without gradient (`stats` itself if no example is real); otherwise it normalizes by stats, and
+        apply: (params, stats, images, *, mask=None, train=False, key=None) -> (logits, batch_stats). images: float32
+            [B, H, W, ch], normalized; mask: bool [B], which examples are real (None: all), the others cannot change a real
+            one's logits, the statistics or a gradient, even if they hold NaN; key: PRNG key of the dropout masks in training,
+            the same key drawing the same masks (None, or train=False: no dropout); logits: float32 [B, C]. With train=True
+            every batch norm normalizes by this batch's real examples, and batch_stats (like stats) holds the batch's mean and
+            unbiased variance, without gradient (`stats` itself if no example is real); otherwise it normalizes by stats, and
             batch_stats is stats.
     """
 
@@ -52,47 +71,63 @@ class ModelFns(NamedTuple):
     apply: Apply
 
 
-def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "float32", **options: int) -> ModelFns:
+def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "float32", **options: Any) -> ModelFns:
     """The network `name` of MODELS for C classes.
 
     Args:
         name: key of MODELS.
         num_classes: C.
         conv: how convolutions are lowered, "grouped", "im2col" or "hybrid" (see `resolve_conv` for "auto").
-        dtype: of the convolutions' arithmetic and activations, "float32" or "bfloat16"; parameters, statistics and logits
-            are float32 always.
-        **options: integers >= 1, attributes of the network's class: `depth` and `width` (wide_resnet), `width` (cnn),
-            `hidden` (mlp).
+        dtype: of the arithmetic and the activations of all layers but the last, "float32" or "bfloat16"; parameters,
+            statistics and logits are float32 always.
+        **options: the attributes of the network's class that `default_options` names.
 
     Raises:
-        ValueError: unknown name, option, conv or dtype, or an option out of range.
+        ValueError: unknown name, option, conv or dtype, or an option's value that its annotation excludes.
     """
     _check_known("model", name, MODELS)
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
     network = MODELS[name]
-    known = {field.name for field in dataclasses.fields(network)} - {"num_classes", "conv", "parent", "name"}
+    accepted = get_type_hints(network)
     for option, value in {"num_classes": num_classes, **options}.items():
-        _check_known(f"option of model {name}", option, known | {"num_classes"})
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}: {option} must be an integer >= 1, got {value!r}")
-    return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options))
+        _check_known(f"option of model {name}", option, {"num_classes", *default_options(name)})
+        _check_value(f"{name}: {option}", value, accepted[option])
+    return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options), dtype)
 
 
-def _pure(module: nn.Module) -> ModelFns:
+def default_options(name: str) -> dict[str, Any]:
+    """The options of network `name` of MODELS, with their defaults.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    _check_known("model", name, MODELS)
+    common = {"num_classes", "conv", "parent", "name"}
+    return {field.name: field.default for field in dataclasses.fields(MODELS[name]) if field.name not in common}
+
+
+def _pure(module: nn.Module, dtype: str) -> ModelFns:
     def init(key: jax.Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
         # Under jit only what the parameters depend on is computed, not a forward pass.
-        variables = jax.jit(module.init)(key, jnp.zeros((1, *image_shape), jnp.float32))
+        variables = jax.jit(module.init)(key, jnp.zeros((1, *image_shape), dtype))
         return variables["params"], variables.get("batch_stats", {})
 
     def apply(
-        params: PyTree, stats: PyTree, images: jax.Array, *, mask: jax.Array | None = None, train: bool = False
+        params: PyTree,
+        stats: PyTree,
+        images: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        train: bool = False,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, PyTree]:
         if mask is not None:
             # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
             images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
         variables = {"params": params, "batch_stats": stats}
-        logits, updated = module.apply(variables, images, mask, train, mutable=["batch_stats"])
+        keys = {"dropout": key} if train and key is not None else {}
+        logits, updated = module.apply(variables, images.astype(dtype), mask, train, rngs=keys, mutable=["batch_stats"])
         return logits, updated.get("batch_stats", {})
 
     return ModelFns(init, apply)
@@ -102,3 +137,16 @@ def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
     if got not in accepted:
         nearest = difflib.get_close_matches(str(got), accepted, n=1, cutoff=0.0)
         raise ValueError(f"unknown {what}: {got!r}; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
+
+
+def _check_value(what: str, got: Any, wanted: Any) -> None:
+    """Raises ValueError where `got` is not of the annotated type `wanted`: one of a Literal's values, an integer >= 1, ..."""
+    if get_origin(wanted) is Literal:
+        values = get_args(wanted)
+        fits = any(type(got) is type(value) and got == value for value in values)
+        accepted = f"one of {', '.join(map(str, values))}"
+    else:
+        fits = type(got) is wanted and (wanted is not int or got >= 1)
+        accepted = "an integer >= 1" if wanted is int else f"a {wanted.__name__}"
+    if not fits:
+        raise ValueError(f"{what} must be {accepted}, got {got!r}")

@@ -1,14 +1,17 @@
-"""A small convolutional network with batch norm, for the 8x8 digits and for quick runs on larger images."""
+"""Plain convolutional networks: a small one for the 8x8 digits and quick runs, and the two of FedSiam, FedCon and FedTriNet."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.layers import Conv, torch_linear
+from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName, torch_uniform
+from fedjax_ssl.models.layers import Conv, check_images, dense, dropout, max_pool
 from fedjax_ssl.models.norm import BatchNorm
 
 
@@ -30,7 +33,82 @@ class CNN(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C]."""
+        check_images("cnn", x, least=1)
         for factor, stride in ((1, 1), (2, 2), (4, 2)):
             x = nn.relu(BatchNorm()(self.conv(self.width * factor, strides=stride)(x), mask, train))
         pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
-        return nn.Dense(self.num_classes, kernel_init=torch_linear)(pooled)
+        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(pooled)
+
+
+class MnistCNN(nn.Module):
+    """Two 5x5 convolutions of 10 and 20 channels without padding, two linear layers: 21,840 parameters (FedSiam, Table 1).
+
+    Each convolution is followed by a 2x2 max pool, then ReLU, as in the released code; the paper's table shows no ReLU there.
+
+    Attributes:
+        num_classes: C.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+        variant: `paper`: no dropout; `released`: .5, whole channels after the second convolution and values after the first
+            linear layer.
+        initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    variant: Literal["paper", "released"] = "paper"
+    initialization: InitializationName = "torch"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Images [B, H, W, ch], H and W at least 16 (MNIST: 28) -> logits float32 [B, C]."""
+        check_images("mnist_cnn", images, least=16)
+        init = INITIALIZATIONS[self.initialization]
+        conv = functools.partial(
+            self.conv, kernel_size=5, padding=0, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias
+        )
+        drop = functools.partial(dropout, self, rate=0.5 if self.variant == "released" else 0.0)
+        x = nn.relu(max_pool(conv(10)(images)))
+        x = nn.relu(max_pool(drop(conv(20)(x), per_channel=True)))
+        x = drop(nn.relu(dense(x.reshape(x.shape[0], -1), 50, init)))
+        return dense(x.astype(jnp.float32), self.num_classes, init)
+
+
+class CifarCNN(nn.Module):
+    """Six 3x3 convolutions in three pooled pairs and three linear layers: 5,852,170 parameters on 32x32x3 (FedSiam, Table 1).
+
+    The pairs have 32 and 64, 128 and 128, 256 and 256 channels; the first of each is followed by batch norm. ReLU follows every
+    layer but the last. Linear layers: 1024, 512, C.
+
+    Attributes:
+        num_classes: C.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+        variant: where dropout is. `paper`: .05 on values after the second pool, .1 after the ReLU of the first two linear
+            layers. `released`: .05 on whole channels after the second pool, .1 before the first linear layer and after the
+            ReLU of the second.
+        initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    variant: Literal["paper", "released"] = "paper"
+    initialization: InitializationName = "torch"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Images [B, H, W, ch], H and W at least 8 -> logits float32 [B, C]."""
+        check_images("cifar_cnn", images, least=8)
+        released = self.variant == "released"
+        init = INITIALIZATIONS[self.initialization]
+        conv = functools.partial(self.conv, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias)
+        x = images
+        for pair, (first, second) in enumerate(((32, 64), (128, 128), (256, 256))):
+            x = nn.relu(BatchNorm()(conv(first)(x), mask, train))
+            x = max_pool(nn.relu(conv(second)(x)))
+            if pair == 1:
+                x = dropout(self, x, 0.05, per_channel=released)
+        x = x.reshape(x.shape[0], -1)
+        x = dropout(self, x, 0.1 if released else 0.0)
+        x = nn.relu(dense(x, 1024, init))
+        x = dropout(self, x, 0.0 if released else 0.1)
+        x = dropout(self, nn.relu(dense(x, 512, init)), 0.1)
+        return dense(x.astype(jnp.float32), self.num_classes, init)

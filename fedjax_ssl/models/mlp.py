@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.layers import Conv, torch_linear
+from fedjax_ssl.models.initializers import torch_uniform
+from fedjax_ssl.models.layers import Conv
 
 
 class Linear(nn.Module):
@@ -24,7 +26,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Inputs float32 [B, ...] -> logits float32 [B, C]."""
-        return nn.Dense(self.num_classes, kernel_init=torch_linear)(images.reshape(images.shape[0], -1))
+        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(images.reshape(images.shape[0], -1))
 
 
 class MLP(nn.Module):
@@ -44,5 +46,5 @@ class MLP(nn.Module):
     def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Inputs float32 [B, ...] -> logits float32 [B, C]."""
         x = images.reshape(images.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=torch_linear)(x))
-        return nn.Dense(self.num_classes, kernel_init=torch_linear)(x)
+        x = nn.relu(nn.Dense(self.hidden, dtype=x.dtype, kernel_init=torch_uniform)(x))
+        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(x.astype(jnp.float32))

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.layers import Conv, torch_linear
+from fedjax_ssl.models.initializers import torch_uniform
+from fedjax_ssl.models.layers import Conv, check_images
 from fedjax_ssl.models.norm import BatchNorm
 
 
@@ -65,6 +66,7 @@ class WideResNet(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C]."""
+        check_images("wide_resnet", images, least=1)
         x = self.conv(16)(images)
         for stage in range(3):
             for block in range((self.depth - 4) // 6):
@@ -72,4 +74,4 @@ class WideResNet(nn.Module):
                 x = Block(16 * self.width * 2**stage, stride, self.conv)(x, mask, train)
         x = nn.relu(BatchNorm()(x, mask, train))
         pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
-        return nn.Dense(self.num_classes, kernel_init=torch_linear)(pooled)
+        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(pooled)

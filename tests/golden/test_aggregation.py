@@ -81,7 +81,7 @@ def norm_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, weighting):
     """A network that is one batch norm on pixels: its statistics are those of the images."""
 
-    def apply(params, stats, images, *, mask=None, train=False):
+    def apply(params, stats, images, *, mask=None, train=False, key=None):
         x = images.reshape(len(images), -1)
         mean = jnp.sum(jnp.where(mask[:, None], x, 0), 0) / mask.sum()
         var = jnp.sum(jnp.where(mask[:, None], (x - mean) ** 2, 0), 0) / (mask.sum() - 1)

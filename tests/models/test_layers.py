@@ -1,4 +1,4 @@
-"""Every lowering is the same convolution: values and gradients against loops in NumPy."""
+"""Every lowering is the same convolution: values and gradients against loops in NumPy. Max pooling and dropout."""
 
 import functools
 
@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_ssl.models import layers
-from fedjax_ssl.models.layers import LOWERINGS, Conv, resolve_conv
+from fedjax_ssl.models.layers import LOWERINGS, Conv, dropout, max_pool, resolve_conv
 
 # (batch, height, width, kernel size, stride, padding)
 SHAPES = [
@@ -138,21 +139,79 @@ def test_bfloat16_multiplies_in_bfloat16_and_keeps_float32_parameters(lowering):
     assert jnp.all(jnp.isfinite(gradient["kernel"]))
 
 
-def test_conv_bias_is_added():
-    images, kernels, _, (expected, _, _) = random_case((3, 8, 8, 3, 1, 1))
-    bias = np.arange(5, dtype=np.float32)
-    out = Conv(5, use_bias=True).apply({"params": {"kernel": kernels[0], "bias": bias}}, images[0])
-    np.testing.assert_allclose(out, expected[0] + bias, atol=1e-4)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("shape", [(2, 9, 8, 5, 1, 0), (3, 9, 7, 3, 2, 1), (2, 9, 8, 1, 2, 0)])
+def test_conv_bias_is_added_and_gets_its_gradient(lowering, shape):
+    images, kernels, cotangents, (expected, _, d_kernels) = random_case(shape)
+    size, stride, padding = shape[3:]
+    conv = Conv(5, size, stride, padding, lowering, use_bias=True)
+    params = {"kernel": kernels[0], "bias": np.arange(5, dtype=np.float32)}
+    out, pullback = jax.vjp(jax.jit(lambda p: conv.apply({"params": p}, images[0])), params)
+    (gradient,) = pullback(cotangents[0])
+    assert_all_close((out, gradient["kernel"]), (expected[0] + params["bias"], d_kernels[0]))
+    np.testing.assert_allclose(gradient["bias"], cotangents[0].sum((0, 1, 2)), rtol=1e-4, atol=1e-4)
 
 
-def test_initializers_are_pytorchs():
-    kernel = np.asarray(layers.kaiming_fan_out(jax.random.key(0), (3, 3, 16, 64)))
-    assert kernel.shape == (3, 3, 16, 64)
-    np.testing.assert_allclose(kernel.std(), np.sqrt(2 / (9 * 64)), rtol=0.03)
-    np.testing.assert_allclose(kernel.mean(), 0, atol=0.002)
-    linear = np.asarray(layers.torch_linear(jax.random.key(1), (128, 100), jnp.float32))
-    np.testing.assert_allclose(np.abs(linear).max(), 1 / np.sqrt(128), rtol=0.01)
-    np.testing.assert_allclose(linear.std(), 1 / np.sqrt(3 * 128), rtol=0.03)
+@pytest.mark.parametrize(("height", "width", "window"), [(8, 6, 2), (7, 9, 2), (9, 8, 4)])
+def test_max_pool_takes_each_windows_maximum_and_sends_the_gradient_there(height, width, window):
+    rng = np.random.default_rng(0)
+    images = rng.permutation(2 * height * width * 3).reshape(2, height, width, 3).astype(np.float32)  # no ties
+    expected, places = np.zeros((2, height // window, width // window, 3)), np.zeros(images.shape)
+    cotangent = rng.normal(size=expected.shape).astype(np.float32)
+    for b, i, j, c in np.ndindex(*expected.shape):
+        rows, columns = slice(i * window, (i + 1) * window), slice(j * window, (j + 1) * window)
+        expected[b, i, j, c] = images[b, rows, columns, c].max()
+        places[b, rows, columns, c] = cotangent[b, i, j, c] * (images[b, rows, columns, c] == expected[b, i, j, c])
+    out, pullback = jax.vjp(functools.partial(max_pool, window=window), images)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(pullback(cotangent)[0], places)
+
+
+def test_max_pool_shares_the_gradient_among_equal_values():
+    gradient = jax.grad(lambda x: jnp.sum(max_pool(x)))(jnp.zeros((1, 2, 4, 1)))
+    np.testing.assert_array_equal(jnp.sum(gradient[0, :, :2]), 1)
+    np.testing.assert_array_equal(jnp.sum(gradient[0, :, 2:]), 1)
+
+
+class Dropping(nn.Module):
+    rate: float
+    per_channel: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return dropout(self, x, self.rate, per_channel=self.per_channel)
+
+
+def dropped(x, rate, key, per_channel=False):
+    keys = {} if key is None else {"dropout": jax.random.key(key)}
+    return np.asarray(Dropping(rate, per_channel).apply({}, x, rngs=keys))
+
+
+def test_dropout_zeros_a_share_and_scales_the_rest():
+    x = np.random.default_rng(0).uniform(1, 2, (4, 10, 10, 50)).astype(np.float32)
+    out = dropped(x, 0.3, 0)
+    kept = out != 0
+    np.testing.assert_allclose(kept.mean(), 0.7, atol=0.01)
+    np.testing.assert_allclose(out[kept], x[kept] / 0.7, rtol=1e-6)
+    np.testing.assert_allclose(out.mean(), x.mean(), rtol=0.02)
+    assert 0.2 < kept[0, :, :, 0].mean() < 0.95  # values, not channels
+    np.testing.assert_array_equal(out, dropped(x, 0.3, 0))
+    assert not np.array_equal(out, dropped(x, 0.3, 1))
+
+
+def test_dropout_per_channel_keeps_or_drops_an_examples_channel_whole():
+    x = np.ones((40, 3, 2, 50), np.float32)
+    out = dropped(x, 0.25, 0, per_channel=True)
+    np.testing.assert_array_equal(out, np.broadcast_to(out[:, :1, :1], x.shape))
+    assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)}
+    np.testing.assert_allclose(out.mean(), 1, atol=0.05)
+    assert len(np.unique(out[:, 0, 0], axis=0)) == 40  # examples draw apart
+
+
+def test_without_a_key_or_a_rate_nothing_is_dropped():
+    x = np.ones((2, 3, 3, 4), np.float32)
+    np.testing.assert_array_equal(dropped(x, 0.5, None), x)
+    np.testing.assert_array_equal(dropped(x, 0.0, 0), x)
 
 
 def test_resolve_conv():

@@ -1,0 +1,89 @@
+"""Residual networks for small images, as FedLabel trains them (He et al. 2016, with a stem for 32x32)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
+from fedjax_ssl.models.layers import Conv, check_images, dense
+from fedjax_ssl.models.norm import BatchNorm
+
+_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
+
+
+class ResidualBlock(nn.Module):
+    """ReLU(shortcut(x) + convolutions(x)), batch norm after each convolution, ReLU between them.
+
+    The convolutions are two 3x3 ones, or in the bottleneck form 1x1, 3x3 and 1x1, the last with four times the channels. The
+    shortcut is a 1x1 convolution with batch norm where the shape changes, else x itself.
+
+    Attributes:
+        features: channels, before the bottleneck's factor of four.
+        stride: of the first 3x3 convolution and of the shortcut.
+        bottleneck: which form.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+    """
+
+    features: int
+    stride: int
+    bottleneck: bool
+    conv: Callable[..., nn.Module]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+        """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
+
+        def normed(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
+            x = self.conv(features, kernel_size=size, strides=stride, padding=size // 2)(x)
+            return BatchNorm()(x, mask, train)
+
+        out = 4 * self.features if self.bottleneck else self.features
+        if self.bottleneck:
+            y = nn.relu(normed(x, self.features, 1))
+            y = nn.relu(normed(y, self.features, 3, self.stride))
+            y = normed(y, out, 1)
+        else:
+            y = nn.relu(normed(x, self.features, 3, self.stride))
+            y = normed(y, out, 3)
+        if x.shape[-1] != out or self.stride != 1:
+            x = normed(x, out, 1, self.stride)
+        return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """ResNet-18, -34 or -50 with a 3x3 stem of 64 at stride 1 and no pool after it.
+
+    Four stages of 64, 128, 256 and 512 channels at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and 32x32), linear.
+    Convolutions have no bias. Parameters: 11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
+
+    Attributes:
+        num_classes: C.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+        depth: 18, 34, or 50 with bottleneck blocks.
+        initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    depth: Literal[18, 34, 50] = 18
+    initialization: InitializationName = "torch"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Images [B, H, W, ch] -> logits float32 [B, C]."""
+        check_images("resnet", images, least=1)
+        init = INITIALIZATIONS[self.initialization]
+        conv = functools.partial(self.conv, kernel_init=init.conv_kernel)
+        x = nn.relu(BatchNorm()(conv(64)(images), mask, train))
+        for stage, blocks in enumerate(_BLOCKS[self.depth]):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, mask, train)
+        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+        return dense(pooled, self.num_classes, init)

@@ -1,0 +1,79 @@
+"""The three nine-layer residual networks of FedDure, FedMatch and SemiFL."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_ssl.models.initializers import INITIALIZATIONS
+from fedjax_ssl.models.layers import Conv, check_images, dense, max_pool
+from fedjax_ssl.models.norm import BatchNorm
+from fedjax_ssl.models.wide_resnet import Block
+
+# What each paper's code does: PyTorch's defaults, Keras's VarianceScaling(), Kaiming normal set by hand.
+_PAPER_INITIALIZATION = {"feddure": "torch", "fedmatch": "flax", "semifl": "kaiming"}
+
+
+class ResNet9(nn.Module):
+    """ResNet-9, of which three papers have three.
+
+    `feddure` (6,575,370 parameters for 3 channels and 10 classes): 3x3 convolutions with bias, batch norm, ReLU:
+
+        64; 128, pool; x + (128, 128)(x); 256, pool; 512, pool; x + (512, 512)(x); 4x4 max pool; linear
+
+    with 2x2 max pools after the ReLU and no ReLU after the sums. `fedmatch` (6,568,640): the same without batch norm and
+    without any bias, the linear layer's included. `semifl` (4,901,450): a stem of 64, then one pre-activation block each of 64,
+    128, 256 and 512 channels at strides 1, 2, 2, 2 as in WideResNet, batch norm, ReLU, global average pool, linear.
+
+    Attributes:
+        num_classes: C.
+        conv: the convolution, `Conv` with its lowering and dtype bound.
+        variant: whose, see above.
+        initialization: a key of INITIALIZATIONS, or `paper`: that of the variant's own code.
+    """
+
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+    variant: Literal["feddure", "fedmatch", "semifl"] = "feddure"
+    initialization: Literal["paper", "torch", "flax", "kaiming"] = "paper"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Images [B, H, W, ch], H and W at least 8 (the papers': 32) -> logits float32 [B, C]."""
+        check_images("resnet9", images, least=8)
+        paper = _PAPER_INITIALIZATION[self.variant]
+        init = INITIALIZATIONS[paper if self.initialization == "paper" else self.initialization]
+        conv = functools.partial(self.conv, kernel_init=init.conv_kernel, bias_init=init.bias)
+        features = self._preactivation if self.variant == "semifl" else self._postactivation
+        pooled = features(conv, images, mask, train).astype(jnp.float32)
+        return dense(pooled, self.num_classes, init, use_bias=self.variant != "fedmatch")
+
+    def _postactivation(self, conv: Callable[..., nn.Module], x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+        """Images -> features [B, 512] of `feddure` and `fedmatch`."""
+        normed = self.variant == "feddure"
+
+        def layer(x: jax.Array, features: int) -> jax.Array:
+            x = conv(features, use_bias=normed)(x)
+            return nn.relu(BatchNorm()(x, mask, train) if normed else x)
+
+        x = layer(x, 64)
+        x = max_pool(layer(x, 128))
+        x = x + layer(layer(x, 128), 128)
+        x = max_pool(layer(x, 256))
+        x = max_pool(layer(x, 512))
+        x = x + layer(layer(x, 512), 512)
+        # The 4x4 pool: at 32x32 it covers the whole image, and so it does here at every size.
+        return jnp.max(x, axis=(1, 2))
+
+    def _preactivation(self, conv: Callable[..., nn.Module], x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+        """Images -> features [B, 512] of `semifl`."""
+        x = conv(64)(x)
+        for features, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            x = Block(features, stride, conv)(x, mask, train)
+        x = nn.relu(BatchNorm()(x, mask, train))
+        return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)

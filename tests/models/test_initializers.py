@@ -1,0 +1,100 @@
+"""Initial parameters: moments and ranges against what PyTorch, Flax and Keras document, worked out by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.models import build
+from fedjax_ssl.models.initializers import INITIALIZATIONS, kaiming_fan_out, lecun_normal, torch_bias, torch_uniform
+
+KEY = jax.random.key(0)
+
+
+def drawn(initializer, shape):
+    values = np.asarray(initializer(KEY, shape, jnp.float32))
+    assert values.shape == shape
+    return values.ravel()
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 16, 64), (5, 5, 10, 20), (144, 100)])
+def test_torch_uniform_is_kaiming_uniform_with_a_of_sqrt_5(shape):
+    gain, fan_in = np.sqrt(2 / (1 + 5)), np.prod(shape[:-1])
+    bound = np.sqrt(3) * gain / np.sqrt(fan_in)
+    values = drawn(torch_uniform, shape)
+    assert np.abs(values).max() <= bound
+    quartiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(quartiles, bound * np.array([-1, -0.5, 0, 0.5, 1]), atol=0.05 * bound)
+
+
+def test_torch_bias_is_uniform_in_one_over_the_root_of_the_kernels_fan_in():
+    values = drawn(torch_bias(400), (5000,))
+    assert np.abs(values).max() <= 1 / 20
+    np.testing.assert_allclose(np.quantile(values, [0.1, 0.5, 0.9]), [-0.04, 0, 0.04], atol=0.003)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 16, 64), (144, 100)])
+def test_lecun_normal_is_keras_variance_scaling(shape):
+    values = drawn(lecun_normal, shape)
+    std = 1 / np.sqrt(144)
+    np.testing.assert_allclose(values.std(), std, rtol=0.03)
+    np.testing.assert_allclose(values.mean(), 0, atol=0.05 * std)
+    cut = 2 * std / 0.87962566103423978  # a standard normal cut off at 2 has this standard deviation
+    assert 0.98 * cut < np.abs(values).max() <= cut * (1 + 1e-6)
+
+
+def test_kaiming_fan_out_is_pytorchs():
+    values = drawn(kaiming_fan_out, (3, 3, 16, 64))
+    np.testing.assert_allclose(values.std(), np.sqrt(2 / (9 * 64)), rtol=0.03)
+    np.testing.assert_allclose(values.mean(), 0, atol=0.002)
+    assert np.abs(values).max() > 3 * np.sqrt(2 / (9 * 64))
+
+
+@functools.cache
+def first_and_last_layer(name, **options):
+    """Parameters of the first convolution and of the last linear layer."""
+    model = build(name, num_classes=40, **options)
+
+    def layers(key):
+        params, _ = model.init(key, (16, 16, 3))
+        return params["Conv_0"], params[max(layer for layer in params if layer.startswith("Dense"))]
+
+    return jax.tree.map(np.asarray, jax.jit(layers)(KEY))
+
+
+# name, its options, (kh kw ch of the first convolution, inputs of the last linear layer), the initialization to be found
+CASES = [
+    ("mnist_cnn", {}, (75, 50), "torch"),
+    ("mnist_cnn", {"initialization": "flax"}, (75, 50), "flax"),
+    ("cifar_cnn", {}, (27, 512), "torch"),
+    ("resnet", {}, (27, 512), "torch"),
+    ("resnet", {"initialization": "kaiming"}, (27, 512), "kaiming"),
+    ("resnet9", {}, (27, 512), "torch"),
+    ("resnet9", {"variant": "fedmatch"}, (27, 512), "flax"),
+    ("resnet9", {"variant": "semifl"}, (27, 512), "kaiming"),
+    ("resnet9", {"variant": "semifl", "initialization": "torch"}, (27, 512), "torch"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "fans", "expected"), CASES)
+def test_each_network_starts_as_its_option_says(name, options, fans, expected):
+    assert set(INITIALIZATIONS) == {"torch", "flax", "kaiming"}
+    conv, linear = first_and_last_layer(name, **options)
+    features = conv["kernel"].shape[-1]
+    size = np.prod(conv["kernel"].shape[:2])
+    std = {
+        "torch": (np.sqrt(1 / (3 * fans[0])), np.sqrt(1 / (3 * fans[1]))),
+        "flax": (np.sqrt(1 / fans[0]), np.sqrt(1 / fans[1])),
+        "kaiming": (np.sqrt(2 / (size * features)), np.sqrt(1 / (3 * fans[1]))),
+    }[expected]
+    np.testing.assert_allclose([conv["kernel"].std(), linear["kernel"].std()], std, rtol=0.08)
+    for layer, fan_in in zip((conv, linear), fans, strict=True):
+        if "bias" not in layer:
+            continue
+        if expected == "torch":
+            assert 0.6 < np.abs(layer["bias"]).max() * np.sqrt(fan_in) <= 1
+        else:
+            np.testing.assert_array_equal(layer["bias"], 0)
+    assert ("bias" in linear) == (options.get("variant") != "fedmatch")

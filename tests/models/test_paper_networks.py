@@ -1,0 +1,348 @@
+"""The papers' networks: sizes, topology against NumPy, gradients, padding, dropout and dtypes.
+
+Sizes are checked without computing anything. What is computed is computed on small images and with a sixteenth of the channels
+of every convolution, in one program per network and test.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from fedjax_ssl.models import MODELS, _pure, build, default_options
+from fedjax_ssl.models.layers import Conv
+from fedjax_ssl.models.resnet import ResidualBlock
+from tests.models.test_layers import numpy_conv
+
+KEY = jax.random.key(0)
+
+# A short name -> (name in MODELS, options, a small image).
+NETWORKS = {
+    "mnist_cnn": ("mnist_cnn", {}, (16, 16, 1)),
+    "mnist_cnn released": ("mnist_cnn", {"variant": "released"}, (16, 16, 1)),
+    "cifar_cnn": ("cifar_cnn", {}, (9, 8, 3)),
+    "cifar_cnn released": ("cifar_cnn", {"variant": "released"}, (9, 8, 3)),
+    "resnet9": ("resnet9", {}, (8, 8, 3)),
+    "resnet9 fedmatch": ("resnet9", {"variant": "fedmatch"}, (8, 8, 3)),
+    "resnet9 semifl": ("resnet9", {"variant": "semifl"}, (8, 8, 3)),
+    "resnet": ("resnet", {}, (8, 8, 3)),
+}
+DROPS = {"mnist_cnn released", "cifar_cnn", "cifar_cnn released"}
+
+
+def slim_conv(features, *, dtype="float32", **settings):
+    return Conv(max(4, features // 16), lowering="grouped", dtype=dtype, **settings)
+
+
+def network(name, dtype="float32"):
+    """The network with slim convolutions; residual blocks then see a change of channels everywhere: all have shortcuts."""
+    model, options, _ = NETWORKS[name]
+    return _pure(MODELS[model](num_classes=5, conv=functools.partial(slim_conv, dtype=dtype), **options), dtype)
+
+
+@functools.cache
+def weights(name):
+    """Parameters and statistics drawn by NumPy, which needs no program for it."""
+    params, stats = shapes(network(name), NETWORKS[name][2])
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        scale = np.sqrt(2 / np.prod(leaf.shape[:-1])) if path[-1].key == "kernel" else 0.2
+        value = scale * rng.standard_normal(leaf.shape) + (path[-1].key == "scale")
+        return np.float32(np.abs(value) + 0.5 if path[-1].key == "var" else value)
+
+    return jax.tree_util.tree_map_with_path(draw, (params, stats))
+
+
+def shapes(model, image_shape):
+    return jax.eval_shape(lambda key: model.init(key, image_shape), KEY)
+
+
+def batch(name):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(6, *NETWORKS[name][2])).astype(np.float32), rng.integers(0, 5, 6)
+
+
+COUNTS = [
+    ("wide_resnet", {"depth": 28, "width": 2}, 10, (32, 32, 3), 1_467_610),
+    ("wide_resnet", {"depth": 28, "width": 8}, 100, (32, 32, 3), 23_401_012),
+    ("mnist_cnn", {}, 10, (28, 28, 1), 21_840),
+    ("mnist_cnn", {"variant": "released"}, 10, (28, 28, 1), 21_840),
+    ("cifar_cnn", {}, 10, (32, 32, 3), 5_852_170),
+    ("resnet9", {}, 10, (32, 32, 3), 6_575_370),
+    ("resnet9", {}, 10, (32, 32, 1), 6_574_218),
+    ("resnet9", {"variant": "fedmatch"}, 10, (32, 32, 3), 6_568_640),
+    ("resnet9", {"variant": "semifl"}, 10, (32, 32, 3), 4_901_450),
+    ("resnet", {"depth": 18}, 10, (32, 32, 3), 11_173_962),
+    ("resnet", {"depth": 18}, 62, (28, 28, 1), 11_199_486),
+    ("resnet", {"depth": 18}, 11, (28, 28, 1), 11_173_323),
+    ("resnet", {"depth": 18}, 8, (28, 28, 3), 11_172_936),
+    ("resnet", {"depth": 34}, 10, (32, 32, 3), 21_282_122),
+    ("resnet", {"depth": 50}, 100, (32, 32, 3), 23_705_252),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "num_classes", "image_shape", "expected"), COUNTS)
+def test_parameter_counts_are_the_papers(name, options, num_classes, image_shape, expected):
+    params, _ = shapes(build(name, num_classes=num_classes, **options), image_shape)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+
+
+VARIANTS = [(name, {}) for name in MODELS] + [("resnet9", {"variant": v}) for v in ("fedmatch", "semifl")]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_leaves_have_the_names_that_sharpness_relies_on(name, options):
+    params, stats = shapes(build(name, num_classes=4, **options), (16, 16, 3))
+    paths = [(path[-1].key, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+    wanted = {"kernel"} if options.get("variant") == "fedmatch" else {"kernel", "bias"}
+    assert {key for key, _ in paths} == (wanted | {"scale"} if stats else wanted)
+    assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(stats)} == ({"mean", "var"} if stats else set())
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, stats)))
+    assert {leaf.ndim for key, leaf in paths if key == "kernel"} <= {2, 4}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 3), (64,)])
+def test_networks_take_the_shapes_they_promise_and_refuse_the_others_in_one_line(name, shape):
+    model = build(name, num_classes=4, **({"depth": 10} if name == "wide_resnet" else {}))
+    inputs = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+
+    def logits():
+        return jax.eval_shape(lambda key, images: model.apply(*model.init(key, shape), images, train=True)[0], KEY, inputs)
+
+    if (shape == (64,) and name not in ("mlp", "linear")) or (shape == (8, 8, 1) and name == "mnist_cnn"):
+        with pytest.raises(ValueError, match=rf"^{name}: got inputs of shape .*, accepted: images .* with H, W >= ") as error:
+            logits()
+        assert "\n" not in str(error.value)
+    else:
+        assert (logits().shape, logits().dtype) == ((2, 4), jnp.float32)
+
+
+def test_default_options_are_those_of_the_class():
+    assert default_options("resnet9") == {"variant": "feddure", "initialization": "paper"}
+    assert default_options("linear") == {}
+    with pytest.raises(ValueError, match=r"unknown model: 'resnet10'; .*nearest: 'resnet"):
+        default_options("resnet10")
+
+
+class Numpy:
+    """A network's layers in evaluation mode, in NumPy; each call takes the next parameters of its kind, as Flax names them."""
+
+    def __init__(self, params, stats):
+        self.params, self.stats, self.used = params, stats, {}
+
+    def take(self, kind):
+        number = self.used[kind] = self.used.get(kind, -1) + 1
+        name = f"{kind}_{number}"
+        return self.params[name], self.stats.get(name)
+
+    def conv(self, x, stride=1, padding=1):
+        layer, _ = self.take("Conv")
+        return numpy_conv(x, layer["kernel"], stride, padding) + layer.get("bias", 0)
+
+    def norm(self, x):
+        p, s = self.take("BatchNorm")
+        return p["scale"] * (x - s["mean"]) / np.sqrt(s["var"] + 1e-5) + p["bias"]
+
+    def dense(self, x):
+        layer, _ = self.take("Dense")
+        return x.reshape(len(x), -1) @ layer["kernel"] + layer.get("bias", 0)
+
+    def block(self, kind):
+        return Numpy(*self.take(kind))
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def pool(x):
+    b, h, w, c = x.shape
+    return x[:, : h // 2 * 2, : w // 2 * 2].reshape(b, h // 2, 2, w // 2, 2, c).max((2, 4))
+
+
+def numpy_mnist(net, x):
+    x = relu(pool(net.conv(x, padding=0)))
+    x = relu(pool(net.conv(x, padding=0)))
+    return net.dense(relu(net.dense(x)))
+
+
+def numpy_cifar(net, x):
+    for _ in range(3):
+        x = relu(net.norm(net.conv(x)))
+        x = pool(relu(net.conv(x)))
+    return net.dense(relu(net.dense(relu(net.dense(x)))))
+
+
+def numpy_feddure(net, x, normed=True):
+    def layer(x):
+        x = net.conv(x)
+        return relu(net.norm(x) if normed else x)
+
+    x = layer(x)
+    x = pool(layer(x))
+    x = layer(layer(x)) + x
+    x = pool(layer(x))
+    x = pool(layer(x))
+    x = layer(layer(x)) + x
+    return net.dense(x.max((1, 2)))
+
+
+def numpy_semifl(net, x):
+    x = net.conv(x)
+    for stride in (1, 2, 2, 2):
+        block = net.block("Block")
+        activated = relu(block.norm(x))
+        y = block.conv(activated, stride)
+        y = block.conv(relu(block.norm(y)))
+        x = y + block.conv(activated, stride, 0)
+    return net.dense(relu(net.norm(x)).mean((1, 2)))
+
+
+NUMPY = {
+    "mnist_cnn": numpy_mnist,
+    "cifar_cnn": numpy_cifar,
+    "resnet9": numpy_feddure,
+    "resnet9 fedmatch": functools.partial(numpy_feddure, normed=False),
+    "resnet9 semifl": numpy_semifl,
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_network_is_the_numpy_network(name):
+    images, _ = batch(name)
+    logits, _ = jax.jit(network(name).apply)(*weights(name), images)
+    expected = NUMPY[name](Numpy(*weights(name)), images)
+    np.testing.assert_allclose(logits, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def numpy_basic_block(net, x, stride, shortcut):
+    y = net.norm(net.conv(relu(net.norm(net.conv(x, stride)))))
+    return relu(y + (net.norm(net.conv(x, stride, 0)) if shortcut else x))
+
+
+def numpy_bottleneck(net, x, stride, shortcut):
+    y = relu(net.norm(net.conv(x, padding=0)))
+    y = relu(net.norm(net.conv(y, stride)))
+    y = net.norm(net.conv(y, padding=0))
+    return relu(y + (net.norm(net.conv(x, stride, 0)) if shortcut else x))
+
+
+@pytest.mark.parametrize(("bottleneck", "stride", "channels"), [(False, 1, 8), (False, 2, 4), (True, 1, 32), (True, 2, 8)])
+def test_residual_block_is_the_numpy_block(bottleneck, stride, channels):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 6, 6, channels)).astype(np.float32)
+    block = ResidualBlock(8, stride, bottleneck, functools.partial(Conv, lowering="grouped"))
+    variables = jax.eval_shape(lambda key: block.init(key, x, None, False), KEY)
+    variables = jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32) - 0.3 * (leaf.ndim > 1), variables)
+    out = jax.jit(block.apply, static_argnums=3)(variables, x, None, False)
+    reference = numpy_bottleneck if bottleneck else numpy_basic_block
+    shortcut = stride == 2 or channels != (32 if bottleneck else 8)
+    expected = reference(Numpy(variables["params"], variables["batch_stats"]), x, stride, shortcut)
+    np.testing.assert_allclose(out, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet"}))
+def test_a_training_step_is_finite_ignores_padding_and_drops_by_its_key(name):
+    apply = network(name).apply
+    images, labels = batch(name)
+    mask = np.arange(6) < 4
+
+    @jax.jit
+    def program(params, stats, images, key):
+        def loss(params):
+            logits, batch_stats = apply(params, stats, images, mask=mask, train=True, key=key)
+            ce = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return jnp.mean(jnp.where(mask, ce, 0)), (logits, batch_stats)
+
+        gradient, (logits, batch_stats) = jax.grad(loss, has_aux=True)(params)
+        return gradient, logits[:4], batch_stats
+
+    def step(images, key):
+        return program(*weights(name), images, key)
+
+    padded = images.copy()
+    padded[4:] = np.nan
+    got, expected = step(padded, jax.random.key(1)), step(images, jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(got))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(got[0]))
+    other = step(images, jax.random.key(2))
+    assert (name in DROPS) != jax.tree.all(jax.tree.map(np.array_equal, other, expected))
+
+
+def dropout_masks(name, **call):
+    """Shapes of the random masks that a forward pass draws."""
+    params, stats = shapes(network(name), NETWORKS[name][2])
+    images, _ = batch(name)
+    program = jax.make_jaxpr(lambda p, s, x: network(name).apply(p, s, x, **call))(params, stats, images)
+    return [eqn.outvars[0].aval.shape for eqn in equations(program.jaxpr) if eqn.primitive.name == "random_bits"]
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mnist_cnn", []),
+        ("mnist_cnn released", [(6, 1, 1, 4), (6, 50)]),
+        ("cifar_cnn", [(6, 2, 2, 8), (6, 1024), (6, 512)]),
+        ("cifar_cnn released", [(6, 1, 1, 8), (6, 16), (6, 512)]),
+        ("resnet9", []),
+    ],
+)
+def test_dropout_is_where_each_variant_has_it_and_in_training_with_a_key_alone(name, expected):
+    assert dropout_masks(name, train=True, key=KEY) == expected
+    assert dropout_masks(name, train=True) == dropout_masks(name, train=False, key=KEY) == []
+
+
+@pytest.mark.parametrize("name", sorted({*NETWORKS, *MODELS} - {"wide_resnet"}))
+def test_bfloat16_computes_all_but_the_last_layer_and_keeps_the_rest_in_float32(name):
+    model, options, shape = NETWORKS.get(name, (name, {}, (16, 16, 3)))
+    apply = build(model, num_classes=5, conv="grouped", dtype="bfloat16", **options).apply
+    params, stats = shapes(build(model, num_classes=5, dtype="bfloat16", **options), shape)
+    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+
+    def step(params, stats, images):
+        def loss(params):
+            logits, batch_stats = apply(params, stats, images, train=True)
+            return jnp.sum(logits), (logits, batch_stats)
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, jax.eval_shape(step, params, stats, images)))} == {
+        jnp.dtype("float32")
+    }
+    program = jax.make_jaxpr(lambda *args: apply(*args, train=True)[0])(params, stats, images)
+    products = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated")]
+    dtypes = [eqn.outvars[0].aval.dtype for eqn in products]
+    assert dtypes == [jnp.bfloat16] * (len(dtypes) - 1) + [jnp.float32]
+
+
+@pytest.mark.parametrize("name", ["cifar_cnn"])
+def test_bfloat16_is_close_to_float32(name):
+    images, _ = batch(name)
+    exact, _ = jax.jit(network(name).apply)(*weights(name), images)
+    logits, _ = jax.jit(network(name, dtype="bfloat16").apply)(*weights(name), images)
+    assert 1e-5 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.03
+
+
+def test_resnet_18_runs_forward_and_ignores_padding():
+    images, _ = batch("resnet")
+    mask = np.arange(6) < 4
+    apply = jax.jit(functools.partial(network("resnet").apply, mask=mask, train=True))
+    logits, batch_stats = apply(*weights("resnet"), images)
+    padded, same = apply(*weights("resnet"), np.where(mask[:, None, None, None], images, np.nan))
+    np.testing.assert_array_equal(logits[:4], padded[:4])
+    jax.tree.map(np.testing.assert_array_equal, batch_stats, same)
+    assert np.all(np.isfinite(logits))
