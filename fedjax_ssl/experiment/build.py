@@ -96,7 +96,7 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     task = _task(settings, dataset, execution)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     _check_scenario(settings, method)
-    data = split.federate(dataset, split_of(settings), settings.seed)
+    data = split.federate(dataset, settings.data, settings.seed)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
@@ -120,11 +120,6 @@ def load_dataset(settings: Settings) -> sources.Dataset:
         resplit=data.resplit or None,
         seed=settings.seed,
     )
-
-
-def split_of(settings: Settings) -> split.Split:
-    """The split that the settings describe: its fields are `data` keys."""
-    return split.Split(**{name: getattr(settings.data, name) for name in split.Split._fields})
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

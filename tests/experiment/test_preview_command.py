@@ -11,7 +11,7 @@ import pytest
 
 from configs import splits
 from fedjax_ssl.data import split
-from fedjax_ssl.experiment.build import build, split_of
+from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import DataSettings, Settings
 from fedjax_ssl.methods import METHODS
 from tests import tiny
@@ -132,7 +132,7 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
     for given, kept in ((0.1, (0.1,)), ([0.1], (0.1,)), (1, (1.0,)), ((0.25, 0.5), (0.25, 0.5))):
         data = {"labels_at": "clients", "num_clients": 2, "labeled_fraction": given}
         settings = Settings.from_dict({"data": data, "cohort_size": 1})
-        assert split_of(settings).labeled_fraction == kept
+        assert settings.data.labeled_fraction == kept
     with pytest.raises(ValueError, match=r"^data.labeled_fraction: got 'many', accepted: float$"):
         Settings.from_dict({"data": {"labeled_fraction": ("many",)}})
 
@@ -140,7 +140,7 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
 @pytest.mark.parametrize("name", splits.SPLITS)
 def test_every_named_split_can_be_drawn(name):
     settings = Settings.from_dict(splits.get_config(name).to_dict())
-    how = split_of(settings)
+    how = settings.data
     labels = np.arange(50_000) % 10
     holdings = split.draw(labels, 10, how, 0)
     num_labeled = len(holdings.server) + sum(map(len, holdings.labeled))
