@@ -151,9 +151,9 @@ def _spread(values: np.ndarray) -> list[str]:
 
 
 def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
-    """Writes a PNG of clients x classes, labeled and unlabeled side by side; the color's scale is logarithmic.
+    """Writes a PNG of clients x classes, labeled and unlabeled side by side; the colors' scales are logarithmic.
 
-    The server's labeled examples, where there are any, are a row of their own above the clients' labeled ones.
+    Where the server alone holds labels, its examples of each class take the place of the left picture, as bars.
 
     Args:
         seen: the split.
@@ -172,40 +172,53 @@ def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     left, right = figure.subplots(1, 2)
     if seen.server.any() and not seen.labeled.any():
-        _panel(left, seen.server[None], "labeled, at the server", ["server"])
+        _frame(left, f"labeled, at the server: {seen.server.sum():,}", "examples")
+        left.bar(np.arange(num_classes), seen.server, color="#225ea8", width=0.8)
     else:
-        _panel(left, seen.labeled, "labeled, at the clients")
-    _panel(right, seen.unlabeled, "unlabeled, at the clients")
+        at_server = f" (and {seen.server.sum():,} at the server)" if seen.server.any() else ""
+        _panel(left, seen.labeled, f"labeled, at the clients: {seen.labeled.sum():,}{at_server}")
+    _panel(right, seen.unlabeled, f"unlabeled, at the clients: {seen.unlabeled.sum():,}")
     figure.savefig(path)
 
 
-def _panel(axes: Any, counts: np.ndarray, what: str, holders: list[str] | None = None) -> None:
-    """Draws counts int64 [holders, C] with a color bar; holders are numbered unless named."""
-    from matplotlib.colors import LogNorm
+def _frame(axes: Any, heading: str, vertical: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(f"{what}: {counts.sum():,}", fontsize=11, loc="left")
+    axes.set_title(heading, fontsize=11, loc="left")
     axes.set_xlabel("class")
-    axes.xaxis.set_major_locator(MaxNLocator(11, integer=True))
-    if holders:
-        axes.set_yticks(range(len(holders)), holders)
-    else:
-        axes.set_ylabel("client")
-        axes.yaxis.set_major_locator(MaxNLocator(11, integer=True))
-    shown = np.ma.masked_equal(counts, 0)
-    axes.set_facecolor("#eeeeee")
-    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=LogNorm(1, max(2, counts.max())))
+    axes.set_ylabel(vertical)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(11, integer=True))
+    for spine in axes.spines.values():
+        spine.set_color("#cccccc")
+
+
+def _panel(axes: Any, counts: np.ndarray, heading: str) -> None:
+    """Draws counts int64 [K, C] with a color bar."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    _frame(axes, heading, "client")
+    # The palest fifth is left out, so that one example stands out from none, which is white.
+    colors = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))
+    image = axes.imshow(
+        np.ma.masked_equal(counts, 0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colors,
+        norm=LogNorm(1, max(2, counts.max())),
+    )
     if counts.any():
-        bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
-        bar.set_label("examples (gray: none)")
+        bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=40, format="{x:,.0f}")
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+        bar.set_label("examples (white: none)")
         bar.outline.set_visible(False)
     else:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="#666666")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    if len(counts) <= 40:  # thin lines between cells, where cells are large enough
-        axes.set_yticks(np.arange(len(counts) + 1) - 0.5, minor=True)
-    if counts.shape[1] <= 40:
-        axes.set_xticks(np.arange(counts.shape[1] + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
+    for axis, cells in ((axes.yaxis, len(counts)), (axes.xaxis, counts.shape[1])):
+        if cells <= 40:  # lines between cells, where cells are large enough
+            axis.set_ticks(np.arange(cells - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="#dddddd", linewidth=0.6)
     axes.tick_params(which="minor", length=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import NamedTuple
 
@@ -18,8 +19,9 @@ LABELS_AT = ("server", "clients")
 LABEL_SELECTIONS = ("balanced", "random")
 
 
-class Split(NamedTuple):
-    """How a training set is split. Fields have the names, the meaning and the checks of the config's `data` keys.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How a training set is split; these are keys of a config's `data`, which checks them.
 
     Three ways, by `labels_at` and `is_joint`: a labeled set at the server and the other examples at the clients; at the
     clients, one partition of all examples and a labeled share within each client; or at the clients, a labeled set and the
@@ -27,26 +29,29 @@ class Split(NamedTuple):
 
     Attributes:
         num_clients: K.
-        labels_at: `server` or `clients`.
-        num_labels: labeled examples, where `labeled_fraction` is empty.
-        labeled_fraction: labeled share of the training set, or, where `is_joint`, of each client (one number, or K).
-        label_selection: the labeled set is `balanced` over classes, or `random`.
-        partition: a key of PARTITIONS.
-        labeled_partition: the same, of the clients' labeled examples where that differs; empty: `partition`.
-        unlabeled_partition: the same, of their unlabeled examples.
-        alpha: parameter of partitions, as are the next three.
-        min_size: see PARTITIONS.
-        shards_per_client: see PARTITIONS.
-        classes_per_client: see PARTITIONS.
-        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled ones.
-        reveal_labels: whether each client's unlabeled examples then get their labels.
+        labels_at: where the labels are: `server` or `clients`.
+        num_labels: labeled examples in all; not used where labeled_fraction is given.
+        labeled_fraction: labeled share of all training examples. With labels at the clients, and neither labeled_partition
+            nor unlabeled_partition given, of each client's examples, drawn within its own: one number, or one per client.
+        label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
+        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled data.
+        reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
+        partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
+        labeled_partition: with labels at the clients: how num_labels are spread; empty: as partition.
+        unlabeled_partition: with labels at the clients: how all others are, in a draw of their own; empty: as partition.
+        alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
+        min_size: fewest examples, labeled and unlabeled apart, that `dirichlet` may leave a client.
+        shards_per_client: of `shards`.
+        classes_per_client: of `class_shards` and `random_classes`.
     """
 
-    num_clients: int
+    num_clients: int = 100
     labels_at: str = "server"
     num_labels: int = 40
     labeled_fraction: tuple[float, ...] = ()
     label_selection: str = "balanced"
+    exclude_labeled: bool = True
+    reveal_labels: bool = False
     partition: str = "iid"
     labeled_partition: str = ""
     unlabeled_partition: str = ""
@@ -54,8 +59,6 @@ class Split(NamedTuple):
     min_size: int = 10
     shards_per_client: int = 2
     classes_per_client: int = 2
-    exclude_labeled: bool = True
-    reveal_labels: bool = False
 
     @property
     def is_joint(self) -> bool:

@@ -143,12 +143,12 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     dataset = load_dataset(settings)
     spec = DataSpec(dataset.train_images.shape[1:], dataset.num_classes, settings.data.num_clients)
     conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
-    with _naming("model"):
+    with naming("model"):
         task = _task(settings, dataset, conv)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     _check_scenario(settings, method)
-    with _naming("data"):
-        data = split.federate(dataset, split_of(settings), settings.seed)
+    with naming("data"):
+        data = split.federate(dataset, settings.data, settings.seed)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
@@ -158,7 +158,7 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
 
 
 @contextlib.contextmanager
-def _naming(group: str) -> Iterator[None]:
+def naming(group: str) -> Iterator[None]:
     """Within it, errors about an argument name its config key: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
     try:
         yield
@@ -176,7 +176,7 @@ def load_dataset(settings: Settings) -> sources.Dataset:
         FileNotFoundError: for missing data.
     """
     data = settings.data
-    with _naming("data"):
+    with naming("data"):
         return sources.load(
             data.name,
             data_dir=data.data_dir or None,
@@ -184,11 +184,6 @@ def load_dataset(settings: Settings) -> sources.Dataset:
             resplit=data.resplit or None,
             seed=settings.seed,
         )
-
-
-def split_of(settings: Settings) -> split.Split:
-    """The split that the settings describe: its fields are `data` keys."""
-    return split.Split(**{name: getattr(settings.data, name) for name in split.Split._fields})
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

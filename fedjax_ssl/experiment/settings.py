@@ -13,7 +13,7 @@ from typing import Any, get_origin, get_type_hints
 
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import NORMALIZATIONS, STRONG_VIEWS
-from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT
+from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT, Split
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
 from fedjax_ssl.methods.task import NORMS
@@ -49,29 +49,14 @@ def _within_unit(key: str, got: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSettings:
-    """The dataset, its split and its views.
+class DataSettings(Split):
+    """The dataset, its split (whose keys are `Split`'s) and its views.
 
     Attributes:
         name: a TFDS name, or `digits`, `npz`, `synthetic`.
         data_dir: the TFDS folder; empty: TFDS's own.
         path: the file, for `npz`.
         resplit: for `npz`: shares of train, validation and test to merge and split anew; empty: the file's own split.
-        num_clients: K.
-        labels_at: where the labels are: `server` or `clients`.
-        num_labels: labeled examples in all; not used where labeled_fraction is given.
-        labeled_fraction: labeled share of all training examples. With labels at the clients, and neither labeled_partition
-            nor unlabeled_partition given, of each client's examples, drawn within its own: one number, or one per client.
-        label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
-        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled data.
-        reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
-        partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
-        labeled_partition: with labels at the clients: how num_labels are spread; empty: as partition.
-        unlabeled_partition: with labels at the clients: how all others are, in a draw of their own; empty: as partition.
-        alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
-        min_size: smallest client, labeled or unlabeled, that `dirichlet` may leave.
-        shards_per_client: of `shards`.
-        classes_per_client: of `class_shards` and `random_classes`.
         normalization: `dataset` (its own mean and standard deviation) or `imagenet`'s.
         flip: whether views are flipped left to right at random.
         crop_padding: pixels of reflected border that views are cropped from at random; 0: no crop.
@@ -82,20 +67,6 @@ class DataSettings:
     data_dir: str = ""
     path: str = ""
     resplit: tuple[float, ...] = ()
-    num_clients: int = 100
-    labels_at: str = "server"
-    num_labels: int = 40
-    labeled_fraction: tuple[float, ...] = ()
-    label_selection: str = "balanced"
-    exclude_labeled: bool = True
-    reveal_labels: bool = False
-    partition: str = "iid"
-    labeled_partition: str = ""
-    unlabeled_partition: str = ""
-    alpha: float = 0.3
-    min_size: int = 10
-    shards_per_client: int = 2
-    classes_per_client: int = 2
     normalization: str = "dataset"
     flip: bool = True
     crop_padding: int = 4

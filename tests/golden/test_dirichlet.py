@@ -44,10 +44,9 @@ CASES = {
 
 def rows_of(case, seed):
     labels, num_clients, alpha, min_size = CASES[case]
-    rows = partition.dirichlet(
-        labels, np.arange(len(labels)), num_clients, alpha, np.random.default_rng(seed), min_size=min_size
-    )
-    return [row.tolist() for row in rows]
+    rng = np.random.default_rng(seed)
+    shared = partition.dirichlet(labels, np.arange(len(labels)), num_clients, rng, alpha=alpha, min_size=min_size)
+    return [row.tolist() for row in shared.rows]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,7 +86,7 @@ def test_cifar10_split_has_the_sizes_that_the_specification_simulated(tfds_dir):
     medians, tries = [], []
     for seed in range(20):
         rng = CountedTries(seed)
-        rows = partition.dirichlet(labels, rest, 100, 0.1, rng)
+        rows = partition.dirichlet(labels, rest, 100, rng, alpha=0.1).rows
         sizes = np.array([len(row) for row in rows])
         assert np.array_equal(np.sort(np.concatenate(rows)), np.setdiff1d(np.arange(50_000), labeled))
         assert sizes.min() >= 10
