@@ -15,7 +15,7 @@ import optax
 
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
-from fedjax_ssl.data.augment import make_views
+from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec
 from fedjax_ssl.methods import METHODS
@@ -28,6 +28,9 @@ from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 PyTree = Any
+
+FEATURE_MODELS = ("linear", "mlp")
+"""Models that take vectors, not only images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Experiment:
         return number % self.settings.eval_every == 0 or number == self.settings.rounds
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits float32 [B, C] of the global model for uint8 images [B, H, W, ch]."""
+        """Logits float32 [B, C] of the global model for uint8 images [B, H, W, ch], or float32 features [B, 1, D].
+
+        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
+        """
         return np.asarray(self._predict(state.server, jnp.asarray(images)))
 
     @functools.cached_property
@@ -78,11 +84,13 @@ class Experiment:
         return jax.jit(self.problem.method.predict)
 
 
-def build(config: Mapping[str, Any] | Settings) -> Experiment:
+def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None = None) -> Experiment:
     """An experiment from a config; reads the data, compiles nothing.
 
     Args:
         config: nested mappings with the keys of `Settings` (an ml_collections.ConfigDict, or plain dicts), or Settings.
+        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`; they take the place of what
+            `data.name`, `data_dir`, `path` and `resplit` say, and give `data.name` their own name. None: as the config says.
 
     Raises:
         ValueError: for a wrong key, value or dataset, with one line that names it.
@@ -91,8 +99,8 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
     execution = _execution(settings.execution, settings.cohort_size)
-    dataset = _load(settings)
-    spec = DataSpec(dataset.train_images.shape[1:], dataset.num_classes, settings.data.num_clients)
+    settings, dataset, views = _data(settings, dataset)
+    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
     data = split.labels_at_server(
         dataset,
         num_labels=settings.data.num_labels,
@@ -103,7 +111,7 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
         exclude_labeled=settings.data.exclude_labeled,
         seed=settings.seed,
     )
-    task = _task(settings, dataset, execution)
+    task = _task(settings, views, dataset.num_classes, execution)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
@@ -113,35 +121,46 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     return Experiment(settings, problem, simulator, _num_params(task, spec))
 
 
-def _load(settings: Settings) -> sources.Dataset:
+def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings, sources.Dataset, Views]:
+    """The dataset as the network's views take it, the views, and the settings with the name of what was read."""
     data = settings.data
-    return sources.load(
-        data.name,
-        data_dir=data.data_dir or None,
-        path=data.path or None,
-        resplit=data.resplit or None,
-        seed=settings.seed,
-    )
+    if dataset is None:
+        dataset = sources.load(
+            data.name,
+            data_dir=data.data_dir or None,
+            path=data.path or None,
+            resplit=data.resplit or None,
+            seed=settings.seed,
+        )
+    else:
+        data = dataclasses.replace(data, name=dataset.name, data_dir="", path="", resplit=())
+    views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong)  # measured unpadded
+    if data.image_size:
+        dataset = sources.padded(dataset, data.image_size)
+    return dataclasses.replace(settings, data=data), dataset, views
 
 
-def _task(settings: Settings, dataset: sources.Dataset, execution: Execution) -> Task:
+def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> tuple[int, ...]:
+    """The shape of one of the network's inputs: (H, W, ch), or (D,) for features."""
+    one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
+    shape = jax.eval_shape(views.plain, one).shape[1:]
+    if len(shape) == 1 and settings.model["name"] not in FEATURE_MODELS:
+        accepted = ", ".join(FEATURE_MODELS)
+        raise ValueError(f"model.name: got {settings.model['name']} for text features, accepted: {accepted}")
+    return shape
+
+
+def _task(settings: Settings, views: Views, num_classes: int, execution: Execution) -> Task:
     options = {k: v for k, v in settings.model.items() if k not in ("name", "norm")}
     model = models.build(
         settings.model["name"],
-        num_classes=dataset.num_classes,
+        num_classes=num_classes,
         conv=models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1),
         dtype=settings.execution.dtype,
         **options,
     )
-    data = settings.data
-    mean, std = presets.statistics(data.name, dataset.train_images, data.normalization)
-    weak, strong = presets.augmentations(data.strong, flip=data.flip, crop_padding=data.crop_padding)
     return Task(
-        model=model,
-        views=make_views(weak=weak, strong=strong, mean=mean, std=std),
-        num_classes=dataset.num_classes,
-        norm=settings.model["norm"],
-        batch_size=settings.execution.batch_size,
+        model=model, views=views, num_classes=num_classes, norm=settings.model["norm"], batch_size=settings.execution.batch_size
     )
 
 
