@@ -86,7 +86,7 @@ def test_npz_reads_plain_keys_with_channels(tmp_path):
 
 def test_npz_reads_medmnist_keys_and_holds_validation_out(tmp_path):
     arrays = medmnist()
-    dataset = load_npz(tmp_path, arrays)
+    dataset = load_npz(tmp_path, arrays | {"notes": np.array([{"pickled": "and therefore not looked at"}])})
     check_contract(dataset)
     for got, expected in [(dataset[1:3], "train"), (dataset[3:5], "test")]:
         assert np.array_equal(got[0], arrays[f"{expected}_images"][..., None])

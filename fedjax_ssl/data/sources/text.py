@@ -13,11 +13,11 @@ STRONG = "train_strong_features"
 
 def load(name: str, path: str) -> Dataset:
     """The dataset in an `.npz` file with the arguments of `from_features` as its keys; others (`metadata`) are not read."""
-    arrays = npz.read(path)
+    arrays, names = npz.read(path, (*_NEEDED, STRONG))
     missing = [key for key in _NEEDED if key not in arrays]
     if missing:
         raise ValueError(
-            f"path={path} holds {', '.join(arrays) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
+            f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
             "a strong view), as python -m launch.text_features writes them"
         )
     train, train_labels, test, test_labels = (arrays[key] for key in _NEEDED)
