@@ -83,7 +83,7 @@ DATASETS: dict[str, Known] = {
         "Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
         "see source; made of CIFAR-10 and ImageNet pictures",
         "https://datashare.is.ed.ac.uk/handle/10283/3192",
-        "CINIC-10.tar.gz, unpacked (train/, valid/ and test/)",
+        "CINIC-10.tar.gz (to be unpacked: a folder with train/, valid/ and test/)",
     ),
     "ag_news": Known(
         *("text_features", 4, (), (), "none", "none", 0),

@@ -61,7 +61,7 @@ def make(
     if not len(mean) == len(std) or len(mean) not in (1, channels):
         raise ValueError(
             f"data.mean, data.std: got {len(mean)} and {len(std)} values for images of {channels} channel(s), "
-            f"accepted: {channels} in both, or 1"
+            f"accepted: {channels} in both{', or 1' if channels > 1 else ''}"
         )
     return make_views(
         weak=augmentation,

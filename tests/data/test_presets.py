@@ -174,7 +174,7 @@ def test_a_strong_view_of_none_is_the_weak_one():
 def test_normalization_has_to_fit_the_channels():
     message = message_of(ValueError, presets.make, dataset(), mean=(0.5, 0.5), std=(0.5, 0.5))
     assert message == "data.mean, data.std: got 2 and 2 values for images of 3 channel(s), accepted: 3 in both, or 1"
-    assert "1 channel(s)" in message_of(ValueError, presets.make, dataset("cifar10", (12, 12, 1)))
+    assert message_of(ValueError, presets.make, dataset("cifar10", (12, 12, 1))).endswith("1 channel(s), accepted: 1 in both")
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_a_missing_file_says_what_to_download_from_where(tmp_path, name):
     about = DATASETS[name]
     get = f"download {about.get} from {about.url} (terms: {about.terms})"
     message = message_of(ValueError, sources.load, name)
-    assert message == f"name={name!r} needs path: {get} and give its place"
+    assert message == f"name={name!r} needs path: {get} and give its place as path"
     missing = str(tmp_path / "missing")
     message = message_of(FileNotFoundError, sources.load, name, path=missing)
     assert f"{name}: path={missing}: no such" in message

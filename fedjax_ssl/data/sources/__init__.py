@@ -135,7 +135,9 @@ def _from_path(
     what = "folder" if kind == "image_folder" else "file"
     get = f": download {about.get} from {about.url} (terms: {about.terms})" if about else ""
     if path is None:
-        raise ValueError(f"name={name!r} needs path{f'{get} and give its place' if get else f': give the {what} to read'}")
+        raise ValueError(
+            f"name={name!r} needs path{f'{get} and give its place as path' if get else f': give the {what} to read'}"
+        )
     path = os.path.expanduser(path)
     if about and not os.path.exists(path):
         raise FileNotFoundError(f"{name}: path={path}: no such {what}{get} and put it there")
