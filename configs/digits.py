@@ -19,7 +19,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.rounds, config.cohort_size, config.eval_every = 40, 5, 2
     data = config.data
     data.name, data.num_clients, data.num_labels = "digits", 20, common.number("labels", given["labels"])
-    data.flip, data.crop_padding = False, 1  # a mirrored 2 is not a 2
     common.set_split(config, given["split"])
     for holder in (config.client, config.server):
         holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0

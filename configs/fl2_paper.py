@@ -5,9 +5,9 @@ from ml_collections import ConfigDict
 from configs import common
 
 
-def config(dataset: str, variant: str, labels: int, split: str) -> ConfigDict:
-    """(FL)^2 on `dataset` with WRN-28-2: 100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs."""
-    config = common.base("fl2", "wide_resnet", depth=28, width=2)
+def config(dataset: str, variant: str, labels: int, split: str, *, linear: bool = False) -> ConfigDict:
+    """(FL)^2 on `dataset`, 100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs; WRN-28-2 or a linear model."""
+    config = common.base("fl2", "linear") if linear else common.base("fl2", "wide_resnet", depth=28, width=2)
     config.data.name, config.data.num_labels = dataset, labels
     common.set_split(config, split)
     if variant == "released":

@@ -25,7 +25,7 @@ class DataSpec(NamedTuple):
     """The static facts about the data that shape a method's state.
 
     Attributes:
-        image_shape: (H, W, ch).
+        image_shape: of one of the network's inputs: (H, W, ch), or (D,) for features of texts.
         num_classes: C.
         num_clients: K.
     """
@@ -121,8 +121,8 @@ class Method(NamedTuple):
             with leading axis M (or `()`) that differs from client to client.
         client_update: (shared, own, client_state, Shard, key) -> ClientOutput, written for one client.
         server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
-        predict: (server, images uint8 [B, H, W, ch], mask bool [B], which of them are real) -> logits float32 [B, C]: the
-            model that is evaluated.
+        predict: (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B], which of them are real) ->
+            logits float32 [B, C]: the model that is evaluated.
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, run once.
         aggregator: `sum` (a weighted mean that streams over chunks of clients) or `stack` (needs all updates at once).
         labels_at: where it can read labels: `server`, `clients`, or both; other scenarios are refused.

@@ -10,7 +10,7 @@ def config(method: str, **overrides: Any) -> dict[str, Any]:
     """A small config of any method, with an MLP on `synthetic` data; overrides are dotted keys with `__` for the dots."""
     tree = common.base(method, "mlp", hidden=32)
     tree.data.name, tree.data.num_clients, tree.data.num_labels = "synthetic", 8, 20
-    tree.data.flip, tree.data.crop_padding, tree.data.strong = False, 1, "none"
+    tree.data.weak, tree.data.strong = "crop1", "none"
     tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 10
     tree.server.optimizer.schedule = tree.client.optimizer.schedule = "constant"
     tree.server.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03

@@ -1,8 +1,8 @@
-"""Augmentation inside jit: flips, crops, cutouts, and the plain, weak and strong view of a batch.
+"""Augmentation inside jit: flips, crops, cutouts, colors, and the plain, weak and strong view of a batch.
 
 An augmentation is a pure function (key, image) -> image of one image [H, W, ch] with whole values 0..255, as uint8 or as
-float32. Flips and crops keep the dtype; cutouts and RandAugment return float32 (a cutout's fill, which comes last, need not be
-whole). `make_views` maps augmentations over a batch, one key per example, and normalizes.
+float32. Flips and crops keep the dtype; all others return float32 (a cutout's fill, which comes last, need not be whole).
+`make_views` maps augmentations over a batch, one key per example, and normalizes.
 """
 
 from __future__ import annotations
@@ -64,6 +64,53 @@ def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
         return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
     return apply
+
+
+def contrast(low: float, high: float) -> Augmentation:
+    """Pull every pixel away from the image's mean gray d, or towards it: d + f (x - d) with f ~ U(low, high), as Pillow rounds.
+
+    Args:
+        low: smallest factor, >= 0; 1 leaves the image as it is.
+        high: largest factor, >= low.
+
+    Raises:
+        ValueError: not 0 <= low <= high; for images that have neither 1 nor 3 channels, when traced.
+    """
+    if not 0 <= low <= high:
+        raise ValueError(f"got contrast factors from {low} to {high}, accepted: 0 <= low <= high")
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        factor = low + (high - low) * jax.random.uniform(key)
+        gray = _gray(image)
+        mean = (2 * jnp.int32(jnp.sum(gray)) + gray.size) // (2 * gray.size)  # rounded; a float quotient can miss a half
+        return jnp.floor(jnp.clip(mean + factor * (image.astype(jnp.float32) - mean), 0, 255))
+
+    return apply
+
+
+def grayscale(probability: float) -> Augmentation:
+    """The image in shades of gray, in all of its channels, with this probability.
+
+    Raises:
+        ValueError: the probability is not in [0, 1]; for images that have neither 1 nor 3 channels, when traced.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"got a grayscale probability of {probability}, accepted: a number in [0, 1]")
+
+    def apply(key: Key, image: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.bernoulli(key, probability), _gray(image), image.astype(jnp.float32))
+
+    return apply
+
+
+def _gray(image: jax.Array) -> jax.Array:
+    """Pillow's gray float32 [H, W, 1] of an image [H, W, ch], ch 1 or 3."""
+    if image.shape[-1] not in (1, 3):
+        raise ValueError(f"got an image of {image.shape[-1]} channels, accepted: 1 (gray) or 3 (RGB)")
+    if image.shape[-1] == 1:
+        return image.astype(jnp.float32)
+    red, green, blue = (weight * image[..., k].astype(jnp.float32) for k, weight in enumerate(LUMA))
+    return jnp.floor((red + green + blue + 0x8000) / 65536)[..., None]
 
 
 def cutout(low: float, high: float, fill: float | Sequence[float]) -> Augmentation:
@@ -153,10 +200,12 @@ def _fill(fill: float | Sequence[float], channels: int) -> np.ndarray:
 
 
 class Views(NamedTuple):
-    """The views of a batch that a method trains and predicts on; each maps uint8 [B, H, W, ch] to float32 of that shape.
+    """The views of a batch that a method trains and predicts on.
+
+    Each maps images uint8 [B, H, W, ch] to float32 of that shape, or features float32 [B, V, D] to float32 [B, D].
 
     Attributes:
-        plain: images -> (images / 255 - mean) / std.
+        plain: images -> (images / 255 - mean) / std; of features the first view that is stored.
         weak: (key, images) -> weakly augmented, then normalized like `plain`.
         strong: (key, images) -> strongly augmented, then normalized like `plain`.
     """
@@ -200,3 +249,12 @@ def make_views(*, weak: Augmentation, strong: Augmentation, mean: Sequence[float
         return apply
 
     return Views(plain, view(weak), view(strong))
+
+
+def feature_views() -> Views:
+    """Views of features float32 [B, V, D]: plain and weak are the first that is stored, strong is the last; no key matters."""
+
+    def view(number: int) -> Callable[[Key, jax.Array], jax.Array]:
+        return lambda _, features: features[:, number]
+
+    return Views(lambda features: features[:, 0], view(0), view(-1))

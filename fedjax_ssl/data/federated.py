@@ -18,7 +18,7 @@ class Pool(NamedTuple):
     """Examples of all holders together.
 
     Attributes:
-        images: uint8 [N, H, W, ch].
+        images: uint8 [N, H, W, ch]; or, of texts, float32 [N, V, D], V stored views of D features.
         labels: int32 [N].
     """
 
@@ -90,7 +90,7 @@ class Examples(NamedTuple):
         return jnp.arange(self.index.shape[-1]) < self.count[..., None]
 
     def take(self, positions: Array) -> Array:
-        """Images uint8 [B, H, W, ch] at `positions` int32 [B] of this holder's rows."""
+        """Images uint8 [B, H, W, ch] (or features, as the pool has them) at `positions` int32 [B] of this holder's rows."""
         return self.images[self.index[positions]]
 
 

@@ -1,54 +1,82 @@
-"""What is known of the datasets by name: their normalization. And the recipes of strong views."""
+"""The views of a dataset: its own normalization and augmentations, or those that a config names."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedjax_ssl.data.augment import Augmentation, compose, crop
-from fedjax_ssl.data.augment import flip as mirror
+from fedjax_ssl.data.augment import Augmentation, Views, compose, contrast, crop, feature_views, flip, grayscale, make_views
+from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
+from fedjax_ssl.data.sources import Dataset
 
-# Channel means and standard deviations of the training images, in units of the full range.
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "svhn_cropped": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion_mnist": ((0.2860,), (0.3530,)),
+WEAK_VIEWS: dict[str, Augmentation] = {
+    "none": compose(),
+    "crop1": compose(crop(1)),
+    "crop4": compose(crop(4)),
+    # Also FedCon's view: a whole-pixel shift by up to 4 each way, filled by mirroring at the border pixel, is this very crop.
+    "flip_crop4": compose(flip(), crop(4)),
+    "flip_zero_crop4": compose(flip(), crop(4, "zero")),
+    # FedSiam's paper: flip, crop, contrast and grayscale at random; it does not say how strongly. Contrast and grayscale here
+    # are the weaker half of what is usual in contrastive learning.
+    "fedsiam": compose(flip(), crop(4), contrast(0.6, 1.4), grayscale(0.2)),
 }
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-NORMALIZATIONS = ("dataset", "imagenet")
 STRONG_VIEWS = (*VARIANTS, "none")
+FALLBACK = ("crop4", "usb")
+"""Weak and strong view of a dataset that is not known: no flip, as a mirror image may be of another class."""
 
 
-def statistics(name: str, images: np.ndarray, normalization: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Channel means and standard deviations to normalize with, in units of the full range.
+def make(
+    dataset: Dataset,
+    *,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    weak: str = "default",
+    strong: str = "default",
+) -> Views:
+    """The plain, weak and strong view of a dataset's examples.
 
     Args:
-        name: the dataset's name; one that is not listed here is measured.
-        images: uint8 [N, H, W, ch], the training images.
-        normalization: `dataset` or `imagenet` (three channels alone).
+        dataset: before any padding, where it is not known by name: what is not known of it is measured or FALLBACK.
+        mean: per channel, or one value for all, of images scaled to [0, 1]; empty: the dataset's own.
+        std: likewise; both or neither are given.
+        weak: a key of WEAK_VIEWS, or `default`, the dataset's own.
+        strong: one of STRONG_VIEWS (a recipe after the weak view, or `none`: the weak view again), or `default`.
 
     Raises:
-        ValueError: for `imagenet` with images that have not three channels.
+        ValueError: for images of another number of channels, or an option of images for text features.
     """
-    if normalization == "imagenet":
-        if images.shape[-1] != 3:
-            raise ValueError(f"data.normalization: got imagenet for images of {images.shape[-1]} channel(s), accepted: dataset")
-        return IMAGENET
-    if name in STATISTICS:
-        return STATISTICS[name]
-    flat = images.reshape(-1, images.shape[-1]).astype(np.float64) / 255
-    return tuple(flat.mean(0).tolist()), tuple(np.maximum(flat.std(0), 1e-3).tolist())
+    if dataset.holds_features:
+        given = {"mean": mean, "std": std, "weak": weak, "strong": strong}
+        for key, value in given.items():
+            if value not in ((), "default"):
+                accepted = "()" if key in ("mean", "std") else "default"
+                raise ValueError(f"data.{key}: got {value!r} for text features, accepted: {accepted}, their views are stored")
+        return feature_views()
+    about = known(dataset.name)
+    default_weak, default_strong = (about.weak, about.strong) if about else FALLBACK
+    weak, strong = default_weak if weak == "default" else weak, default_strong if strong == "default" else strong
+    augmentation = WEAK_VIEWS[weak]
+    mean, std = (mean, std) if mean else (about.mean, about.std) if about and about.mean else measured(dataset.train_images)
+    channels = dataset.train_images.shape[-1]
+    if not len(mean) == len(std) or len(mean) not in (1, channels):
+        raise ValueError(
+            f"data.mean, data.std: got {len(mean)} and {len(std)} values for images of {channels} channel(s), "
+            f"accepted: {channels} in both{', or 1' if channels > 1 else ''}"
+        )
+    return make_views(
+        weak=augmentation,
+        strong=augmentation if strong == "none" else strong_view(strong, augmentation),
+        mean=mean * (channels // len(mean)),
+        std=std * (channels // len(std)),
+    )
 
 
-def augmentations(strong: str, *, flip: bool, crop_padding: int) -> tuple[Augmentation, Augmentation]:
-    """The weak augmentation, flip and reflect-padded crop at random, and the strong one, a RandAugment recipe after them.
-
-    Args:
-        strong: a key of VARIANTS, or `none` for the weak augmentation again.
-        flip: whether to flip.
-        crop_padding: pixels of reflected border; 0: no crop.
-    """
-    weak = compose(*([mirror()] if flip else []), *([crop(crop_padding)] if crop_padding else []))
-    return weak, weak if strong == "none" else strong_view(strong, weak)
+def measured(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Channel means and standard deviations (1e-3 at least) of images uint8 [N, H, W, ch], scaled to [0, 1]."""
+    mean, std = [], []
+    for channel in range(images.shape[-1]):  # from histograms: exact, and without a copy of the images as floats
+        share = np.bincount(images[..., channel].ravel(), minlength=256) / images[..., channel].size
+        level = np.arange(256) / 255
+        mean.append(float(share @ level))
+        std.append(max(1e-3, float(np.sqrt(share @ (level - mean[-1]) ** 2))))
+    return tuple(mean), tuple(std)

@@ -18,7 +18,7 @@ import optax
 
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
-from fedjax_ssl.data.augment import make_views
+from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS
@@ -31,6 +31,9 @@ from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 PyTree = Any
+
+FEATURE_MODELS = ("linear", "mlp")
+"""Models that take vectors, not only images."""
 
 COMMUNICATION = ("comm/bytes_up", "comm/bytes_down")
 TOTALS = (*COMMUNICATION, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
@@ -111,7 +114,10 @@ class Experiment:
         return state, metrics
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], in batches of `execution.batch_size`."""
+        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
+
+        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
+        """
         size = self.settings.execution.batch_size
         logits = []
         for start in range(0, len(images), size):
@@ -127,11 +133,13 @@ class Experiment:
         return jax.jit(self.problem.method.predict)
 
 
-def build(config: Mapping[str, Any] | Settings) -> Experiment:
+def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None = None) -> Experiment:
     """An experiment from a config; reads the data, compiles nothing.
 
     Args:
         config: nested mappings with the keys of `Settings` (an ml_collections.ConfigDict, or plain dicts), or Settings.
+        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`; they take the place of what
+            `data.name`, `data_dir`, `path` and `resplit` say, and give `data.name` their own name. None: as the config says.
 
     Raises:
         ValueError: for a wrong key, value or dataset, with one line that names it.
@@ -140,11 +148,11 @@ def build(config: Mapping[str, Any] | Settings) -> Experiment:
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
     strategy, execution = _execution(settings.execution)
-    dataset = load_dataset(settings)
-    spec = DataSpec(dataset.train_images.shape[1:], dataset.num_classes, settings.data.num_clients)
+    settings, dataset, views = _data(settings, dataset)
+    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
     conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
     with naming("model"):
-        task = _task(settings, dataset, conv)
+        task = _task(settings, views, dataset.num_classes, conv)
     method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
     _check_scenario(settings, method)
     with naming("data"):
@@ -186,6 +194,30 @@ def load_dataset(settings: Settings) -> sources.Dataset:
         )
 
 
+def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings, sources.Dataset, Views]:
+    """The dataset as the network's views take it, the views, and the settings with the name of what was read."""
+    data = settings.data
+    if dataset is None:
+        dataset = load_dataset(settings)
+    else:
+        data = dataclasses.replace(data, name=dataset.name, data_dir="", path="", resplit=())
+    with naming("data"):
+        views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong)  # measured unpadded
+        if data.image_size:
+            dataset = sources.padded(dataset, data.image_size)
+    return dataclasses.replace(settings, data=data), dataset, views
+
+
+def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> tuple[int, ...]:
+    """The shape of one of the network's inputs: (H, W, ch), or (D,) for features."""
+    one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
+    shape = jax.eval_shape(views.plain, one).shape[1:]
+    if len(shape) == 1 and settings.model["name"] not in FEATURE_MODELS:
+        accepted = ", ".join(FEATURE_MODELS)
+        raise ValueError(f"model.name: got {settings.model['name']} for text features, accepted: {accepted}")
+    return shape
+
+
 def _check_scenario(settings: Settings, method: Method) -> None:
     """Raises ValueError where the labels are not where the method reads them."""
     data, name = settings.data, settings.method["name"]
@@ -196,24 +228,17 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
 
 
-def _task(settings: Settings, dataset: sources.Dataset, conv: str) -> Task:
+def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:
     options = {k: v for k, v in settings.model.items() if k not in ("name", "norm")}
     model = models.build(
         settings.model["name"],
-        num_classes=dataset.num_classes,
+        num_classes=num_classes,
         conv=conv,
         dtype=settings.execution.dtype,
         **options,
     )
-    data = settings.data
-    mean, std = presets.statistics(data.name, dataset.train_images, data.normalization)
-    weak, strong = presets.augmentations(data.strong, flip=data.flip, crop_padding=data.crop_padding)
     return Task(
-        model=model,
-        views=make_views(weak=weak, strong=strong, mean=mean, std=std),
-        num_classes=dataset.num_classes,
-        norm=settings.model["norm"],
-        batch_size=settings.execution.batch_size,
+        model=model, views=views, num_classes=num_classes, norm=settings.model["norm"], batch_size=settings.execution.batch_size
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_origin, get_type_hints
 
 from fedjax_ssl.data.partition import PARTITIONS
-from fedjax_ssl.data.presets import NORMALIZATIONS, STRONG_VIEWS
+from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT, Split
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
@@ -48,35 +48,48 @@ def _within_unit(key: str, got: float) -> None:
         raise ValueError(f"{key}: got {got}, accepted: a number in [0, 1)")
 
 
+def _normalization(mean: tuple[Any, ...], std: tuple[Any, ...]) -> None:
+    for key, values, accepted in (("mean", mean, "numbers in [0, 1]"), ("std", std, "numbers > 0")):
+        for value in values:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and (0 <= value <= 1 if key == "mean" else value > 0)):
+                raise ValueError(f"data.{key}: got {values}, accepted: {accepted}, for images scaled to [0, 1]")
+    if len(mean) != len(std):
+        raise ValueError(f"data.mean, data.std: got {len(mean)} and {len(std)} values, accepted: as many of both")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSettings(Split):
     """The dataset, its split (whose keys are `Split`'s) and its views.
 
     Attributes:
-        name: a TFDS name, or `digits`, `npz`, `synthetic`.
+        name: a name that `fedjax_ssl.data.sources.load` takes.
         data_dir: the TFDS folder; empty: TFDS's own.
-        path: the file, for `npz`.
-        resplit: for `npz`: shares of train, validation and test to merge and split anew; empty: the file's own split.
-        normalization: `dataset` (its own mean and standard deviation) or `imagenet`'s.
-        flip: whether views are flipped left to right at random.
-        crop_padding: pixels of reflected border that views are cropped from at random; 0: no crop.
-        strong: the strong view's recipe on top of that.
+        path: the file or folder, for datasets that TFDS does not have.
+        resplit: for `npz` and `image_folder`: shares of train, validation and test to merge and split anew; empty: as stored.
+        mean: per channel, or one for all, of images scaled to [0, 1], to normalize with; empty: the dataset's own.
+        std: likewise.
+        weak: the weak view, a key of `fedjax_ssl.data.presets.WEAK_VIEWS`, or `default`: the dataset's own.
+        strong: the strong view's recipe on top of that, one of STRONG_VIEWS there, or `default`.
+        image_size: side in pixels that smaller images are zero-padded to, all round; 0: as stored.
     """
 
     name: str = "cifar10"
     data_dir: str = ""
     path: str = ""
     resplit: tuple[float, ...] = ()
-    normalization: str = "dataset"
-    flip: bool = True
-    crop_padding: int = 4
-    strong: str = "usb"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    weak: str = "default"
+    strong: str = "default"
+    image_size: int = 0
 
     def __post_init__(self) -> None:
         self._check_split()
-        _one_of("data.normalization", self.normalization, NORMALIZATIONS)
-        _one_of("data.strong", self.strong, STRONG_VIEWS)
-        _at_least("data.crop_padding", self.crop_padding, 0)
+        _one_of("data.weak", self.weak, ("default", *WEAK_VIEWS))
+        _one_of("data.strong", self.strong, ("default", *STRONG_VIEWS))
+        _normalization(self.mean, self.std)
+        _at_least("data.image_size", self.image_size, 0)
 
     def _check_split(self) -> None:
         _one_of("data.labels_at", self.labels_at, LABELS_AT)

@@ -1,45 +1,16 @@
 """Sources: every format ends in the same checked arrays, pixel for pixel, and wrong input in one clear line."""
 
-import io
-import json
 import shutil
-import socket
 import subprocess
 import sys
 
-import cv2
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedjax_ssl.data import sources
-
-
-def message_of(error_type, call, *args, **kwargs):
-    """The error's message, which has to be one line."""
-    with pytest.raises(error_type) as error:
-        call(*args, **kwargs)
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
-    return message
-
-
-def as_rows(images, labels):
-    """Examples as a sorted list of (pixels, label): equal whatever their order."""
-    return sorted((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
-
-
-def check_contract(dataset):
-    for images, labels in [dataset[1:3], dataset[3:5]]:
-        assert images.dtype == np.uint8
-        assert images.ndim == 4
-        assert labels.dtype == np.int32
-        assert labels.shape == images.shape[:1]
-        assert 0 <= labels.min() <= labels.max() < dataset.num_classes
-    assert set(dataset.train_labels.tolist()) == set(range(dataset.num_classes))
-
+from fedjax_ssl.data.catalog import DATASETS
+from tests.data.common import as_rows, check_contract, message_of
 
 # --- digits and synthetic ----------------------------------------------------------------------------------------------
 
@@ -115,7 +86,7 @@ def test_npz_reads_plain_keys_with_channels(tmp_path):
 
 def test_npz_reads_medmnist_keys_and_holds_validation_out(tmp_path):
     arrays = medmnist()
-    dataset = load_npz(tmp_path, arrays)
+    dataset = load_npz(tmp_path, arrays | {"notes": np.array([{"pickled": "and therefore not looked at"}])})
     check_contract(dataset)
     for got, expected in [(dataset[1:3], "train"), (dataset[3:5], "test")]:
         assert np.array_equal(got[0], arrays[f"{expected}_images"][..., None])
@@ -158,7 +129,7 @@ def test_npz_resplit_follows_the_seed(tmp_path):
         ({"test_images": np.zeros((20, 4, 4), np.uint8)}, "(3, 4, 1) and test images (4, 4, 1): resize them"),
         ({"train_labels": np.zeros((40, 2), int)}, "npz train: labels have shape (40, 2)"),
         ({"train_labels": np.zeros(40)}, "npz train: labels have dtype float64: store them as integers"),
-        ({"train_labels": np.zeros(39, int)}, "npz train: 40 images but 39 labels"),
+        ({"train_labels": np.zeros(39, int)}, "npz train: 40 examples but 39 labels"),
         ({"train_labels": np.arange(40) % 2 - 1}, "npz train: labels range from -1 to 0: number the classes 0..C-1"),
         ({"train_labels": np.arange(40) % 2 + 2**40}, "npz train: labels range from 1099511627776"),
         ({"train_labels": np.arange(40) % 2 * 2}, "npz: no training example of class 1 (2 of 3 classes occur)"),
@@ -217,179 +188,113 @@ def test_npz_says_that_an_archive_is_damaged(tmp_path):
 
 
 def test_arguments_of_npz_are_refused_elsewhere():
-    assert "path='a.npz' is for name='npz' alone" in message_of(ValueError, sources.load, "digits", path="a.npz")
-    assert "resplit=[1]" in message_of(ValueError, sources.load, "cifar10", resplit=[1])
+    message = message_of(ValueError, sources.load, "digits", path="a.npz")
+    assert "path='a.npz' is for npz, image_folder, text_features and their kind, got name='digits'" in message
+    for name in ("cifar10", "ag_news", "synthetic"):
+        assert "resplit=[1] is for npz, image_folder" in message_of(ValueError, sources.load, name, resplit=[1])
 
 
-# --- TensorFlow Datasets -----------------------------------------------------------------------------------------------
+# --- datasets that are known by name -----------------------------------------------------------------------------------
 
 
-class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A dataset small enough to be built in a test, without TensorFlow: the encoder's bytes are stored as they are."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    code_path = None  # otherwise checksum files are looked for beside this file, with a package that TFDS does not declare
-    SHAPE = (6, 5, 3)
-    SPLITS = (("train", 23), ("test", 9))
-
-    def _info(self):
-        features = {"image": tfds.features.Image(shape=self.SHAPE), "label": tfds.features.ClassLabel(num_classes=3)}
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    @classmethod
-    def examples(cls, size):
-        shape = tuple(side or 7 for side in cls.SHAPE)
-        return np.random.default_rng(size).integers(0, 256, (size, *shape)).astype(np.uint8), np.arange(size) % 3
-
-    def _split_generators(self, _):
-        return {split: self._generate_examples(size) for split, size in self.SPLITS}
-
-    def _generate_examples(self, size):
-        for i, (image, label) in enumerate(zip(*self.examples(size), strict=True)):
-            png = io.BytesIO()
-            Image.fromarray(image.squeeze(-1) if image.shape[2] == 1 else image).save(png, "PNG")
-            yield i, {"image": io.BytesIO(png.getvalue()), "label": int(label)}
+def bloodmnist(classes=8):
+    """Arrays as in MedMNIST's bloodmnist.npz: RGB of 28 x 28, labels uint8 [N, 1]."""
+    arrays = {}
+    for split, size in [("train", 80), ("val", 16), ("test", 24)]:
+        images, labels = tagged(size, size, classes, (28, 28, 3))
+        arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, None].astype(np.uint8)}
+    return arrays
 
 
-class TinyRgb(_Tiny, skip_registration=True):
-    pass
-
-
-class TinyGray(_Tiny, skip_registration=True):
-    SHAPE = (6, 5, 1)
-
-
-class TinyTrainOnly(_Tiny, skip_registration=True):
-    SPLITS = (("train", 3),)
-
-
-class TinyAnySize(_Tiny, skip_registration=True):
-    SHAPE = (None, None, 3)
-
-
-@pytest.fixture(scope="session")
-def tiny_dir(tmp_path_factory):
-    tfds.disable_progress_bar()
-    folder = tmp_path_factory.mktemp("tfds")
-    for builder in (TinyRgb, TinyGray, TinyTrainOnly, TinyAnySize):
-        builder(data_dir=folder, file_format="array_record").download_and_prepare()
-    return folder
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.mark.parametrize("chunk", [1000, 4])
-@pytest.mark.parametrize("builder", [TinyRgb, TinyGray])
-def test_tfds_pixels_and_labels_are_the_stored_ones(tiny_dir, no_network, monkeypatch, builder, chunk):
-    monkeypatch.setattr(sources, "_CHUNK", chunk)  # 23 examples in chunks of 4: the last one is shorter
-    dataset = sources.load(builder.name, data_dir=str(tiny_dir))
+def test_medmnist_is_read_from_its_file_and_resplit(tmp_path):
+    arrays = bloodmnist()
+    np.savez_compressed(tmp_path / "bloodmnist.npz", **arrays)
+    dataset = sources.load("bloodmnist", path=str(tmp_path / "bloodmnist.npz"))
     check_contract(dataset)
-    assert dataset.num_classes == 3
-    assert dataset.train_images.shape == (23, *builder.SHAPE)
-    assert as_rows(dataset.train_images, dataset.train_labels) == as_rows(*builder.examples(23))
-    assert as_rows(dataset.test_images, dataset.test_labels) == as_rows(*builder.examples(9))
+    assert (dataset.name, dataset.num_classes) == ("bloodmnist", 8)
+    assert np.array_equal(dataset.train_images, arrays["train_images"])
+    assert np.array_equal(dataset.test_labels, arrays["test_labels"][:, 0])
+    again = sources.load("bloodmnist", path=str(tmp_path / "bloodmnist.npz"), resplit=(0.8, 0.05, 0.15))
+    assert np.bincount(again.train_labels).tolist() == [12] * 8
+    assert len(again.test_labels) == 18
 
 
-def test_tfds_default_folder_is_that_of_tfds(tiny_dir, no_network, monkeypatch):
-    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tiny_dir))
-    assert sources.load("tiny_gray").train_images.shape == (23, 6, 5, 1)
+def test_a_known_name_with_other_classes_is_an_error(tmp_path):
+    np.savez(tmp_path / "a.npz", **bloodmnist(classes=5))
+    message = message_of(ValueError, sources.load, "bloodmnist", path=str(tmp_path / "a.npz"))
+    assert message == "bloodmnist: got 5 classes, and it has 8: check that these are all its data"
+
+
+BY_PATH = [name for name, about in DATASETS.items() if about.kind in sources.GENERIC]
+
+
+@pytest.mark.parametrize("name", BY_PATH)
+def test_a_missing_file_says_what_to_download_from_where(tmp_path, name):
+    about = DATASETS[name]
+    get = f"download {about.get} from {about.url} (terms: {about.terms})"
+    message = message_of(ValueError, sources.load, name)
+    assert message == f"name={name!r} needs path: {get} and give its place as path"
+    missing = str(tmp_path / "missing")
+    message = message_of(FileNotFoundError, sources.load, name, path=missing)
+    assert f"{name}: path={missing}: no such" in message
+    assert f"{get} and put it there" in message
+
+
+def test_every_known_dataset_says_what_it_is():
+    assert {"cifar10", "cifar100", "svhn_cropped", "mnist", "fashion_mnist", "emnist/byclass"} <= set(DATASETS)
+    assert {"cinic10", "bloodmnist", "organamnist", "ag_news", "digits"} <= set(DATASETS)
+    for name, about in DATASETS.items():
+        assert about.citation, name
+        assert about.terms, name
+        assert about.url.startswith("http"), name
+        assert bool(about.get) == (about.kind in sources.GENERIC), name
+        assert len(about.mean) == len(about.std), name
+
+
+# --- arrays in memory, and padding -------------------------------------------------------------------------------------
+
+
+def arrays_in_memory(**changes):
+    (train_images, train_labels), (test_images, test_labels) = tagged(10, 0), tagged(6, 10)
+    given = {"train_images": train_images, "train_labels": train_labels, "test_images": test_images, "test_labels": test_labels}
+    return given | changes
+
+
+def test_arrays_in_memory_are_a_dataset():
+    given = arrays_in_memory()
+    dataset = sources.from_arrays(**given, name="mine")
+    check_contract(dataset)
+    assert (dataset.name, dataset.num_classes) == ("mine", 2)
+    assert np.array_equal(dataset.train_images, given["train_images"][..., None])
+    as_lists = sources.from_arrays(**(given | {"train_labels": given["train_labels"].tolist()}))
+    assert np.array_equal(as_lists.train_labels, dataset.train_labels)
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("changes", "expected"),
     [
-        ("cifar01", "did you mean 'cifar10'?"),
-        ("CIFAR10", "did you mean 'cifar10'?"),
-        ("digit", "did you mean 'digits'?"),
-        ("", "accepted are digits, npz, synthetic, a TFDS name such as cifar10"),
-        ("../cifar10", "unknown dataset name='../cifar10'"),
-        ("huggingface:mnist", "unknown dataset name='huggingface:mnist'"),
-        ("qqqqqqqqqq", "see tensorflow.org/datasets/catalog"),
+        ({"train_images": np.zeros((10, 3, 4))}, "arrays train: images have dtype float64: scale them to 0..255"),
+        ({"test_images": np.zeros((6, 4, 4), np.uint8)}, "arrays: train images have shape (3, 4, 1) and test images (4, 4, 1)"),
+        ({"train_labels": [0] * 9}, "arrays train: 10 examples but 9 labels"),
+        ({"train_labels": [0, 2] * 5}, "arrays: no training example of class 1 (2 of 3 classes occur)"),
+        ({"num_classes": 3}, "arrays: no training example of class 2"),
+        ({"num_classes": 1}, "arrays: label 1 is out of range for 1 classes"),
     ],
 )
-def test_tfds_unknown_names_get_the_nearest_without_network(tiny_dir, no_network, name, expected):
-    assert expected in message_of(ValueError, sources.load, name, data_dir=str(tiny_dir))
+def test_arrays_in_memory_are_checked(changes, expected):
+    assert expected in message_of(ValueError, sources.from_arrays, **arrays_in_memory(**changes))
 
 
-def test_tfds_unprepared_datasets_say_where_and_how_without_network(tiny_dir, no_network):
-    for name in ("cifar100", "cifar10", "emnist/byclass", "mnist:9.9.9"):
-        message = message_of(FileNotFoundError, sources.load, name, data_dir=str(tiny_dir))
-        assert f"TFDS dataset '{name}' is not prepared in data_dir={tiny_dir}: point data_dir" in message
-        assert f"tfds.builder('{name}', data_dir='{tiny_dir}', file_format='array_record').download_and_prepare()" in message
-    message = message_of(FileNotFoundError, sources.load, "cifar10", data_dir=str(tiny_dir / "nowhere"))
-    assert f"data_dir={tiny_dir}/nowhere, which does not exist" in message
-
-
-def test_tfds_says_what_a_dataset_lacks(tiny_dir):
-    load = lambda name: message_of(ValueError, sources.load, name, data_dir=str(tiny_dir))  # noqa: E731
-    assert "has splits train: needed are train and test" in load("tiny_train_only")
-    assert "has features image, label: needed are a class `label` and a uint8 `image` of fixed size" in load("tiny_any_size")
-
-
-def store_as_tfrecord(folder):
-    info = folder / "dataset_info.json"
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda folder: next(folder.glob("*train*")).unlink(), "tiny_rgb/1.0.0 is damaged"),
-        (lambda folder: next(folder.glob("*test*")).write_bytes(b"short"), "tiny_rgb/1.0.0 is damaged"),
-        (lambda folder: (folder / "features.json").write_text("{"), "tiny_rgb in data_dir="),
-        (store_as_tfrecord, "stored as tfrecord, which needs TensorFlow: prepare it with file_format='array_record'"),
-    ],
-)
-def test_tfds_says_that_the_files_are_unusable(tiny_dir, tmp_path, damage, expected):
-    shutil.copytree(tiny_dir / "tiny_rgb", tmp_path / "tiny_rgb")
-    damage(tmp_path / "tiny_rgb" / "1.0.0")
-    assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tmp_path))
-
-
-def test_an_image_that_does_not_decode_is_an_error():
-    good = cv2.imencode(".png", np.zeros((2, 3, 3), np.uint8))[1].tobytes()
-    assert sources._decode(good, (2, 3, 3)).shape == (2, 3, 3)
-    for encoded, shape in [(b"junk", (2, 3, 3)), (good[:30], (2, 3, 3)), (good, (3, 3, 3))]:
-        assert "does not decode to shape" in message_of(ValueError, sources._decode, encoded, shape)
-
-
-def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeypatch):
-    for label, expected in [(3, "label 3 is out of range for 3 classes: give labels 0..2"), (-1, "labels range from -1 to -1")]:
-        split = sources._Split(np.zeros((4, 2, 2, 1), np.uint8), np.full(4, label))
-        monkeypatch.setattr(sources, "_read_tfds", lambda *_, split=split: split)
-        assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tiny_dir))
-
-
-def check_against_pillow(builder, split, images, labels):
-    source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-    assert len(images) == len(labels) == len(source)
-    for i in [0, 1, 999, 1000, 1001, len(source) - 1, *np.random.default_rng(0).integers(0, len(source), 50).tolist()]:
-        example = source[i]
-        expected = np.asarray(Image.open(io.BytesIO(example["image"])))
-        assert np.array_equal(images[i], expected.reshape(images.shape[1:]))
-        assert labels[i] == example["label"]
-
-
-def test_tfds_real_cifar10_equals_pillows_decoding(tfds_dir, no_network):
-    dataset = sources.load("cifar10", data_dir=tfds_dir)
-    check_contract(dataset)
-    assert np.bincount(dataset.train_labels).tolist() == [5000] * 10
-    assert np.bincount(dataset.test_labels).tolist() == [1000] * 10
-    builder = tfds.builder("cifar10", data_dir=tfds_dir)
-    check_against_pillow(builder, "train", dataset.train_images, dataset.train_labels)
-    check_against_pillow(builder, "test", dataset.test_images, dataset.test_labels)
-
-
-def test_tfds_real_gray_images_equal_pillows_decoding(tfds_dir):
-    builder = tfds.builder("mnist", data_dir=tfds_dir)
-    check_against_pillow(builder, "test", *sources._read_tfds(builder, "test"))
+def test_padding_puts_zeros_all_round():
+    dataset = sources.from_arrays(**arrays_in_memory())  # 3 x 4 pixels
+    larger = sources.padded(dataset, 6)
+    check_contract(larger)
+    assert larger.train_images.shape == (10, 6, 6, 1)
+    assert np.array_equal(larger.train_images[:, 1:4, 1:5], dataset.train_images)
+    assert np.array_equal(larger.test_images[:, 1:4, 1:5], dataset.test_images)
+    assert larger.train_images.sum() == dataset.train_images.sum()
+    message = message_of(ValueError, sources.padded, dataset, 3)
+    assert message == "data.image_size: got 3 for images of 4 x 3 pixels, accepted: 0, or 4 and more"
 
 
 def test_importing_sources_imports_nothing_slow():

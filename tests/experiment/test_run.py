@@ -20,7 +20,7 @@ from configs import common
 def get_config(argument=None):
     config = common.base("fixmatch", "linear")
     config.update_from_flattened_dict({
-        "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.flip": False, "data.crop_padding": 0,
+        "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.weak": "none",
         "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "method.confidence": 0.3, "rounds": 6,
         "cohort_size": 3, "eval_every": 2, "checkpoint_every": 2,
     })

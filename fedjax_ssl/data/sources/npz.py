@@ -1,0 +1,51 @@
+"""`.npz` files of images: a user's own, and MedMNIST's."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_ssl.data.sources.checks import Dataset, Split, first_line
+from fedjax_ssl.data.sources.resplit import with_splits
+
+_KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
+# What NumPy raises for pickled objects, damaged or encrypted members and members that end too early.
+_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
+    """The dataset in a file, see `sources.load`."""
+    pairs = [
+        {split: (images.format(split), labels.format(split)) for split in ("train", "val", "test")} for images, labels in _KEYS
+    ]
+    arrays, names = read(path, [key for named in pairs for pair in named.values() for key in pair])
+    for named in pairs:
+        if all(key in arrays for split in ("train", "test") for key in named[split]):
+            splits = {split: Split(*(arrays[key] for key in pair)) for split, pair in named.items() if set(pair) <= set(arrays)}
+            return with_splits(name, splits, resplit, seed)
+    raise ValueError(
+        f"path={path} holds {', '.join(names) or 'nothing'}: needed are x_train, y_train, x_test, y_test "
+        "or train_images, train_labels, test_images, test_labels"
+    )
+
+
+def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of `keys` that an `.npz` file has, with their arrays, and the names of all that it holds.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is no `.npz` file, is damaged, or holds pickled objects.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"path={path}: no such file: give an existing .npz file")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"path={path} is not an .npz archive: write one with numpy.savez(path, x_train=..., y_train=..., ...)")
+    try:
+        with np.load(path) as archive:
+            return {key: np.asarray(archive[key]) for key in archive.files if key in keys}, archive.files
+    except _UNREADABLE as error:
+        raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew") from error

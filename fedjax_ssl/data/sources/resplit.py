@@ -1,0 +1,55 @@
+"""A dataset's own splits, merged and drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_ssl.data.sources.checks import Dataset, Split, checked, dataset
+
+
+def with_splits(name: str, splits: Mapping[str, Split], resplit: Sequence[float] | None, seed: int) -> Dataset:
+    """A Dataset of the splits `train` and `test`, or of all splits merged and split anew.
+
+    Args:
+        name: of the dataset.
+        splits: by name; what is neither `train` nor `test` is held out, unless they are merged.
+        resplit: fractions (train, validation, test), stratified by class, the validation part held out; None: as they are.
+        seed: draws the new split.
+
+    Raises:
+        ValueError: for wrong fractions, too few examples of a class, or unusable data.
+    """
+    if resplit is None:
+        return dataset(name, splits["train"], splits["test"])
+    fractions = tuple(resplit)
+    if len(fractions) != 3 or min(fractions) < 0 or not fractions[0] * fractions[2] > 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise ValueError(
+            f"resplit={fractions}: give three fractions (train, validation, test) that add up to 1, "
+            "train and test above 0, such as (0.8, 0.05, 0.15)"
+        )
+    # Checked before they are merged, so that an error names the split that is wrong.
+    whole = [checked(f"{name} {split}", arrays) for split, arrays in splits.items()]
+    shapes = sorted({split.images.shape[1:] for split in whole})
+    if len(shapes) > 1:
+        raise ValueError(f"{name}: splits hold images of different shapes {shapes}: resize them to one shape")
+    pool = Split(*(np.concatenate(arrays) for arrays in zip(*whole, strict=True)))
+    counts = np.unique(pool.labels, return_counts=True)[1]
+    num_train = round(fractions[0] * len(pool.labels))
+    num_test = min(round(fractions[2] * len(pool.labels)), len(pool.labels) - num_train)
+    if min(num_train, num_test) < len(counts) or counts.min() < 2:
+        raise ValueError(
+            f"resplit={fractions} of {len(pool.labels)} examples of {len(counts)} classes (the rarest has {counts.min()}) "
+            "leaves classes without a training or test example: give larger fractions, or more examples of each class"
+        )
+    return dataset(name, *stratified(pool, num_train, num_test, seed))
+
+
+def stratified(pool: Split, num_train: int, num_test: int, seed: int) -> tuple[Split, Split]:
+    """Two disjoint random subsets in which every class has its share; what is over is held out."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(pool.labels))
+    train, test = train_test_split(rows, train_size=num_train, test_size=num_test, stratify=pool.labels, random_state=seed)
+    return Split(pool.images[train], pool.labels[train]), Split(pool.images[test], pool.labels[test])

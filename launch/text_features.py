@@ -1,0 +1,238 @@
+"""Computes the features of texts with an encoder, for `data.name=text_features` and `ag_news`.
+
+    python -m launch.text_features --train=train.csv --test=test.csv --out=ag_news.npz [--train_strong=back_translated.csv]
+
+The files are AG News' `train.csv` and `test.csv`, or any CSV without a header whose first column is the label and whose other
+columns, joined by spaces, are the text. Classes are numbered in the order of their labels. `--train_strong` has the rows of
+`--train` once more, with texts that say the same in other words, such as back-translations: their features are the strong view.
+
+Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 done; 2 wrong arguments or files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.sources import from_features
+from fedjax_ssl.data.sources.text import STRONG
+
+Encoder = Callable[[Sequence[str]], np.ndarray]
+"""Texts [B] -> features float32 [B, D]."""
+
+WRONG_INPUT = (ValueError, OSError, csv.Error, ModuleNotFoundError)
+POOLING = ("cls", "mean")
+
+
+class Texts(NamedTuple):
+    """A file's rows, in its order.
+
+    Attributes:
+        labels: as they are written.
+        texts: aligned with `labels`.
+    """
+
+    labels: list[str]
+    texts: list[str]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if not os.path.isdir(os.path.dirname(options.out) or "."):  # before hours of work are lost
+            raise FileNotFoundError(f"--out: got {options.out}, accepted: a file in a folder that exists")
+        train = first_of_each_class(read_csv(options.train), options.per_class)
+        strong = first_of_each_class(read_csv(options.train_strong), options.per_class) if options.train_strong else None
+        test = read_csv(options.test)
+        encoder = hugging_face_encoder(options.encoder, options.pooling, options.max_length)
+        arrays = compute(train, test, strong, encoder, options.batch_size, progress=_progress)
+        kept = ("encoder", "pooling", "max_length", "per_class")
+        metadata = {"files": [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]}
+        write(options.out, arrays, metadata | {key: getattr(options, key) for key in kept})
+    except WRONG_INPUT as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_csv(path: str) -> Texts:
+    r"""The rows of a CSV file: label, text, more text. AG News writes line breaks as a backslash and n: they become spaces.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it holds no rows, a header, or a row without a text.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path}: no such file: give a CSV file of label, text, ..., such as AG News' train.csv")
+    rows = Texts([], [])
+    with open(path, newline="", encoding="utf-8") as file:
+        for number, (label, *columns) in enumerate((row for row in csv.reader(file) if row), start=1):
+            text = " ".join(" ".join(columns).replace("\\n", " ").replace("\\", " ").split())
+            if not text:
+                raise ValueError(f"{path}: row {number} has no text: give a label and at least one column of text in every row")
+            rows.labels.append(label.strip())
+            rows.texts.append(text)
+    if not rows.texts:
+        raise ValueError(f"{path}: no rows: give a CSV file of label, text, ...")
+    if not rows.labels[0].isdecimal() and all(label.isdecimal() for label in rows.labels[1:]):
+        raise ValueError(f"{path}: row 1 has label {rows.labels[0]!r} and all others numbers: remove the header")
+    return rows
+
+
+def first_of_each_class(rows: Texts, per_class: int) -> Texts:
+    """The first `per_class` rows of each class, in the file's order; 0: all."""
+    kept, seen = Texts([], []), collections.Counter[str]()
+    for label, text in zip(*rows, strict=True):
+        seen[label] += 1
+        if not per_class or seen[label] <= per_class:
+            kept.labels.append(label)
+            kept.texts.append(text)
+    return kept
+
+
+def compute(
+    train: Texts,
+    test: Texts,
+    strong: Texts | None,
+    encoder: Encoder,
+    batch_size: int = 64,
+    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+) -> dict[str, np.ndarray]:
+    """What the `.npz` file holds, without its metadata: the arguments of `sources.from_features`, and `classes`.
+
+    Args:
+        train: training texts.
+        test: test texts.
+        strong: the same rows as `train` with other texts; None: no strong view.
+        encoder: of at most `batch_size` texts at a time.
+        batch_size: >= 1.
+        progress: wraps the batches' starts.
+
+    Raises:
+        ValueError: labels that do not fit, or features that are unusable.
+    """
+    if strong is not None and strong.labels != train.labels:
+        differing = [i for i, pair in enumerate(zip(strong.labels, train.labels, strict=False), start=1) if pair[0] != pair[1]]
+        where = f"row {differing[0]} has another label" if differing else f"{len(strong.labels)} rows"
+        raise ValueError(f"the strong view: {where}: give the {len(train.labels)} training rows in their order, texts apart")
+    classes = sorted(
+        set(train.labels), key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
+    )
+    unknown = sorted(set(test.labels) - set(classes))
+    if unknown:
+        raise ValueError(
+            f"the test file has label {unknown[0]!r}, which no training row has: accepted are {', '.join(classes)}"
+        )
+    number = {label: np.uint8(i) if len(classes) < 256 else np.int32(i) for i, label in enumerate(classes)}
+
+    def features(texts: list[str]) -> np.ndarray:
+        batches = [encoder(texts[start : start + batch_size]) for start in progress(range(0, len(texts), batch_size))]
+        return np.concatenate(batches).astype(np.float32)
+
+    arrays: dict[str, Any] = {
+        "train_features": features(train.texts),
+        "train_labels": np.array([number[label] for label in train.labels]),
+        "test_features": features(test.texts),
+        "test_labels": np.array([number[label] for label in test.labels]),
+    }
+    if strong is not None:
+        arrays[STRONG] = features(strong.texts)
+    from_features(**arrays)  # checked now, not when a run reads them
+    return arrays | {"classes": np.array(classes)}
+
+
+def write(path: str, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
+    """Writes the arrays and `metadata`, as JSON, to an `.npz` file: whole, or not at all."""
+    content: dict[str, Any] = {**arrays, "metadata": np.array(json.dumps(metadata))}
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            np.savez(file, **content)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
+    """A pretrained encoder, frozen.
+
+    Args:
+        name: a model of the Hugging Face hub, which is downloaded once, or a folder that holds one.
+        pooling: see `pool`.
+        max_length: tokens of a text that are read.
+
+    Raises:
+        ModuleNotFoundError: the optional dependencies are not installed.
+        OSError: no such model.
+    """
+    try:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f'{error.name} is not installed: python -m pip install -e ".[text]"') from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    model = AutoModel.from_pretrained(name).to(device).eval()
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        tokens = tokenizer(list(texts), padding=True, truncation=True, max_length=max_length, return_tensors="pt").to(device)
+        with torch.inference_mode():
+            hidden = model(**tokens).last_hidden_state.float()
+        return pool(hidden.cpu().numpy(), tokens["attention_mask"].cpu().numpy(), pooling)
+
+    return encode
+
+
+def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
+    """Features float32 [B, D] of texts.
+
+    Args:
+        hidden: float32 [B, T, D], the last layer's output for every token.
+        mask: integers [B, T], 1 for tokens of the text and 0 for padding.
+        pooling: `cls`, the first token's, or `mean`, over the text's tokens.
+    """
+    if pooling == "cls":
+        return hidden[:, 0]
+    weight = mask[..., None].astype(np.float32)
+    return (hidden * weight).sum(1) / weight.sum(1)
+
+
+def _progress(batches: Iterable[int]) -> Iterable[int]:
+    from tqdm import tqdm
+
+    return tqdm(batches, unit="batch")
+
+
+def _parser() -> argparse.ArgumentParser:
+    def positive(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= 1")
+        return int(text)
+
+    parser = argparse.ArgumentParser(
+        "python -m launch.text_features", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train", required=True, help="CSV file of the training texts")
+    parser.add_argument("--test", required=True, help="CSV file of the test texts")
+    parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")
+    parser.add_argument("--out", required=True, help="the .npz file to write")
+    parser.add_argument("--encoder", default="bert-base-uncased", help="of the Hugging Face hub, or a folder (%(default)s)")
+    parser.add_argument("--pooling", default="cls", choices=POOLING, help="of the last layer's tokens (%(default)s)")
+    parser.add_argument("--max_length", type=positive, default=128, help="tokens of a text that are read (%(default)s)")
+    parser.add_argument("--batch_size", type=positive, default=64, help="texts at a time (%(default)s)")
+    parser.add_argument("--per_class", type=positive, default=0, help="first rows of each class to keep; default: all")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Image folders: pixel for pixel what Pillow reads, and wrong folders in one clear line."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.data import sources
+from tests.data.common import as_rows, check_contract, message_of
+
+CINIC = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def random_image(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+def write_tree(root, *, classes=("cat", "dog"), splits=(("train", 3), ("valid", 2), ("test", 2)), shape=(5, 4, 3)):
+    """PNG files as CINIC-10 has them; returns split -> (images, labels)."""
+    written = {}
+    for split, size in splits:
+        examples = []
+        for label, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for i in range(size):
+                image = random_image(*shape, seed=[*split.encode(), label, i])
+                Image.fromarray(image.squeeze(-1) if shape[-1] == 1 else image).save(root / split / name / f"n0_{i}.png")
+                examples.append((image, label))
+        written[split] = tuple(np.array(column) for column in zip(*examples, strict=True))
+    return written
+
+
+def check_equal(dataset, written):
+    check_contract(dataset)
+    assert as_rows(*dataset[1:3]) == as_rows(*written["train"])
+    assert as_rows(*dataset[3:5]) == as_rows(*written["test"])
+
+
+def test_cinic10_is_read_from_its_folders_and_its_validation_part_is_not(tmp_path):
+    written = write_tree(tmp_path, classes=CINIC, shape=(32, 32, 3))
+    (tmp_path / "README.md").write_text("not an image")
+    (tmp_path / "train" / "cat" / "Thumbs.db").write_text("not an image")
+    (tmp_path / "train" / ".cache").mkdir()
+    dataset = sources.load("cinic10", path=str(tmp_path))
+    check_equal(dataset, written)
+    assert (dataset.name, dataset.num_classes, dataset.train_images.shape) == ("cinic10", 10, (30, 32, 32, 3))
+
+
+def test_chunks_of_files_stay_in_order(tmp_path, monkeypatch):
+    written = write_tree(tmp_path)
+    monkeypatch.setattr("fedjax_ssl.data.sources.folders._CHUNK", 2)
+    check_equal(sources.load("image_folder", path=str(tmp_path)), written)
+
+
+def test_gray_images_have_one_channel_unless_others_have_color(tmp_path):
+    written = write_tree(tmp_path, shape=(5, 4, 1))
+    check_equal(sources.load("image_folder", path=str(tmp_path)), written)
+    color = random_image(5, 4, 3)
+    Image.fromarray(color).save(tmp_path / "test" / "dog" / "z.png")
+    dataset = sources.load("image_folder", path=str(tmp_path))
+    assert dataset.train_images.shape == (6, 5, 4, 3)
+    assert np.array_equal(dataset.train_images[..., :1], written["train"][0])
+    assert np.array_equal(dataset.train_images[..., 0], dataset.train_images[..., 2])
+    assert np.array_equal(dataset.test_images[-1], color)
+
+
+def test_jpegs_palettes_and_transparency_are_read_as_rgb(tmp_path):
+    written = write_tree(tmp_path)
+    folder = tmp_path / "test" / "dog"
+    with Image.open(folder / "n0_0.png") as image:
+        image.convert("P").save(folder / "n0_0.png")
+        palette = np.asarray(image.convert("P").convert("RGB"))
+    transparent = random_image(5, 4, 4)
+    Image.fromarray(transparent).save(folder / "n0_1.png")
+    Image.fromarray(np.full((5, 4, 3), (200, 30, 90), np.uint8)).save(folder / "n0_2.JPG", quality=95)
+    dataset = sources.load("image_folder", path=str(tmp_path))
+    assert np.array_equal(dataset.test_images[2], palette)
+    assert np.array_equal(dataset.test_images[3], transparent[..., :3])
+    assert np.abs(dataset.test_images[4].astype(int) - [200, 30, 90]).max() <= 4
+    assert np.array_equal(dataset.test_images[:2], written["test"][0][:2])
+
+
+def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
+    written = write_tree(tmp_path, splits=(("train", 10), ("valid", 5), ("test", 5)))
+    dataset = sources.load("image_folder", path=str(tmp_path), resplit=(0.8, 0.05, 0.15))
+    check_contract(dataset)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (32, 6)
+    everything = {row for images, labels in written.values() for row in as_rows(images, labels)}
+    kept = as_rows(*dataset[1:3]) + as_rows(*dataset[3:5])
+    assert len(set(kept)) == 38
+    assert set(kept) <= everything
+    alone = sources.load("image_folder", path=str(tmp_path / "train"), resplit=(0.8, 0.0, 0.2))
+    assert sorted(as_rows(*alone[1:3]) + as_rows(*alone[3:5])) == as_rows(*written["train"])
+    message = message_of(FileNotFoundError, sources.load, "image_folder", path=str(tmp_path / "train"))
+    assert "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png; a folder of classes alone" in message
+
+
+def remove(folder):
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def save(folder, image):
+    Image.fromarray(image).save(folder / "train" / "dog" / "new.png")
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda folder: save(folder, random_image(5, 6, 3)), "train/dog/new.png has 6 x 5 pixels and others 4 x 5: resize all"),
+        (lambda folder: save(folder, random_image(5, 4).astype(np.uint16)), "new.png has uint16 pixels: save it with 8 bits"),
+        (
+            lambda folder: (folder / "test" / "cat" / "a.png").write_bytes(b"junk"),
+            "test/cat/a.png cannot be decoded: replace it",
+        ),
+        (lambda folder: (folder / "test" / "cat" / "a.png").write_bytes(b""), "test/cat/a.png cannot be decoded: replace it"),
+        (lambda folder: remove(folder / "train" / "cat"), "train/cat holds no image (.png, .jpg, .jpeg): add some, or remove"),
+        (lambda folder: (folder / "test" / "dog").rename(folder / "test" / "dogs"), "class folder dog is missing from"),
+        (lambda folder: (folder / "test" / "emu").mkdir(), "class folder emu is only in"),
+        (lambda folder: (folder / "test").rename(folder / "tests"), "has no folder test/: needed are"),
+    ],
+)
+def test_wrong_folders_are_named(tmp_path, damage, expected):
+    write_tree(tmp_path)
+    damage(tmp_path)
+    assert expected in message_of((ValueError, FileNotFoundError), sources.load, "image_folder", path=str(tmp_path))
+
+
+def test_folders_that_are_not_there_are_named(tmp_path):
+    assert "needs path: give the folder to read" in message_of(ValueError, sources.load, "image_folder")
+    missing = str(tmp_path / "missing")
+    assert f"path={missing}: no such folder" in message_of(FileNotFoundError, sources.load, "image_folder", path=missing)
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+    assert "train holds no folders: give one folder per class" in message_of(
+        ValueError, sources.load, "image_folder", path=str(tmp_path)
+    )

@@ -1,0 +1,207 @@
+"""Views by name: each recipe against NumPy or Pillow, and which of them a dataset gets."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from configs import fl2_ag_news, fl2_cifar10, fl2_cifar100, fl2_fashion_mnist, fl2_svhn
+from fedjax_ssl.data import augment, presets, sources
+from fedjax_ssl.data.catalog import DATASETS
+from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
+from fedjax_ssl.experiment.settings import DataSettings, Settings
+from tests.data.common import message_of
+
+
+def picture(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+def dataset(name="mine", shape=(12, 12, 3)):
+    images = picture(20, *shape)
+    labels = np.arange(20) % 2
+    return sources.from_arrays(train_images=images, train_labels=labels, test_images=images, test_labels=labels, name=name)
+
+
+def drawn(augmentation, image, number):
+    keys = jax.random.split(jax.random.key(0), number)
+    return np.asarray(jax.jit(jax.vmap(lambda key: augmentation(key, image)))(keys))
+
+
+def crops(image, pad, mode, *, flipped):
+    """Every crop of the padded image, by NumPy."""
+    sides = [image, image[:, ::-1]] if flipped else [image]
+    height, width = image.shape[:2]
+    found = set()
+    for side in sides:
+        padded = np.pad(side, ((pad, pad), (pad, pad), (0, 0)), mode=mode)
+        found |= {
+            padded[top : top + height, left : left + width].tobytes()
+            for top in range(2 * pad + 1)
+            for left in range(2 * pad + 1)
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "pad", "mode", "flipped"),
+    [
+        ("none", 0, "reflect", False),
+        ("crop1", 1, "reflect", False),
+        ("crop4", 4, "reflect", False),
+        ("flip_crop4", 4, "reflect", True),
+        ("flip_zero_crop4", 4, "constant", True),
+    ],
+)
+def test_geometric_weak_views_are_all_crops_and_no_others(name, pad, mode, flipped):
+    image = picture(12, 10, 3)
+    got = {view.tobytes() for view in drawn(WEAK_VIEWS[name], image, 3000)}
+    assert got == crops(image, pad, mode, flipped=flipped)  # 162 equally likely ones are all drawn, but for 1 case in 1e6
+
+
+def test_contrast_is_pillows():
+    image = picture(9, 7, 3)
+    for seed in range(8):
+        key = jax.random.key(seed)
+        factor = np.float32(0.6) + np.float32(0.8) * np.asarray(jax.random.uniform(key))
+        expected = np.asarray(ImageEnhance.Contrast(Image.fromarray(image)).enhance(float(factor)))
+        np.testing.assert_array_equal(np.asarray(augment.contrast(0.6, 1.4)(key, image)), expected)
+
+
+def test_contrast_of_gray_images_is_pillows():
+    image = picture(9, 7, 1)
+    key = jax.random.key(1)
+    factor = float(np.float32(0.2) + np.float32(0.6) * np.asarray(jax.random.uniform(key)))
+    expected = np.asarray(ImageEnhance.Contrast(Image.fromarray(image[..., 0])).enhance(factor))
+    np.testing.assert_array_equal(np.asarray(augment.contrast(0.2, 0.8)(key, image))[..., 0], expected)
+
+
+def test_grayscale_is_pillows_and_as_frequent_as_it_says():
+    image = picture(9, 7, 3)
+    expected = np.asarray(Image.fromarray(image).convert("L"))[..., None].repeat(3, -1)
+    got = drawn(augment.grayscale(0.2), image, 2000)
+    gray = np.array([np.array_equal(view, expected) for view in got])
+    assert all(np.array_equal(view, image) for view in got[~gray])
+    assert abs(gray.mean() - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 2000)
+    assert np.array_equal(np.asarray(augment.grayscale(1.0)(jax.random.key(0), image[..., :1])), image[..., :1])
+
+
+def test_fedsiams_view_varies_place_contrast_and_color():
+    image = picture(12, 10, 3)
+    got = drawn(WEAK_VIEWS["fedsiam"], image, 300)
+    assert np.array_equal(got, np.rint(got))
+    assert got.min() >= 0
+    assert got.max() <= 255
+    assert len({view.tobytes() for view in got}) > 280
+    gray = np.array([(view == view[..., :1]).all() for view in got])
+    assert 0.08 < gray.mean() < 0.32
+    spread = got.std((1, 2, 3))
+    assert spread.min() < 0.8 * image.std() < 1.1 * image.std() < spread.max()
+    gray_image = drawn(WEAK_VIEWS["fedsiam"], image[..., :1], 4)
+    assert gray_image.shape == (4, 12, 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: augment.contrast(1.2, 0.8), "got contrast factors from 1.2 to 0.8"),
+        (lambda: augment.grayscale(1.2), "got a grayscale probability of 1.2"),
+        (lambda: augment.grayscale(1.0)(jax.random.key(0), jnp.zeros((2, 2, 4))), "got an image of 4 channels"),
+    ],
+)
+def test_wrong_augmentations_are_refused(call, expected):
+    assert expected in message_of(ValueError, call)
+
+
+def test_every_known_dataset_has_views():
+    for name, about in DATASETS.items():
+        assert about.weak in WEAK_VIEWS, name
+        assert about.strong in STRONG_VIEWS, name
+    assert DATASETS["digits"].weak == "crop1"
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist/byclass", "svhn_cropped", "digits", "organamnist", "organcmnist"])
+def test_what_has_a_left_and_a_right_is_not_mirrored(name):
+    assert "flip" not in DATASETS[name].weak
+
+
+def test_a_known_datasets_views_are_its_own():
+    data = dataset("cifar10")
+    views = presets.make(data)
+    images = data.train_images
+    expected = (images / 255 - DATASETS["cifar10"].mean) / DATASETS["cifar10"].std
+    np.testing.assert_allclose(np.asarray(views.plain(images)), expected, atol=1e-5)
+    explicit = presets.make(data, weak="flip_crop4", strong="usb")
+    for view in ("weak", "strong"):
+        got, wanted, other = (
+            str(jax.make_jaxpr(getattr(made, view))(jax.random.key(1), images))  # the program, which need not be compiled
+            for made in (views, explicit, presets.make(data, weak="crop4", strong="semifl"))
+        )
+        assert got == wanted, view
+        assert got != other, view
+    versioned = presets.make(data._replace(name="cifar10:3.0.2"))
+    assert np.array_equal(versioned.plain(images), views.plain(images))
+
+
+def test_an_unknown_datasets_views_are_measured_and_not_mirrored():
+    data = dataset()
+    images = data.train_images
+    plain = np.asarray(presets.make(data).plain(images))
+    np.testing.assert_allclose(plain.mean((0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(plain.std((0, 1, 2)), 1, atol=1e-5)
+    got = presets.make(data).weak(jax.random.key(1), images)
+    assert np.array_equal(got, presets.make(data, weak="crop4").weak(jax.random.key(1), images))
+    constant = data._replace(train_images=np.full_like(images, 51))
+    assert presets.measured(constant.train_images)[1] == (1e-3,) * 3
+
+
+def test_one_value_normalizes_every_channel():
+    images = dataset().train_images
+    views = presets.make(dataset(), mean=(0.5,), std=(0.25,))
+    np.testing.assert_allclose(np.asarray(views.plain(images)), (images / 255 - 0.5) / 0.25, atol=1e-5)
+    assert np.array_equal(
+        presets.make(dataset("bloodmnist")).plain(images), presets.make(dataset(), mean=(0.5,), std=(0.5,)).plain(images)
+    )
+
+
+def test_a_strong_view_of_none_is_the_weak_one():
+    images = dataset().train_images
+    views = presets.make(dataset(), weak="crop1", strong="none")
+    assert np.array_equal(views.strong(jax.random.key(1), images), views.weak(jax.random.key(1), images))
+
+
+def test_normalization_has_to_fit_the_channels():
+    message = message_of(ValueError, presets.make, dataset(), mean=(0.5, 0.5), std=(0.5, 0.5))
+    assert message == "data.mean, data.std: got 2 and 2 values for images of 3 channel(s), accepted: 3 in both, or 1"
+    assert message_of(ValueError, presets.make, dataset("cifar10", (12, 12, 1))).endswith("1 channel(s), accepted: 1 in both")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"weak": "flip_crop"}, "data.weak: got 'flip_crop', accepted: default, none, crop1"),
+        ({"strong": "usbb"}, "(did you mean 'usb'?)"),
+        ({"mean": (129.3,), "std": (1.0,)}, "data.mean: got (129.3,), accepted: numbers in [0, 1]"),
+        ({"mean": (0.5,), "std": (0.0,)}, "data.std: got (0.0,), accepted: numbers > 0"),
+        ({"mean": ("0.5",), "std": (0.5,)}, "data.mean: got ('0.5',)"),
+        ({"mean": (0.5,)}, "data.mean, data.std: got 1 and 0 values, accepted: as many of both"),
+        ({"image_size": -1}, "data.image_size: got -1"),
+    ],
+)
+def test_settings_refuse_what_is_no_view(given, expected):
+    assert expected in message_of(ValueError, DataSettings, **given)
+
+
+def test_configs_state_the_views_of_their_papers():
+    def data(config, argument):
+        return Settings.from_dict(config.get_config(argument).to_dict()).data
+
+    assert data(fl2_cifar10, "released").mean == (0.485, 0.456, 0.406)
+    assert data(fl2_cifar100, "released").std == (68.2 / 255, 65.4 / 255, 70.4 / 255)
+    assert data(fl2_svhn, "released").std == (0.1751, 0.1771, 0.1744)
+    for config in (fl2_cifar10, fl2_cifar100, fl2_svhn, fl2_fashion_mnist, fl2_ag_news):
+        assert data(config, "paper").mean == ()
+    assert data(fl2_svhn, "paper").weak == "flip_crop4"
+    assert data(fl2_fashion_mnist, None).image_size == 32
+    assert fl2_ag_news.get_config().model.name == "linear"

@@ -1,0 +1,294 @@
+"""Texts as features: the file that a run reads, the script that writes it with an encoder made here, and training on it."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import sources
+from fedjax_ssl.data.augment import feature_views
+from fedjax_ssl.experiment.build import build
+from launch import text_features
+from tests import tiny
+from tests.data.common import message_of
+
+
+def features(size=12, classes=3, dim=5, seed=0):
+    labels = np.arange(size) % classes
+    rng = np.random.default_rng(seed)
+    return (2 * np.eye(classes, dim)[labels] + 0.3 * rng.standard_normal((size, dim))).astype(np.float32), labels
+
+
+def arrays(strong=True, **changes):
+    (train, train_labels), (test, test_labels) = features(), features(6, seed=1)
+    given = {"train_features": train, "train_labels": train_labels, "test_features": test, "test_labels": test_labels}
+    if strong:
+        given["train_strong_features"] = features(seed=2)[0]
+    return given | changes
+
+
+# --- the source --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strong", [True, False])
+def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
+    given = arrays(strong)
+    np.savez(tmp_path / "a.npz", **given, metadata=np.array("{}"), classes=np.array(["a", "b", "c"]))
+    dataset = sources.load("text_features", path=str(tmp_path / "a.npz"))
+    assert (dataset.name, dataset.num_classes, dataset.holds_features) == ("text_features", 3, True)
+    assert dataset.train_images.dtype == np.float32
+    assert dataset.train_images.shape == (12, 1 + strong, 5)
+    assert np.array_equal(dataset.train_images[:, 0], given["train_features"])
+    assert np.array_equal(dataset.train_images[:, -1], given["train_strong_features" if strong else "train_features"])
+    assert np.array_equal(dataset.test_images, given["test_features"][:, None])
+    assert np.array_equal(dataset.test_labels, given["test_labels"])
+    views, key = feature_views(), jax.random.key(0)
+    assert np.array_equal(views.plain(dataset.train_images), given["train_features"])
+    assert np.array_equal(views.weak(key, dataset.train_images), given["train_features"])
+    assert np.array_equal(views.strong(key, dataset.train_images), dataset.train_images[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train_features": np.zeros((12, 5))}, "text_features train: features have dtype float64: store them as float32"),
+        ({"test_features": np.zeros((6, 5, 1), np.float32)}, "test: features have shape (6, 5, 1): needed is [N, D]"),
+        (
+            {"test_features": np.zeros((6, 4), np.float32)},
+            "train (12, 5), train strong (12, 5), test (6, 4): compute all with one",
+        ),
+        ({"train_strong_features": np.zeros((11, 5), np.float32)}, "train strong (11, 5)"),
+        ({"train_labels": np.zeros(11, int)}, "text_features train: 12 examples but 11 labels"),
+        ({"test_labels": np.full(6, 3)}, "text_features: no training example of class 3"),
+        ({"test_features": np.array([[np.nan] * 5] * 6, np.float32)}, "test: the features of example 0 are not all finite"),
+    ],
+)
+def test_features_are_checked(changes, expected):
+    assert expected in message_of(ValueError, sources.from_features, **arrays(**changes))
+
+
+def test_a_file_without_features_says_what_is_needed(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.zeros(3))
+    message = message_of(ValueError, sources.load, "ag_news", path=str(tmp_path / "a.npz"))
+    assert "holds x_train: needed are train_features, train_labels, test_features, test_labels" in message
+    np.savez(tmp_path / "a.npz", **arrays())
+    message = message_of(ValueError, sources.load, "ag_news", path=str(tmp_path / "a.npz"))
+    assert message == "ag_news: got 3 classes, and it has 4: check that these are all its data"
+
+
+# --- training ----------------------------------------------------------------------------------------------------------
+
+
+def blobs(strong=True):
+    train, labels = features(400, 4, 6)
+    test, test_labels = features(80, 4, 6, seed=1)
+    more = {"train_strong_features": features(400, 4, 6, seed=2)[0]} if strong else {}
+    return sources.from_features(
+        train_features=train, train_labels=labels, test_features=test, test_labels=test_labels, **more, name="blobs"
+    )
+
+
+def config(model="linear", **overrides):
+    tree = tiny.config("fl2", data__weak="default", data__strong="default", **overrides)
+    tree["model"] = {"name": model, "norm": "static"}
+    return tree
+
+
+def test_fl2_learns_from_features_with_their_strong_view():
+    experiment = build(config(), dataset=blobs())
+    assert experiment.problem.spec.image_shape == (6,)
+    assert experiment.settings.data.name == "blobs"
+    assert experiment.num_params == 6 * 4 + 4
+    states, rows = zip(*experiment.rounds(), strict=True)
+    assert rows[-1]["eval/accuracy"] > 0.9
+    assert rows[-1]["diagnostics/pseudo_label_accuracy"] > 0.9
+    test = experiment.problem.data.test
+    correct = experiment.predict(states[-1], test.images).argmax(1) == test.labels
+    assert correct.mean() == pytest.approx(rows[-1]["eval/accuracy"])
+    _, without = next(build(config(), dataset=blobs(strong=False)).rounds())
+    assert without["client/loss"] != rows[0]["client/loss"]
+
+
+def test_features_may_stay_on_the_host_and_take_a_hidden_layer():
+    _, row = next(build(config("mlp", execution__data="host", eval_every=1), dataset=blobs()).rounds())
+    assert row["eval/accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"data__weak": "crop4"}, "data.weak: got 'crop4' for text features, accepted: default"),
+        ({"data__strong": "none"}, "data.strong: got 'none' for text features"),
+        ({"data__mean": (0.5,), "data__std": (0.5,)}, "data.mean: got (0.5,) for text features, accepted: ()"),
+        ({"data__image_size": 32}, "data.image_size: got 32 for text features, accepted: 0"),
+    ],
+)
+def test_options_of_images_are_refused(overrides, expected):
+    tree = tiny.config("fl2", **({"data__weak": "default", "data__strong": "default"} | overrides))
+    tree["model"] = {"name": "linear", "norm": "static"}
+    assert expected in message_of(ValueError, build, tree, dataset=blobs())
+
+
+def test_models_of_images_are_refused():
+    message = message_of(ValueError, build, config("cnn"), dataset=blobs())
+    assert message == "model.name: got cnn for text features, accepted: linear, mlp"
+
+
+def test_arrays_of_images_are_trained_on_by_their_own_name():
+    digits = sources.load("digits")
+    mine = sources.from_arrays(
+        train_images=digits.train_images, train_labels=digits.train_labels, test_images=digits.test_images,
+        test_labels=digits.test_labels, name="mine",
+    )  # fmt: skip
+    experiment = build(tiny.config("fixmatch", data__image_size=10, data__path="ignored.npz"), dataset=mine)
+    assert experiment.problem.spec.image_shape == (10, 10, 1)
+    assert (experiment.settings.data.name, experiment.settings.data.path) == ("mine", "")
+    data = experiment.problem.data
+    assert np.array_equal(data.train.images[:, 1:9, 1:9], digits.train_images)
+    assert np.array_equal(data.test.labels, digits.test_labels)
+
+
+# --- the script --------------------------------------------------------------------------------------------------------
+
+AG_NEWS = r""""3","Wall St. Bears Claw Back Into the Black (Reuters)","Short-sellers, a dwindling\band of ultra-cynics"
+"1","Venezuelans Vote","CARACAS - a ""historic"" day,\nthey say"
+"2","Phelps, Thorpe Advance","ATHENS - in the 200 freestyle"
+"4","Rocket test","A new engine was fired"
+"3","Oil prices","Crude rose"
+"""
+TEST = '"2","Games","They won"\n"4","Chips","Smaller ones"\n'
+
+
+class Encoder:
+    """Texts -> (letters, words, first letter's code); remembers how many it was given at a time."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, texts):
+        self.batches.append(len(texts))
+        return np.array([[len(text), len(text.split()), ord(text[0])] for text in texts], np.float64)
+
+
+def write_csv(folder, name, content):
+    (folder / name).write_text(content, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
+    rows = text_features.read_csv(write_csv(tmp_path, "train.csv", AG_NEWS))
+    assert rows.labels == ["3", "1", "2", "4", "3"]
+    assert rows.texts[0].endswith("Into the Black (Reuters) Short-sellers, a dwindling band of ultra-cynics")
+    assert rows.texts[1] == 'Venezuelans Vote CARACAS - a "historic" day, they say'
+
+
+def test_the_first_rows_of_each_class_are_kept_in_order():
+    rows = text_features.Texts(["b", "a", "b", "b", "a"], ["0", "1", "2", "3", "4"])
+    assert text_features.first_of_each_class(rows, 2) == (["b", "a", "b", "a"], ["0", "1", "2", "4"])
+    assert text_features.first_of_each_class(rows, 0) == rows
+
+
+def test_features_are_computed_in_order_in_batches(tmp_path):
+    train, test = (text_features.read_csv(write_csv(tmp_path, "a.csv", content)) for content in (AG_NEWS, TEST))
+    strong = train._replace(texts=[f"said anew: {text}" for text in train.texts])
+    encoder = Encoder()
+    got = text_features.compute(train, test, strong, encoder, batch_size=2)
+    assert encoder.batches == [2, 2, 1, 2, 2, 2, 1]
+    for key, texts in [("train_features", train.texts), ("test_features", test.texts), ("train_strong_features", strong.texts)]:
+        assert got[key].dtype == np.float32
+        assert np.array_equal(got[key], Encoder()(texts))
+    assert got["train_labels"].tolist() == [2, 0, 1, 3, 2]
+    assert got["test_labels"].tolist() == [1, 3]
+    assert got["classes"].tolist() == ["1", "2", "3", "4"]
+
+
+def test_classes_are_numbered_in_the_order_of_their_labels():
+    rows = text_features.Texts(["10", "2", "x", "b"], ["text"] * 4)
+    assert text_features.compute(rows, rows, None, Encoder())["train_labels"].tolist() == [1, 0, 3, 2]
+
+
+def run(monkeypatch, tmp_path, *more, encoder=None):
+    asked = []
+
+    def fake(*arguments):
+        asked.append(arguments)
+        return encoder or Encoder()
+
+    monkeypatch.setattr(text_features, "hugging_face_encoder", fake)
+    train, test = write_csv(tmp_path, "train.csv", AG_NEWS), write_csv(tmp_path, "test.csv", TEST)
+    out = tmp_path / "ag_news.npz"
+    return text_features.main([f"--train={train}", f"--test={test}", f"--out={out}", *more]), out, asked
+
+
+def test_the_script_writes_what_ag_news_is_read_from(tmp_path, monkeypatch):
+    strong = write_csv(tmp_path, "anew.csv", AG_NEWS.replace("Oil", "Petroleum"))
+    status, out, asked = run(monkeypatch, tmp_path, f"--train_strong={strong}", "--pooling=mean", "--per_class=1")
+    assert status == 0
+    assert asked == [("bert-base-uncased", "mean", 128)]
+    dataset = sources.load("ag_news", path=str(out))
+    assert (dataset.train_images.shape, dataset.test_images.shape, dataset.num_classes) == ((4, 2, 3), (2, 1, 3), 4)
+    with np.load(out) as archive:
+        metadata = json.loads(str(archive["metadata"]))
+    assert metadata["files"] == ["train.csv", "test.csv", "anew.csv"]
+    assert (metadata["encoder"], metadata["pooling"], metadata["per_class"]) == ("bert-base-uncased", "mean", 1)
+
+
+def test_the_script_writes_the_whole_file_or_none(tmp_path, monkeypatch):
+    status, out, _ = run(monkeypatch, tmp_path)
+    assert status == 0
+    before = out.read_bytes()
+
+    def failing(file, **content):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", failing)
+    assert run(monkeypatch, tmp_path)[0] == 2
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ag_news.npz", "test.csv", "train.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("train", "", "train.csv: no rows: give a CSV file"),
+        ("train", "1,a\n2\n", "train.csv: row 2 has no text: give a label"),
+        ("train", "label,text\n1,a\n2,b\n", "train.csv: row 1 has label 'label' and all others numbers: remove the header"),
+        ("test", '"5","text"\n', "the test file has label '5', which no training row has: accepted are 1, 2, 3, 4"),
+        ("strong", AG_NEWS.replace('"4"', '"1"'), "the strong view: row 4 has another label: give the 5 training rows"),
+        ("strong", "\n".join(AG_NEWS.splitlines()[:4]), "the strong view: 4 rows: give the 5 training rows"),
+    ],
+)
+def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys, name, content, expected):
+    (tmp_path / "wrong").mkdir()
+    path = write_csv(tmp_path, f"wrong/{name}.csv", content)
+    status, out, _ = run(monkeypatch, tmp_path, f"--{'train_strong' if name == 'strong' else name}={path}")
+    assert status == 2
+    assert not out.exists()
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert expected in message
+
+
+def test_the_script_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    assert run(monkeypatch, tmp_path, "--train=nowhere.csv")[0] == 2
+    assert "nowhere.csv: no such file: give a CSV file" in capsys.readouterr().err
+    assert run(monkeypatch, tmp_path, f"--out={tmp_path}/nowhere/a.npz")[0] == 2
+    assert "accepted: a file in a folder that exists" in capsys.readouterr().err
+
+
+def test_a_missing_encoder_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = message_of(ModuleNotFoundError, text_features.hugging_face_encoder, "any", "cls", 8)
+    assert message == 'torch is not installed: python -m pip install -e ".[text]"'
+
+
+def test_pooling_leaves_padding_out():
+    hidden = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
+    mask = np.array([[1, 1, 0], [1, 1, 1]])
+    assert np.array_equal(text_features.pool(hidden, mask, "cls"), hidden[:, 0])
+    expected = np.stack([hidden[0, :2].mean(0), hidden[1].mean(0)])
+    np.testing.assert_allclose(text_features.pool(hidden, mask, "mean"), expected)

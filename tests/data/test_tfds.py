@@ -1,0 +1,246 @@
+"""TensorFlow Datasets: pixel for pixel what is stored, in small datasets made here and in the real ones, without network."""
+
+import io
+import json
+import shutil
+import socket
+
+import cv2
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from fedjax_ssl.data import presets, sources
+from fedjax_ssl.data.catalog import DATASETS
+from fedjax_ssl.data.sources import checks
+from fedjax_ssl.data.sources import tfds as reader
+from tests.data.common import as_rows, check_contract, message_of
+
+
+class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A dataset small enough to be built in a test, without TensorFlow: the encoder's bytes are stored as they are."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    code_path = None  # otherwise checksum files are looked for beside this file, with a package that TFDS does not declare
+    SHAPE = (6, 5, 3)
+    CLASSES = 3
+    SPLITS = (("train", 23), ("test", 9))
+    MORE = ()  # other features, and what they hold
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=self.SHAPE), "label": tfds.features.ClassLabel(num_classes=self.CLASSES)}
+        features |= {name: feature for name, feature, _ in self.MORE}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    @classmethod
+    def examples(cls, size):
+        shape = tuple(side or 7 for side in cls.SHAPE)
+        return np.random.default_rng(size).integers(0, 256, (size, *shape)).astype(np.uint8), np.arange(size) % cls.CLASSES
+
+    def _split_generators(self, _):
+        return {split: self._generate_examples(size) for split, size in self.SPLITS}
+
+    def _generate_examples(self, size):
+        for i, (image, label) in enumerate(zip(*self.examples(size), strict=True)):
+            png = io.BytesIO()
+            Image.fromarray(image.squeeze(-1) if image.shape[2] == 1 else image).save(png, "PNG")
+            more = {name: value for name, _, value in self.MORE}
+            yield i, {"image": io.BytesIO(png.getvalue()), "label": int(label), **more}
+
+
+class TinyRgb(_Tiny, skip_registration=True):
+    pass
+
+
+class TinyGray(_Tiny, skip_registration=True):
+    SHAPE = (6, 5, 1)
+
+
+class TinyTrainOnly(_Tiny, skip_registration=True):
+    SPLITS = (("train", 3),)
+
+
+class TinyAnySize(_Tiny, skip_registration=True):
+    SHAPE = (None, None, 3)
+
+
+class Cifar100(_Tiny, skip_registration=True):
+    SHAPE, CLASSES, SPLITS = (32, 32, 3), 100, (("train", 200), ("test", 100))
+    MORE = (("coarse_label", tfds.features.ClassLabel(num_classes=20), 7), ("id", tfds.features.Text(), "train_00001"))
+
+
+class SvhnCropped(_Tiny, skip_registration=True):
+    SHAPE, CLASSES, SPLITS = (32, 32, 3), 10, (("train", 20), ("test", 10), ("extra", 30))
+    MORE = (("id", tfds.features.Text(), "00001"),)
+
+
+class Emnist(_Tiny, skip_registration=True):
+    SHAPE, CLASSES, SPLITS = (28, 28, 1), 62, (("train", 62), ("test", 62))
+    BUILDER_CONFIGS = (tfds.core.BuilderConfig(name="byclass"),)
+
+
+NAMED = {"cifar100": Cifar100, "svhn_cropped": SvhnCropped, "emnist/byclass": Emnist}
+
+
+@pytest.fixture(scope="session")
+def named_dir(tmp_path_factory):
+    """Datasets with the names, features, sizes, classes and splits of TFDS's own, and few examples."""
+    tfds.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("named")
+    for builder in NAMED.values():
+        builder(data_dir=folder, file_format="array_record").download_and_prepare()
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(named_dir, no_network, name):
+    builder, about = NAMED[name], DATASETS[name]
+    dataset = sources.load(name, data_dir=str(named_dir))
+    check_contract(dataset)
+    assert (dataset.name, dataset.num_classes, dataset.train_images.shape[1]) == (name, about.classes, about.image_size)
+    sizes = dict(builder.SPLITS)
+    for images, labels, size in [(*dataset[1:3], sizes["train"]), (*dataset[3:5], sizes["test"])]:
+        stored, expected = builder.examples(size)
+        if name == "emnist/byclass":
+            stored = stored.swapaxes(1, 2)  # NIST's rows are columns
+        assert as_rows(images, labels) == as_rows(stored, expected)
+
+
+def test_tfds_a_known_name_with_other_classes_is_an_error(tiny_dir, tmp_path):
+    shutil.copytree(tiny_dir / "tiny_rgb", tmp_path / "svhn_cropped")
+    features = tmp_path / "svhn_cropped" / "1.0.0" / "dataset_info.json"
+    features.write_text(features.read_text().replace("tiny_rgb", "svhn_cropped"))
+    for file in features.parent.glob("tiny_rgb-*"):
+        file.rename(file.with_name(file.name.replace("tiny_rgb", "svhn_cropped")))
+    message = message_of(ValueError, sources.load, "svhn_cropped", data_dir=str(tmp_path))
+    assert message == "svhn_cropped: got 3 classes, and it has 10: check that these are all its data"
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory):
+    tfds.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("tfds")
+    for builder in (TinyRgb, TinyGray, TinyTrainOnly, TinyAnySize):
+        builder(data_dir=folder, file_format="array_record").download_and_prepare()
+    return folder
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize("chunk", [1000, 4])
+@pytest.mark.parametrize("builder", [TinyRgb, TinyGray])
+def test_tfds_pixels_and_labels_are_the_stored_ones(tiny_dir, no_network, monkeypatch, builder, chunk):
+    monkeypatch.setattr(reader, "_CHUNK", chunk)  # 23 examples in chunks of 4: the last one is shorter
+    dataset = sources.load(builder.name, data_dir=str(tiny_dir))
+    check_contract(dataset)
+    assert dataset.num_classes == 3
+    assert dataset.train_images.shape == (23, *builder.SHAPE)
+    assert as_rows(dataset.train_images, dataset.train_labels) == as_rows(*builder.examples(23))
+    assert as_rows(dataset.test_images, dataset.test_labels) == as_rows(*builder.examples(9))
+
+
+def test_tfds_default_folder_is_that_of_tfds(tiny_dir, no_network, monkeypatch):
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tiny_dir))
+    assert sources.load("tiny_gray").train_images.shape == (23, 6, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cifar01", "did you mean 'cifar10'?"),
+        ("CIFAR10", "did you mean 'cifar10'?"),
+        ("digit", "did you mean 'digits'?"),
+        ("", "accepted are npz, image_folder, text_features, synthetic, digits, cinic10, ag_news, pathmnist"),
+        ("../cifar10", "unknown dataset name='../cifar10'"),
+        ("huggingface:mnist", "unknown dataset name='huggingface:mnist'"),
+        ("qqqqqqqqqq", "see tensorflow.org/datasets/catalog"),
+    ],
+)
+def test_tfds_unknown_names_get_the_nearest_without_network(tiny_dir, no_network, name, expected):
+    assert expected in message_of(ValueError, sources.load, name, data_dir=str(tiny_dir))
+
+
+def test_tfds_unprepared_datasets_say_where_and_how_without_network(tiny_dir, no_network):
+    for name in ("cifar100", "cifar10", "emnist/byclass", "mnist:9.9.9"):
+        message = message_of(FileNotFoundError, sources.load, name, data_dir=str(tiny_dir))
+        assert f"TFDS dataset '{name}' is not prepared in data_dir={tiny_dir}: point data_dir" in message
+        assert f"tfds.builder('{name}', data_dir='{tiny_dir}', file_format='array_record').download_and_prepare()" in message
+        if name in DATASETS:
+            assert f"(it downloads from {DATASETS[name].url}; terms: {DATASETS[name].terms})" in message
+    message = message_of(FileNotFoundError, sources.load, "cifar10", data_dir=str(tiny_dir / "nowhere"))
+    assert f"data_dir={tiny_dir}/nowhere, which does not exist" in message
+
+
+def test_tfds_says_what_a_dataset_lacks(tiny_dir):
+    load = lambda name: message_of(ValueError, sources.load, name, data_dir=str(tiny_dir))  # noqa: E731
+    assert "has splits train: needed are train and test" in load("tiny_train_only")
+    assert "has features image, label: needed are a class `label` and a uint8 `image` of fixed size" in load("tiny_any_size")
+
+
+def store_as_tfrecord(folder):
+    info = folder / "dataset_info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda folder: next(folder.glob("*train*")).unlink(), "tiny_rgb/1.0.0 is damaged"),
+        (lambda folder: next(folder.glob("*test*")).write_bytes(b"short"), "tiny_rgb/1.0.0 is damaged"),
+        (lambda folder: (folder / "features.json").write_text("{"), "tiny_rgb in data_dir="),
+        (store_as_tfrecord, "stored as tfrecord, which needs TensorFlow: prepare it with file_format='array_record'"),
+    ],
+)
+def test_tfds_says_that_the_files_are_unusable(tiny_dir, tmp_path, damage, expected):
+    shutil.copytree(tiny_dir / "tiny_rgb", tmp_path / "tiny_rgb")
+    damage(tmp_path / "tiny_rgb" / "1.0.0")
+    assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tmp_path))
+
+
+def test_an_image_that_does_not_decode_is_an_error():
+    good = cv2.imencode(".png", np.zeros((2, 3, 3), np.uint8))[1].tobytes()
+    assert reader._decode(good, (2, 3, 3)).shape == (2, 3, 3)
+    for encoded, shape in [(b"junk", (2, 3, 3)), (good[:30], (2, 3, 3)), (good, (3, 3, 3))]:
+        assert "does not decode to shape" in message_of(ValueError, reader._decode, encoded, shape)
+
+
+def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeypatch):
+    for label, expected in [(3, "label 3 is out of range for 3 classes: give labels 0..2"), (-1, "labels range from -1 to -1")]:
+        split = checks.Split(np.zeros((4, 2, 2, 1), np.uint8), np.full(4, label))
+        monkeypatch.setattr(reader, "read", lambda *_, split=split: split)
+        assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tiny_dir))
+
+
+def check_against_pillow(builder, split, images, labels):
+    source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+    assert len(images) == len(labels) == len(source)
+    for i in [0, 1, 999, 1000, 1001, len(source) - 1, *np.random.default_rng(0).integers(0, len(source), 50).tolist()]:
+        example = source[i]
+        expected = np.asarray(Image.open(io.BytesIO(example["image"])))
+        assert np.array_equal(images[i], expected.reshape(images.shape[1:]))
+        assert labels[i] == example["label"]
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
+def test_tfds_real_datasets_equal_pillows_decoding_and_have_the_normalization_that_is_listed(tfds_dir, no_network, name):
+    dataset = sources.load(name, data_dir=tfds_dir)
+    check_contract(dataset)
+    about = DATASETS[name]
+    assert (dataset.num_classes, dataset.train_images.shape[1]) == (about.classes, about.image_size)
+    assert len(dataset.train_labels) == {"cifar10": 50_000}.get(name, 60_000)
+    if name != "mnist":
+        assert np.bincount(dataset.train_labels).tolist() == [len(dataset.train_labels) // 10] * 10
+    builder = tfds.builder(name, data_dir=tfds_dir)
+    check_against_pillow(builder, "train", dataset.train_images, dataset.train_labels)
+    check_against_pillow(builder, "test", dataset.test_images, dataset.test_labels)
+    mean, std = presets.measured(dataset.train_images)
+    np.testing.assert_allclose(mean, about.mean, atol=2e-4)
+    np.testing.assert_allclose(std, about.std, atol=2e-4)
