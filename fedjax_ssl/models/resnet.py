@@ -21,7 +21,7 @@ class ResidualBlock(nn.Module):
     """ReLU(shortcut(x) + convolutions(x)), batch norm after each convolution, ReLU between them.
 
     The convolutions are two 3x3 ones, or in the bottleneck form 1x1, 3x3 and 1x1, the last with four times the channels. The
-    shortcut is a 1x1 convolution with batch norm where the shape changes, else x itself.
+    shortcut is a 1x1 convolution with batch norm where the number of channels changes, as it does at stride 2, else x itself.
 
     Attributes:
         features: channels, before the bottleneck's factor of four.
@@ -51,7 +51,7 @@ class ResidualBlock(nn.Module):
         else:
             y = nn.relu(normed(x, self.features, 3, self.stride))
             y = normed(y, out, 3)
-        if x.shape[-1] != out or self.stride != 1:
+        if x.shape[-1] != out:
             x = normed(x, out, 1, self.stride)
         return nn.relu(x + y)
 

@@ -217,7 +217,10 @@ def test_cnn_learns_the_digits():
             {"name": "cifar_cnn", "initialization": "paper"},
             "cifar_cnn: initialization must be one of torch, flax, kaiming, got",
         ),
-        ({"name": "cifar_cnn", "init": "torch"}, "unknown option of model cifar_cnn: 'init'; .*nearest: 'initialization'"),
+        (
+            {"name": "cifar_cnn", "initialisation": "torch"},
+            "unknown option of model cifar_cnn: 'initialisation'; .*nearest: 'initialization'",
+        ),
         ({"name": "wide_resnet", "depth": 27}, "wide_resnet: depth must be 6 n .*, got 27"),
     ],
 )
