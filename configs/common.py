@@ -66,3 +66,19 @@ def set_split(config: ConfigDict, split: str) -> None:
     if not alpha > 0:
         raise ValueError(f"the config's argument split: got {split!r}, accepted: iid, dir0.1, dir0.3, ...")
     config.data.partition, config.data.alpha = "dirichlet", alpha
+
+
+def fl2(dataset: str, variant: str, labels: int, split: str, *, linear: bool = False) -> ConfigDict:
+    """(FL)^2's setting, `paper` or `released` (where its code differs): 100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs; WRN-28-2 or a linear model."""
+    config = base("fl2", "linear") if linear else base("fl2", "wide_resnet", depth=28, width=2)
+    config.data.name, config.data.num_labels = dataset, labels
+    set_split(config, split)
+    if variant == "released":
+        config.method.update(strict=False, batches="accepted", consistency_on="confident_accepted")
+        for holder in (config.client, config.server):
+            holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
+        server = config.server
+        server.sbn_data, server.sbn_weighting = "all", "batches"
+        server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size = 10, 2048
+        server.pretrain = 10
+    return config

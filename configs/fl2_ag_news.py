@@ -10,11 +10,11 @@ Expected result: none measured yet. Run time: minutes; a linear classifier on 76
 
 from ml_collections import ConfigDict
 
-from configs import common, fl2_paper
+from configs import common
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
     variant, given = common.parse(argument, ("paper", "released"), labels="20", split="iid")
-    config = fl2_paper.config("ag_news", variant, common.number("labels", given["labels"]), given["split"], linear=True)
+    config = common.fl2("ag_news", variant, common.number("labels", given["labels"]), given["split"], linear=True)
     config.client.epochs = 20
     return config

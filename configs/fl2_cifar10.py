@@ -10,12 +10,12 @@ minutes, compilation included.
 
 from ml_collections import ConfigDict
 
-from configs import common, fl2_paper
+from configs import common
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
     variant, given = common.parse(argument, ("paper", "released"), labels="40", split="iid")
-    config = fl2_paper.config("cifar10", variant, common.number("labels", given["labels"]), given["split"])
+    config = common.fl2("cifar10", variant, common.number("labels", given["labels"]), given["split"])
     if variant == "released":
         config.data.mean, config.data.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
     return config

@@ -9,12 +9,12 @@ Run time: made for an accelerator; 23.4 million parameters for each of 10 client
 
 from ml_collections import ConfigDict
 
-from configs import common, fl2_paper
+from configs import common
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
     variant, given = common.parse(argument, ("paper", "released"), labels="400", split="iid")
-    config = fl2_paper.config("cifar100", variant, common.number("labels", given["labels"]), given["split"])
+    config = common.fl2("cifar100", variant, common.number("labels", given["labels"]), given["split"])
     config.model.width = 8
     config.method.rho = 0.1 if variant == "released" else 1.0
     if variant == "released":

@@ -9,11 +9,11 @@ Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
 
 from ml_collections import ConfigDict
 
-from configs import common, fl2_paper
+from configs import common
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
     variant, given = common.parse(argument, ("paper", "released"), labels="40", split="iid")
-    config = fl2_paper.config("fashion_mnist", variant, common.number("labels", given["labels"]), given["split"])
+    config = common.fl2("fashion_mnist", variant, common.number("labels", given["labels"]), given["split"])
     config.data.image_size = 32
     return config

@@ -9,13 +9,13 @@ Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
 
 from ml_collections import ConfigDict
 
-from configs import common, fl2_paper
+from configs import common
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
     variant, given = common.parse(argument, ("paper", "released"), labels="40", split="iid")
     labels = common.number("labels", given["labels"])
-    config = fl2_paper.config("svhn_cropped", variant, labels, given["split"])
+    config = common.fl2("svhn_cropped", variant, labels, given["split"])
     config.data.weak = "flip_crop4"  # the released code mirrors SVHN's digits too
     if variant == "released":
         config.data.mean, config.data.std = (0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)

@@ -18,7 +18,7 @@ Key = jax.Array
 Augmentation = Callable[[Key, jax.Array], jax.Array]
 
 LUMA = (19595.0, 38470.0, 7471.0)
-"""Weights of R, G, B in Pillow's grey, in units of 2**-16; sums stay under 2**24, so float32 holds them exactly."""
+"""Weights of R, G, B in Pillow's gray, in units of 2**-16; sums stay under 2**24, so float32 holds them exactly."""
 
 _PAD_MODES = {"reflect": "reflect", "zero": "constant", "edge": "edge"}
 
@@ -122,7 +122,7 @@ def cutout(low: float, high: float, fill: float | Sequence[float]) -> Augmentati
     Args:
         low: smallest side, as a share of the width, >= 0.
         high: largest side, >= low.
-        fill: value 0..255 or one value per channel; an RGB fill turns to its luma on grey images.
+        fill: value 0..255 or one value per channel; an RGB fill turns to its luma on gray images.
 
     Raises:
         ValueError: not 0 <= low <= high; for a fill that does not fit the channels, when traced.

@@ -223,7 +223,7 @@ def randaugment(name: str) -> Augmentation:
     def apply(key: Key, image: jax.Array) -> jax.Array:
         height, width, channels = image.shape
         if channels not in (1, 3):
-            raise ValueError(f"got an image of {channels} channels, accepted by RandAugment: 1 (grey) or 3 (RGB)")
+            raise ValueError(f"got an image of {channels} channels, accepted by RandAugment: 1 (gray) or 3 (RGB)")
 
         def slot(planes: jax.Array, key: Key) -> tuple[jax.Array, None]:
             return apply_op(draw(key, variant, height, width), planes, variant), None
@@ -338,12 +338,12 @@ def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Varia
 
 def _blend(op: jax.Array, magnitude: jax.Array, planes: jax.Array) -> jax.Array:
     """Brightness, Color, Contrast, Sharpness: d + f (x - d), rounded down, for a factor f and a degenerate image d."""
-    grey = planes
+    gray = planes
     if len(planes) == 3:
         red, green, blue = (weight * plane for weight, plane in zip(LUMA, planes, strict=True))
-        grey = jnp.floor((red + green + blue + 0x8000) / 65536)[None]
-    mean = (2 * jnp.int32(jnp.sum(grey)) + grey.size) // (2 * grey.size)  # rounded; a float quotient can miss a half
-    degenerate = jnp.select([op == Op.BRIGHTNESS, op == Op.COLOR, op == Op.CONTRAST], [0.0, grey, mean], _smooth(planes))
+        gray = jnp.floor((red + green + blue + 0x8000) / 65536)[None]
+    mean = (2 * jnp.int32(jnp.sum(gray)) + gray.size) // (2 * gray.size)  # rounded; a float quotient can miss a half
+    degenerate = jnp.select([op == Op.BRIGHTNESS, op == Op.COLOR, op == Op.CONTRAST], [0.0, gray, mean], _smooth(planes))
     return jnp.floor(jnp.clip(degenerate + magnitude * (planes - degenerate), 0, 255))
 
 

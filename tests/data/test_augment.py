@@ -118,10 +118,10 @@ def test_clipped_cutout_surrounds_a_uniform_pixel():
 
 
 def test_fill_fits_the_channels():
-    grey = np.zeros((8, 8, 1), np.uint8)
+    gray = np.zeros((8, 8, 1), np.uint8)
     luma = Image.new("RGB", (1, 1), (125, 123, 114)).convert("L").getpixel((0, 0))
-    assert set(np.unique(many(augment.cutout(0.5, 0.5, (125, 123, 114)), grey, 8))) == {0, luma}
-    assert set(np.unique(many(augment.cutout(0.5, 0.5, 127), grey, 8))) == {0, 127}
+    assert set(np.unique(many(augment.cutout(0.5, 0.5, (125, 123, 114)), gray, 8))) == {0, luma}
+    assert set(np.unique(many(augment.cutout(0.5, 0.5, 127), gray, 8))) == {0, 127}
     assert set(np.unique(many(augment.cutout(0.5, 0.5, (9, 8)), np.zeros((8, 8, 2)), 8))) == {0, 8, 9}
 
 

@@ -71,12 +71,12 @@ def photographs() -> np.ndarray:
     return np.stack([*map(np.asarray, crops), *flat, two_values]).astype(np.uint8)
 
 
-@pytest.fixture(params=["photographs", "grey", "digits", "cifar10"])
+@pytest.fixture(params=["photographs", "gray", "digits", "cifar10"])
 def images(request) -> np.ndarray:
-    """Real images, uint8 [B, H, W, ch]: 32 x 32 in color, 28 x 28 in grey, 8 x 8 digits, CIFAR-10 where it is there."""
+    """Real images, uint8 [B, H, W, ch]: 32 x 32 in color, 28 x 28 in gray, 8 x 8 digits, CIFAR-10 where it is there."""
     if request.param == "photographs":
         return photographs()
-    if request.param == "grey":
+    if request.param == "gray":
         small = [np.asarray(Image.fromarray(image).convert("L").resize((28, 28))) for image in photographs()]
         return np.stack(small)[..., None]
     if request.param == "digits":
@@ -121,7 +121,7 @@ def test_semifl_interpolates_its_shears(op, images):
         assert_close(got, expected, SHEARS_OFF_BY_ONE if op in (Op.SHEAR_X, Op.SHEAR_Y) else 0.0)
 
 
-def test_fedmatch_fills_with_grey():
+def test_fedmatch_fills_with_gray():
     got = np.asarray(batched_op("fedmatch")(jnp.int32(Op.ROTATE), jnp.float32(40), photographs()))
     assert_close(got, np.stack([pillow(Op.ROTATE, 40, image, fill=128) for image in photographs()]), 0.0)
 
@@ -307,7 +307,7 @@ def test_variant_ends_with_its_cutout(name, color, largest):
     assert painted.any(2).sum(1).max() == largest
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8, 1)], ids=["color", "grey"])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8, 1)], ids=["color", "gray"])
 def test_strong_view_is_base_then_operations_then_cutout(shape):
     """A base that blackens leaves the operations nothing to change, and the cutout's color stays exact."""
     color = (125, 123, 114)
