@@ -71,8 +71,8 @@ def set_split(config: ConfigDict, split: str) -> None:
 def fl2(dataset: str, variant: str, labels: int, split: str, *, linear: bool = False) -> ConfigDict:
     """(FL)^2's setting, `paper` or `released` (where its code differs), with WRN-28-2 or a linear model.
 
-    100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs. The clients' momenta make a checkpoint 100 times the model:
-    it is saved every 50 rounds.
+    100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs. The clients' momenta make a checkpoint 100 times the
+    model: it is saved every 50 rounds.
     """
     config = base("fl2", "linear") if linear else base("fl2", "wide_resnet", depth=28, width=2)
     config.data.name, config.data.num_labels = dataset, labels

@@ -9,7 +9,8 @@ for state, metrics in experiment.rounds():
 logits = experiment.predict(state, images)
 """
 
-from fedjax_ssl.experiment.build import Experiment, build
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import METHODS
 

@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
 
 def _run(stop: Any) -> int:
     from fedjax_ssl.experiment import build, loop
+    from fedjax_ssl.experiment.experiment import DivergedError
 
     try:
         experiment = build.build(command.CONFIG.value.to_dict())
@@ -53,7 +54,7 @@ def _run(stop: Any) -> int:
         loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:
         return command.refuse(error)
-    except build.DivergedError as error:
+    except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

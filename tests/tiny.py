@@ -3,7 +3,8 @@
 from typing import Any
 
 from configs import common
-from fedjax_ssl.experiment.build import Experiment, build
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.experiment import Experiment
 
 
 def config(method: str, **overrides: Any) -> dict[str, Any]:

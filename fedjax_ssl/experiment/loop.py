@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl.experiment.build import TOTALS, Experiment
 from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.experiment import TOTALS, Experiment
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"

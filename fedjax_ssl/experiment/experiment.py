@@ -1,0 +1,115 @@
+"""An experiment that is ready to run: its rounds, one by one, with their metrics, and its model's predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.simulator import Problem, Simulator
+
+COMMUNICATION = ("comm/bytes_up", "comm/bytes_down")
+TOTALS = (*COMMUNICATION, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
+
+
+class DivergedError(RuntimeError):
+    """The global model holds NaN or infinity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An experiment that is ready to run.
+
+    Attributes:
+        settings: what it was built from.
+        problem: method, data and cohort size.
+        simulator: its programs.
+        num_params: parameters of the network.
+        layout: what `execution.strategy` and `execution.conv` stand for here, where they are `auto`.
+    """
+
+    settings: Settings
+    problem: Problem
+    simulator: Simulator | HostSimulator
+    num_params: int
+    layout: Mapping[str, str]
+
+    def start(self) -> tuple[RunState, dict[str, Any]]:
+        """The state before round 1, and its row of metrics: round 0 and the totals so far."""
+        began, compiled = time.perf_counter(), self.simulator.compile_s
+        state, _ = self.simulator.initialize(self.settings.seed)
+        seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
+        return state, {"round": 0, **dict.fromkeys(COMMUNICATION, 0), **seconds}
+
+    def rounds(
+        self, state: RunState | None = None, last: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[RunState, dict[str, Any]]]:
+        """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
+
+        Each step consumes the state before it: keep `jax.device_get(state)` if you need an old one.
+
+        Args:
+            state: where to go on from; None: a new run.
+            last: the row of the round before, whose totals go on; None: they start at 0.
+
+        Raises:
+            DivergedError: the global model is not finite.
+        """
+        if state is None:
+            state, last = self.start()
+        before = {key: last[key] if last else 0 for key in TOTALS}
+        totals = dict(before)
+        began, compiled = time.perf_counter(), self.simulator.compile_s
+        for number in range(int(state.round) + 1, self.settings.rounds + 1):
+            state, metrics = self._round(state, number)
+            for key in COMMUNICATION:
+                totals[key] += metrics.get(key, 0)
+            totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
+            totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began
+            yield state, {"round": number, **metrics, **totals}
+
+    def _round(self, state: RunState, number: int) -> tuple[RunState, dict[str, Any]]:
+        """One round, and the evaluation after it where one is due."""
+        simulator = self.simulator
+        compiled, start = simulator.compile_s, time.perf_counter()
+        state, metrics = simulator.round(state)
+        seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
+        if metrics.pop("server/non_finite"):
+            raise DivergedError(
+                f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
+                "server.optimizer.learning_rate, or set their clip_norm"
+            )
+        metrics["time/round_s"] = seconds
+        if images := metrics.pop("perf/client_images", 0):
+            metrics["perf/client_images_per_s"] = images / seconds
+        if number % self.settings.eval_every == 0 or number == self.settings.rounds:
+            metrics |= simulator.evaluate(state)
+        return state, metrics
+
+    def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
+        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
+
+        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
+        """
+        size = self.settings.execution.batch_size
+        logits = []
+        for start in range(0, len(images), size):
+            batch = np.asarray(images[start : start + size])
+            padding = size - len(batch)  # one shape, so that it is compiled once
+            padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
+            outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
+            logits.append(np.asarray(outputs)[: len(batch)])
+        return np.concatenate(logits)
+
+    @functools.cached_property
+    def _predict(self) -> Callable:
+        return jax.jit(self.problem.method.predict)
