@@ -3,7 +3,7 @@
     python -m launch.preview --config=configs/splits.py:feddure_dir_dir --config.data.data_dir=DIR
     python -m launch.preview --config=configs/splits.py:fedsiam_noniid3,dataset=mnist --config.data.data_dir=DIR
 
-Expected: the table of the split of 100 clients, and preview.png. Run time: 10 s on two CPU cores.
+Expected: the table of the split of 100 clients, and preview.png. Run time: 10 to 30 s on two CPU cores.
 """
 
 from typing import Any

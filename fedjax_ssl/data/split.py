@@ -106,17 +106,17 @@ def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holding
     nobody = [np.zeros(0, np.int64)] * how.num_clients
     server, labeled, apart = nobody[0], nobody, Partition([], nobody[0])
     if how.is_joint:
-        shared = _share(how, how.partition, labels, np.arange(len(labels)), split_rng)
+        shared = _share(how, "all", how.partition, labels, np.arange(len(labels)), split_rng)
         labeled, unlabeled = _label_within(shared.rows, how, label_rng)
     else:
         labeled_set, rest = _labeled_set(labels, num_classes, how, label_rng)
         source = rest if how.exclude_labeled else np.arange(len(labels))
-        shared = _share(how, how.unlabeled_partition or how.partition, labels, source, split_rng)
+        shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, labels, source, split_rng)
         unlabeled = shared.rows
         if how.labels_at == "server":
             server = labeled_set
         else:
-            apart = _share(how, how.labeled_partition or how.partition, labels, labeled_set, labeled_rng)
+            apart = _share(how, "labeled", how.labeled_partition or how.partition, labels, labeled_set, labeled_rng)
             labeled = apart.rows
     pooled = np.concatenate([*unlabeled, shared.unassigned])
     if how.reveal_labels:
@@ -158,9 +158,14 @@ def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
     )
 
 
-def _share(how: Split, name: str, labels: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> Partition:
+def _share(how: Split, what: str, name: str, labels: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> Partition:
+    """The partition `name`; an error says which examples it was to share, as there may be two partitions."""
     scheme = PARTITIONS[name]
-    return scheme.function(labels, indices, how.num_clients, rng, **{p: getattr(how, p) for p in scheme.parameters})
+    parameters = {parameter: getattr(how, parameter) for parameter in scheme.parameters}
+    try:
+        return scheme.function(labels, indices, how.num_clients, rng, **parameters)
+    except ValueError as error:
+        raise ValueError(f"{what} examples by {name}: {error}") from error
 
 
 def _labeled_set(labels: np.ndarray, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -148,6 +148,15 @@ def test_labeled_two_classes_and_unlabeled_all_ten():
     assert set((histogram(holdings.unlabeled) > 0).sum(1).tolist()) == {10}
 
 
+def test_an_error_says_which_examples_could_not_be_shared():
+    with pytest.raises(
+        ValueError, match=r"^labeled examples by dirichlet: 100 examples cannot give num_clients=20 clients min_s"
+    ):
+        draw(labels_at="clients", labeled_partition="dirichlet", num_labels=100)
+    with pytest.raises(ValueError, match=r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"):
+        draw(partition="class_grid")
+
+
 # --- revealed labels ---------------------------------------------------------------------------------------------------
 
 WAYS = {
