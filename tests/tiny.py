@@ -6,10 +6,12 @@ from configs import common
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
 
+NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 
-def config(method: str, **overrides: Any) -> dict[str, Any]:
-    """A small config of any method, with an MLP on `synthetic` data; overrides are dotted keys with `__` for the dots."""
-    tree = common.base(method, "mlp", hidden=32)
+
+def config(method: str, *, network: str = "mlp", **overrides: Any) -> dict[str, Any]:
+    """A small config of any method on `synthetic` data; overrides are dotted keys with `__` for the dots."""
+    tree = common.base(method, network, **NETWORKS[network])
     tree.data.name, tree.data.num_clients, tree.data.num_labels = "synthetic", 8, 20
     tree.data.weak, tree.data.strong = "crop1", "none"
     tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 10
@@ -23,6 +25,6 @@ def config(method: str, **overrides: Any) -> dict[str, Any]:
     return tree.to_dict()
 
 
-def experiment(method: str, **overrides: Any) -> Experiment:
+def experiment(method: str, *, network: str = "mlp", **overrides: Any) -> Experiment:
     """The experiment of `config`."""
-    return build(config(method, **overrides))
+    return build(config(method, network=network, **overrides))

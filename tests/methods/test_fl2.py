@@ -74,10 +74,19 @@ def test_a_client_without_images_takes_no_part(client):
     assert output.metrics["client/threshold"].weight == 0
 
 
-def test_a_client_of_one_image_is_finite(client):
+def test_a_client_of_one_image_trains_on_it_and_stays_finite():
+    # With > nothing lies above the mean of one confidence. Batch norm then sees one real image in a batch of padding.
+    options = {"method__strict": False, "method__batches": "accepted", "execution__conv": "grouped"}
+    client = Client(network="cnn", client__batch_size=8, **options)
+    assert client.shared.weights.stats
     output = client(count=1)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.update))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.client_state))
+    assert norm(output.update) > 0
     assert output.weight > 0
+    assert output.metrics["perf/client_images"].total == 1
+    assert output.metrics["diagnostics/label_ratio"] == (1, 1)
+    assert np.isfinite(output.metrics["client/loss"].total)
 
 
 def test_images_beyond_the_count_change_nothing(client):

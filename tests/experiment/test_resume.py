@@ -1,0 +1,80 @@
+"""2N rounds = N rounds + resume + N rounds, bit for bit, in all that persists: through files, and with batch norm.
+
+`tests/contract` goes on from a state in memory and `test_run` compares logs; here the checkpoints of finished runs are compared
+leaf by leaf: parameters, batch-norm statistics, the optimizers of server and clients, the round and the key.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment import loop
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.methods import METHODS
+from tests import tiny
+
+TIMES = ("time/", "perf/")
+
+
+def config(method: str):
+    """Two of four clients a round, so that some take part again after the resume, with the momentum they kept."""
+    quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
+    if method != "supervised":
+        quick["method__confidence"] = 0.12  # so that some pass from round 1 on, and clients train
+    return tiny.config(method, network="cnn", rounds=4, execution__strategy="scan", execution__conv="im2col", **quick)
+
+
+def restored(experiment, workdir):
+    """Path -> array of every leaf of the last checkpoint, and its round."""
+    with Checkpoints(workdir) as checkpoints:
+        number, state = checkpoints.restore(experiment.simulator.template(0))
+    state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+    return number, {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def runs(request, tmp_path_factory):
+    """A method's experiment, its whole run, and the run in two parts. One build, whose programs compile once, serves all."""
+    folder = tmp_path_factory.mktemp(request.param)
+    whole, parts = folder / "whole", folder / "parts"
+    experiment = build(config(request.param))
+    for workdir, last in ((whole, None), (parts, 2), (parts, None)):
+        loop.open_workdir(workdir, config(request.param), overwrite=False)
+        loop.run(experiment, workdir, loop.Stop(), stop_after=last)
+        if last:
+            assert restored(experiment, workdir)[0] == last
+    return request.param, experiment, whole, parts
+
+
+def test_the_final_checkpoints_are_the_same_bits(runs):
+    method, experiment, whole, parts = runs
+    (last, expected), (other, got) = restored(experiment, whole), restored(experiment, parts)
+    assert last == other == 4
+    assert list(got) == list(expected)
+    for path, leaf in expected.items():
+        np.testing.assert_array_equal(got[path], leaf, err_msg=path)
+
+    def some(*words):
+        return [leaf for path, leaf in expected.items() if all(word in path for word in words)]
+
+    # All that the comparison is about is there, and has moved.
+    assert all(np.any(leaf) for leaf in some("server", "params"))
+    assert all(np.any(leaf) for leaf in some("server", "stats", "mean"))
+    assert some("server", "stats")
+    assert any(np.any(leaf) for leaf in some("server", "fine_tune"))
+    if method != "supervised":
+        assert any(np.any(leaf) for leaf in some("server", "optimizer"))
+        assert any(np.any(leaf) for leaf in some("clients"))
+
+
+def test_the_logs_are_the_same_but_for_times(runs):
+    *_, whole, parts = runs
+    logs = [
+        [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in MetricsLog(workdir).rows()]
+        for workdir in (whole, parts)
+    ]
+    assert logs[0] == logs[1]
+    assert [row["round"] for row in logs[0]] == [1, 2, 3, 4]
+    assert [("eval/accuracy" in row) for row in logs[0]] == [False, True, False, True]

@@ -1,0 +1,163 @@
+"""The server's supervised training as it is built from a config, against NumPy: schedule, clipping, weight decay, pre-training.
+
+The network is linear, views are plain, and the one batch holds all labeled images: neither order nor augmentation matters.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Aggregate, Cohort, ServerData
+from tests import tiny
+
+ROUNDS, LABELS, STEPS = 8, 20, 2
+RATE, MOMENTUM = 0.03, 0.9
+PLAIN = {"data__crop_padding": 0, "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
+
+
+def cosine(t: int) -> float:
+    """The learning rate of round t of R, counted from 1."""
+    return 0.015 * (1 + np.cos(np.pi * (t - 1) / ROUNDS))
+
+
+class Server:
+    """The server of a tiny experiment with a linear network, and its labeled data in float64."""
+
+    def __init__(self, **overrides):
+        keys = {f"server__optimizer__{key}": value for key, value in overrides.items() if key != "pretrain"}
+        keys["server__pretrain"] = overrides.get("pretrain", 0)
+        experiment = tiny.experiment("fixmatch", network="linear", **PLAIN, **keys)
+        self.method, self.data, spec, _ = experiment.problem
+        self.state, _ = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
+        self.rows = self.data.server.index[0]
+        assert len(self.rows) == LABELS
+        pixels = self.data.train.images.astype(float) / 255
+        self.x = ((pixels[self.rows] - pixels.mean()) / pixels.std()).reshape(LABELS, -1)
+        self.y = np.eye(10)[self.data.train.labels[self.rows]]
+
+    def given(self, number: int) -> ServerData:
+        """What the server may read at the end of round `number`, counted from 0."""
+        images, labels = jnp.asarray(self.data.train.images), jnp.asarray(self.data.train.labels)
+        labeled = Examples(images, jnp.asarray(self.rows), jnp.int32(LABELS), labels[self.rows])
+        return ServerData(labeled, labeled, labeled, jnp.int32(number))
+
+    def prepared(self) -> dict[str, np.ndarray]:
+        state, _ = jax.jit(self.method.prepare)(self.state, self.given(0), jax.random.key(1))
+        return self.layer(state)
+
+    def trained(self, number: int) -> dict[str, np.ndarray]:
+        """The layer after the server's work at the end of a round in which no client took part."""
+        nothing = Aggregate(
+            self.state.weights._replace(params=jax.tree.map(jnp.zeros_like, self.state.weights.params), stats=()), 0.0
+        )
+        state, _ = jax.jit(self.method.server_update)(self.state, nothing, self.given(number), jax.random.key(1))
+        return self.layer(state)
+
+    @staticmethod
+    def layer(state) -> dict[str, np.ndarray]:
+        (layer,) = state.weights.params.values()
+        return {name: np.asarray(leaf, np.float64) for name, leaf in layer.items()}
+
+    def expected(self, direction, rate: float, steps: int = STEPS) -> dict[str, np.ndarray]:
+        """w <- w - rate direction(gradient, w), from the state's weights."""
+        w = self.layer(self.state)
+        for _ in range(steps):
+            z = self.x @ w["kernel"] + w["bias"]
+            p = np.exp(z - z.max(1, keepdims=True))
+            residual = (p / p.sum(1, keepdims=True) - self.y) / LABELS
+            d = direction({"kernel": self.x.T @ residual, "bias": residual.sum(0)}, w)
+            w = {name: w[name] - rate * d[name] for name in w}
+        return w
+
+
+def prepared_gradient(clip: float, decay: float):
+    """g <- clip(g), then g <- g + decay w."""
+
+    def prepare(g, w):
+        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in g.values()))
+        assert not clip or norm > 2 * clip  # clipping acts
+        return {name: g[name] * (clip / norm if clip else 1) + decay * w[name] for name in w}
+
+    return prepare
+
+
+def sgd(*, clip: float = 0.0, decay: float = 5e-4, nesterov: bool = True):
+    """PyTorch's SGD: m <- mu m + g, and the direction g + mu m, or m."""
+    prepare, m = prepared_gradient(clip, decay), {}
+
+    def direction(g, w):
+        g = prepare(g, w)
+        for name in g:
+            m[name] = MOMENTUM * m[name] + g[name] if name in m else g[name]
+        return {name: g[name] + MOMENTUM * m[name] for name in g} if nesterov else dict(m)
+
+    return direction
+
+
+def adam(*, clip: float, decay: float):
+    """Adam (Kingma & Ba 2015, Algorithm 1) with PyTorch's constants; weight decay is part of the gradient (not AdamW)."""
+    prepare, m, v, steps = prepared_gradient(clip, decay), {}, {}, []
+
+    def direction(g, w):
+        g = prepare(g, w)
+        steps.append(1)
+        for name in g:
+            m[name] = 0.9 * m.get(name, 0) + 0.1 * g[name]
+            v[name] = 0.999 * v.get(name, 0) + 0.001 * g[name] ** 2
+        t = len(steps)
+        return {name: m[name] / (1 - 0.9**t) / (np.sqrt(v[name] / (1 - 0.999**t)) + 1e-8) for name in g}
+
+    return direction
+
+
+def assert_same(got, expected):
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def with_cosine():
+    return Server(schedule="cosine")
+
+
+@pytest.mark.parametrize("t", [1, ROUNDS // 2 + 1, ROUNDS])
+def test_the_servers_learning_rate_follows_the_cosine(with_cosine, t):
+    assert_same(with_cosine.trained(t - 1), with_cosine.expected(sgd(), cosine(t)))
+
+
+def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
+    for schedule in ("cosine", "constant"):
+        overrides = {"client__optimizer__schedule": schedule}
+        method, _, spec, _ = tiny.experiment("fixmatch", network="linear", **PLAIN, **overrides).problem
+        server, clients = method.init(jax.random.key(0), spec)
+        for t in (1, ROUNDS // 2 + 1, ROUNDS):
+            shared, _ = method.broadcast(server, clients, Cohort(jnp.arange(5), jnp.int32(t - 1)))
+            np.testing.assert_allclose(shared.learning_rate, cosine(t) if schedule == "cosine" else RATE, rtol=1e-5)
+
+
+def test_the_cosine_begins_at_the_configured_rate_and_falls():
+    assert [round(cosine(t), 6) for t in (1, ROUNDS // 2 + 1)] == [0.03, 0.015]
+    assert 0 < cosine(ROUNDS) < 0.003
+
+
+@pytest.mark.parametrize(
+    ("overrides", "direction"),
+    [
+        ({"clip_norm": 0.2, "weight_decay": 0.5}, sgd(clip=0.2, decay=0.5)),
+        ({"weight_decay": 0.5, "nesterov": False}, sgd(decay=0.5, nesterov=False)),
+        # Weight decay outweighs the gradient: Adam hides the scale of either, not of their sum.
+        ({"name": "adam", "clip_norm": 0.2, "weight_decay": 0.5}, adam(clip=0.2, decay=0.5)),
+    ],
+    ids=["sgd, clipped before weight decay", "sgd without nesterov", "adam"],
+)
+def test_optimizers_clip_then_decay_then_accumulate(overrides, direction):
+    server = Server(**overrides)
+    assert_same(server.trained(3), server.expected(direction, RATE))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_pretraining_is_that_many_trainings_with_one_momentum(count):
+    server = Server(pretrain=count)
+    assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
