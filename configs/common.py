@@ -78,6 +78,8 @@ def fl2(dataset: str, variant: str, labels: int, split: str, *, linear: bool = F
     config.data.name, config.data.num_labels = dataset, labels
     config.checkpoint_every = 50
     set_split(config, split)
+    if not linear:
+        config.data.strong = "usb"  # its code's RandAugment, whatever the dataset
     if variant == "released":
         config.method.update(strict=False, batches="accepted", consistency_on="confident_accepted")
         for holder in (config.client, config.server):

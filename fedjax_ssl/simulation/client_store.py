@@ -133,8 +133,8 @@ class HostSimulator:
         clients = jax.tree.map(np.array, clients)  # copies that can be written to
         zero = jnp.zeros((), jnp.int32)
         key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
-        self._ahead = self._fetch(key, 0)
-        server, metrics = self._prepare(server, self._ahead.data, key)
+        first = self._draw(key, 0)
+        server, metrics = self._prepare(server, self._gather(_identity(key), 0, first, first).data, key)
         return RunState(server, clients, number, key), reduce(jax.device_get(metrics))
 
     def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:

@@ -56,6 +56,7 @@ def test_only_real_rows_are_fetched_and_every_index_finds_its_image():
 def test_the_next_round_is_fetched_after_the_round_has_taken_the_device_from_cohorts_drawn_before(monkeypatch):
     host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
     state, _ = host.initialize(0)
+    state, _ = host.round(state)
     order = []
 
     def noted(name, function):
