@@ -77,6 +77,7 @@ def fl2(dataset: str, variant: str, labels: int, split: str, *, linear: bool = F
     config = base("fl2", "linear") if linear else base("fl2", "wide_resnet", depth=28, width=2)
     config.data.name, config.data.num_labels = dataset, labels
     config.checkpoint_every = 50
+    config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
     set_split(config, split)
     if not linear:
         config.data.strong = "usb"  # its code's RandAugment, whatever the dataset
@@ -84,8 +85,6 @@ def fl2(dataset: str, variant: str, labels: int, split: str, *, linear: bool = F
         config.method.update(strict=False, batches="accepted", consistency_on="confident_accepted")
         for holder in (config.client, config.server):
             holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
-        server = config.server
-        server.sbn_data, server.sbn_weighting = "all", "batches"
-        server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size = 10, 2048
-        server.pretrain = 10
+        config.server.sbn_data, config.server.sbn_weighting = "all", "batches"
+        config.server.pretrain = 10
     return config

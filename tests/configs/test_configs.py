@@ -69,6 +69,8 @@ PAPER = {
     "server.pretrain": 1,
     "server.sbn_data": "cohort",
     "server.sbn_weighting": "examples",
+    "server.sbn_labeled_batch_size": 10,
+    "server.sbn_unlabeled_batch_size": 2048,
     "rounds": 800,
     "cohort_size": 10,
     **{
@@ -96,8 +98,6 @@ RELEASED = PAPER | {
     "server.optimizer.clip_norm": 1.0,
     "server.sbn_data": "all",
     "server.sbn_weighting": "batches",
-    "server.sbn_labeled_batch_size": 10,
-    "server.sbn_unlabeled_batch_size": 2048,
 }
 CIFAR10, SVHN = {"data.name": "cifar10"}, {"data.name": "svhn_cropped"}
 CIFAR100 = {"data.name": "cifar100", "model.width": 8}
