@@ -3,7 +3,14 @@
     python -m launch.run --config=configs/digits.py:fl2
     python -m launch.run --config=configs/digits.py:fixmatch,labels=10,split=dir0.3
 
-Expected: fl2 with 40 labels, IID, seeds 0-2: .972, .958, .964. Run time: 70 to 90 s on two CPU cores, half of it compilation.
+Expected test accuracy, IID, seeds 0-2 (two CPU cores, jax 0.10.2; the mean is the one to compare with, seeds differ much):
+
+               40 labels                10 labels
+    fl2        .972 .964 .964  (.967)   .886 .761 .831  (.826)
+    fixmatch   .958 .922 .958  (.946)   .500 .372 .486  (.453)
+    supervised .933 .867 .925  (.908)   .725 .589 .686  (.667)
+
+Run time there: fl2 65 to 95 s, fixmatch 40 to 55 s, supervised 20 to 35 s, half of it compilation.
 """
 
 from ml_collections import ConfigDict
