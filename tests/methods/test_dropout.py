@@ -17,7 +17,6 @@ from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
 from fedjax_ssl.methods.task import Task, dropout_key
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
-from fedjax_ssl.simulation.execution import Execution
 from tests import tiny
 
 
@@ -61,7 +60,8 @@ def test_every_training_pass_of_a_client_has_a_dropout_key(passes, name):
 
 def task_of(experiment):
     settings = experiment.settings
-    return build._task(settings, build._load(settings), Execution(1))
+    _, dataset, views = build._data(settings, None)
+    return build._task(settings, views, dataset.num_classes, "im2col")
 
 
 def first_batch():
@@ -142,6 +142,6 @@ def test_a_network_with_dropout_and_without_batch_norm_has_no_statistics_pass(mo
 def test_a_round_of_a_network_with_dropout_is_finite(monkeypatch):
     monkeypatch.setitem(MODELS, "mlp", DroppingMLP)
     experiment = tiny.experiment("fixmatch")
-    state, metrics = experiment.simulator.round(experiment.start())
+    state, metrics = experiment.simulator.round(experiment.start()[0])
     assert all(np.isfinite(value) for value in metrics.values())
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.server.weights))
