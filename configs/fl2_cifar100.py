@@ -17,6 +17,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = common.fl2("cifar100", variant, common.number("labels", given["labels"]), given["split"])
     config.model.width = 8
     config.method.rho = 0.1 if variant == "released" else 1.0
-    if variant == "released":
-        config.data.mean, config.data.std = (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)
+    config.data.mean, config.data.std = (
+        (129.3 / 255, 124.1 / 255, 112.4 / 255),
+        (68.2 / 255, 65.4 / 255, 70.4 / 255),
+    )  # its code's
     return config

@@ -1,4 +1,4 @@
-"""The papers' splits by name, to look at, and to start a config from: this one trains on the server's labels alone.
+"""The papers' splits by name, to look at: what a split sets under `data` can be copied to a method's config.
 
     python -m launch.preview --config=configs/splits.py:feddure_dir_dir --config.data.data_dir=DIR
     python -m launch.preview --config=configs/splits.py:fedsiam_noniid3,dataset=mnist --config.data.data_dir=DIR
@@ -19,13 +19,16 @@ SPLITS: dict[str, dict[str, Any]] = {
     "fl2_dir0.3": {"num_labels": 40, "partition": "dirichlet", "alpha": 0.3},
     "semifl_2_classes": {"num_labels": 250, "partition": "class_shards", "classes_per_client": 2},
     "fedcon_noniid": {
-        "labeled_fraction": (0.01,), "label_selection": "random", "partition": "shards", "shards_per_client": 2,
+        "labeled_fraction": (0.01,), "label_selection": "random", "labels_first": False,
+        "partition": "shards", "shards_per_client": 2,
     },
-    "fedmatch_server_iid": {"num_labels": 1000, "partition": "class_balanced"},
-    "fedmatch_server_noniid": {"num_labels": 1000, "partition": "batch_imbalanced"},
-    "fedmatch_clients_iid": {"labels_at": "clients", "num_labels": 5000, "partition": "class_balanced"},
+    "fedmatch_server_iid": {"resplit": (0.9, 0.05, 0.05), "num_labels": 1000, "partition": "class_balanced"},
+    "fedmatch_server_noniid": {"resplit": (0.9, 0.05, 0.05), "num_labels": 1000, "partition": "batch_imbalanced"},
+    "fedmatch_clients_iid": {
+        "resplit": (0.9, 0.05, 0.05), "labels_at": "clients", "num_labels": 5000, "partition": "class_balanced",
+    },
     "fedmatch_clients_noniid": {
-        "labels_at": "clients", "num_labels": 5000,
+        "resplit": (0.9, 0.05, 0.05), "labels_at": "clients", "num_labels": 5000,
         "labeled_partition": "class_balanced", "unlabeled_partition": "batch_imbalanced",
     },
     "feddure_iid_iid": {"labels_at": "clients", "num_labels": 5000, "partition": "class_balanced"},

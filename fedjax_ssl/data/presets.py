@@ -56,8 +56,11 @@ def make(
     default_weak, default_strong = (about.weak, about.strong) if about else FALLBACK
     weak, strong = default_weak if weak == "default" else weak, default_strong if strong == "default" else strong
     augmentation = WEAK_VIEWS[weak]
-    mean, std = (mean, std) if mean else (about.mean, about.std) if about and about.mean else measured(dataset.train_images)
     channels = dataset.train_images.shape[-1]
+    for key, view, colorless in (("strong", strong, strong == "none"), ("weak", weak, weak != "fedsiam")):
+        if channels not in (1, 3) and not colorless:
+            raise ValueError(f"data.{key}: got {view} for images of {channels} channels, accepted: none, or 1 or 3 channels")
+    mean, std = (mean, std) if mean else (about.mean, about.std) if about and about.mean else measured(dataset.train_images)
     if not len(mean) == len(std) or len(mean) not in (1, channels):
         raise ValueError(
             f"data.mean, data.std: got {len(mean)} and {len(std)} values for images of {channels} channel(s), "

@@ -75,6 +75,7 @@ class Variant(NamedTuple):
         cutout: what ends the strong view.
         fill: value of pixels that come in from outside.
         bilinear: interpolate shears. (Rotation keeps Pillow's default, the nearest pixel.)
+        ops_first: the operations come before flip and crop.
     """
 
     slots: int
@@ -84,6 +85,7 @@ class Variant(NamedTuple):
     cutout: Augmentation = compose()
     fill: float = 0.0
     bilinear: bool = False
+    ops_first: bool = False
 
 
 def _ops(
@@ -100,7 +102,7 @@ def _ops(
     }
 
 
-def _fedlabel(slots: int, level: float) -> Variant:
+def _fedlabel(slots: int, level: float, *, ops_first: bool = False) -> Variant:
     """FedLabel's fixed level, as a share of the largest magnitude; Posterize goes from 8 bits to 4."""
     return Variant(
         slots=slots,
@@ -114,6 +116,7 @@ def _fedlabel(slots: int, level: float) -> Variant:
             shear=_either_sign(0.3 * level),
         ),
         translate=lambda side: _either_sign(0.3 * level * side),
+        ops_first=ops_first,
     )
 
 
@@ -185,7 +188,7 @@ VARIANTS: dict[str, Variant] = {
         translate=lambda side: _either_sign(100),
         bilinear=True,
     ),
-    "fedlabel_released": _fedlabel(slots=1, level=10 / 30),
+    "fedlabel_released": _fedlabel(slots=1, level=10 / 30, ops_first=True),
     "fedlabel_paper": _fedlabel(slots=10, level=1 / 30),
     # FedMatch: mild; its Equalize does nothing. It draws M once per image and shears bicubically; here per slot, nearest pixel
     "fedmatch": Variant(
@@ -238,10 +241,14 @@ def randaugment(name: str) -> Augmentation:
 def strong_view(name: str, base: Augmentation) -> Augmentation:
     """A variant's whole strong view: `base` (flip and crop, drawn anew), its RandAugment, its final cutout.
 
+    The first two change places where the variant says so.
+
     Raises:
         ValueError: `name` is not a key of `VARIANTS`.
     """
-    return compose(base, randaugment(name), _variant(name).cutout)
+    variant = _variant(name)
+    ops = randaugment(name)
+    return compose(*((ops, base) if variant.ops_first else (base, ops)), variant.cutout)
 
 
 def _variant(name: str) -> Variant:

@@ -35,6 +35,8 @@ class Split:
             nor unlabeled_partition given, of each client's examples, drawn within its own: one number, or one per client.
         label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
         exclude_labeled: whether labeled examples are kept out of the clients' unlabeled data.
+        labels_first: whether the labeled examples are taken out before the others are partitioned; false: all examples are
+            partitioned, and the labeled ones leave the clients then (FedCon).
         reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
         partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
         labeled_partition: with labels at the clients: how num_labels are spread; empty: as partition.
@@ -51,6 +53,7 @@ class Split:
     labeled_fraction: tuple[float, ...] = ()
     label_selection: str = "balanced"
     exclude_labeled: bool = True
+    labels_first: bool = True
     reveal_labels: bool = False
     partition: str = "iid"
     labeled_partition: str = ""
@@ -110,8 +113,11 @@ def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holding
         labeled, unlabeled = _label_within(shared.rows, how, label_rng)
     else:
         labeled_set, rest = _labeled_set(labels, num_classes, how, label_rng)
-        source = rest if how.exclude_labeled else np.arange(len(labels))
+        source = rest if how.exclude_labeled and how.labels_first else np.arange(len(labels))
         shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, labels, source, split_rng)
+        if how.exclude_labeled:
+            kept = [rows[np.isin(rows, rest)] for rows in (*shared.rows, shared.unassigned)]
+            shared = shared._replace(rows=kept[:-1], unassigned=kept[-1])
         unlabeled = shared.rows
         if how.labels_at == "server":
             server = labeled_set

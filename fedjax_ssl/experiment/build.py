@@ -60,7 +60,9 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
     simulator = (HostSimulator if on_host else Simulator)(problem, execution, settings.execution.batch_size)
-    return Experiment(settings, problem, simulator, _num_params(task, spec), {"strategy": strategy, "conv": conv})
+    with naming("model"):
+        num_params = _num_params(task, spec)
+    return Experiment(settings, problem, simulator, num_params, {"strategy": strategy, "conv": conv})
 
 
 @contextlib.contextmanager
@@ -101,9 +103,16 @@ def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings
         data = dataclasses.replace(data, name=dataset.name, data_dir="", path="", resplit=())
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong)  # measured unpadded
-        if data.image_size:
-            dataset = sources.padded(dataset, data.image_size)
+        size = data.image_size or _size_needed(settings.model["name"], dataset)
+        if size:
+            dataset = sources.padded(dataset, size)
     return dataclasses.replace(settings, data=data), dataset, views
+
+
+def _size_needed(model: str, dataset: sources.Dataset) -> int:
+    """The side that images have to be padded to for a network that is made for one; 0: none."""
+    size = models.IMAGE_SIZE.get(model, 0)
+    return 0 if dataset.holds_features or max(dataset.train_images.shape[1:3]) >= size else size
 
 
 def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT, Split
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING
 from fedjax_ssl.methods.task import NORMS
-from fedjax_ssl.models.layers import LOWERINGS
+from fedjax_ssl.models.layers import DTYPES, LOWERINGS
 from fedjax_ssl.simulation.execution import STRATEGIES
 
 
@@ -66,12 +66,13 @@ class DataSettings(Split):
         name: a name that `fedjax_ssl.data.sources.load` takes.
         data_dir: the TFDS folder; empty: TFDS's own.
         path: the file or folder, for datasets that TFDS does not have.
-        resplit: for `npz` and `image_folder`: shares of train, validation and test to merge and split anew; empty: as stored.
+        resplit: shares of train, validation and test, to merge what is stored and split it anew; empty: as stored.
         mean: per channel, or one for all, of images scaled to [0, 1], to normalize with; empty: the dataset's own.
         std: likewise.
         weak: the weak view, a key of `fedjax_ssl.data.presets.WEAK_VIEWS`, or `default`: the dataset's own.
         strong: the strong view's recipe on top of that, one of STRONG_VIEWS there, or `default`.
-        image_size: side in pixels that smaller images are zero-padded to, all round; 0: as stored.
+        image_size: side in pixels that smaller images are zero-padded to, all round; 0: as stored, but for networks that are
+            made for a size (`fedjax_ssl.models.IMAGE_SIZE`), which get that.
     """
 
     name: str = "cifar10"
@@ -247,7 +248,7 @@ class ExecutionSettings:
     def __post_init__(self) -> None:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
         _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
-        _one_of("execution.dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("execution.dtype", self.dtype, DTYPES)
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)

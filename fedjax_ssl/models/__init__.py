@@ -34,6 +34,9 @@ MODELS: dict[str, Any] = {
     "linear": Linear,
 }
 
+IMAGE_SIZE = {"resnet9": 32, "cifar_cnn": 32}
+"""The side of the images that these networks are made for, by their last pool or first linear layer."""
+
 
 class Apply(Protocol):
     """The signature of `ModelFns.apply`."""
@@ -85,14 +88,15 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
     Raises:
         ValueError: unknown name, option, conv or dtype, or an option's value that its annotation excludes.
     """
-    _check_known("model", name, MODELS)
+    _check_known("name", name, MODELS)
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
     network = MODELS[name]
     accepted = get_type_hints(network)
     for option, value in {"num_classes": num_classes, **options}.items():
-        _check_known(f"option of model {name}", option, {"num_classes", *default_options(name)})
-        _check_value(f"{name}: {option}", value, accepted[option])
+        if option not in {"num_classes", *default_options(name)}:
+            raise ValueError(f"{option}={value!r}: no option of {name}; accepted: {', '.join(default_options(name)) or 'none'}")
+        _check_value(name, option, value, accepted[option])
     return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options), dtype)
 
 
@@ -102,7 +106,7 @@ def default_options(name: str) -> dict[str, Any]:
     Raises:
         ValueError: unknown name.
     """
-    _check_known("model", name, MODELS)
+    _check_known("name", name, MODELS)
     common = {"num_classes", "conv", "parent", "name"}
     return {field.name: field.default for field in dataclasses.fields(MODELS[name]) if field.name not in common}
 
@@ -136,10 +140,10 @@ def _pure(module: nn.Module, dtype: str) -> ModelFns:
 def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
     if got not in accepted:
         nearest = difflib.get_close_matches(str(got), accepted, n=1, cutoff=0.0)
-        raise ValueError(f"unknown {what}: {got!r}; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
+        raise ValueError(f"{what}={got!r}: unknown; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
 
 
-def _check_value(what: str, got: Any, wanted: Any) -> None:
+def _check_value(name: str, option: str, got: Any, wanted: Any) -> None:
     """Raises ValueError where `got` is not of the annotated type `wanted`: one of a Literal's values, an integer >= 1, ..."""
     if get_origin(wanted) is Literal:
         values = get_args(wanted)
@@ -149,4 +153,4 @@ def _check_value(what: str, got: Any, wanted: Any) -> None:
         fits = type(got) is wanted and (wanted is not int or got >= 1)
         accepted = "an integer >= 1" if wanted is int else f"a {wanted.__name__}"
     if not fits:
-        raise ValueError(f"{what} must be {accepted}, got {got!r}")
+        raise ValueError(f"{option}={got!r} for {name}: accepted: {accepted}")

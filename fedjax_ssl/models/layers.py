@@ -196,7 +196,10 @@ def dropout(network: nn.Module, x: jax.Array, rate: float, *, per_channel: bool 
 def check_images(name: str, images: jax.Array, least: int) -> None:
     """Raises ValueError where the inputs of network `name` are not [B, H, W, ch] with H, W >= `least`."""
     if images.ndim != 4 or min(images.shape[1:3]) < least:
-        raise ValueError(f"{name}: got inputs of shape {images.shape[1:]}, accepted: images (H, W, ch) with H, W >= {least}")
+        raise ValueError(
+            f"{name}: got inputs of shape {images.shape[1:]}, accepted: images (H, W, ch) with "
+            f"H, W >= {least}; data.image_size pads smaller ones"
+        )
 
 
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:

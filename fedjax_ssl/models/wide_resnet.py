@@ -61,7 +61,7 @@ class WideResNet(nn.Module):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.depth % 6 != 4 or self.depth < 10:
-            raise ValueError(f"wide_resnet: depth must be 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), got {self.depth}")
+            raise ValueError(f"depth={self.depth} for wide_resnet: accepted: 6 n + 4 with n >= 1 (10, 16, 22, 28, ...)")
 
     @nn.compact
     def __call__(self, images: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:

@@ -10,6 +10,7 @@ from configs import fl2_ag_news, fl2_cifar10, fl2_cifar100, fl2_fashion_mnist, f
 from fedjax_ssl.data import augment, presets, sources
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
+from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import DataSettings, Settings
 from tests.data.common import message_of
 
@@ -200,8 +201,30 @@ def test_configs_state_the_views_of_their_papers():
     assert data(fl2_cifar10, "released").mean == (0.485, 0.456, 0.406)
     assert data(fl2_cifar100, "released").std == (68.2 / 255, 65.4 / 255, 70.4 / 255)
     assert data(fl2_svhn, "released").std == (0.1751, 0.1771, 0.1744)
-    for config in (fl2_cifar10, fl2_cifar100, fl2_svhn, fl2_fashion_mnist, fl2_ag_news):
+    for config in (fl2_cifar100, fl2_svhn):  # the paper is silent, so its code's values are its too
+        assert data(config, "paper").std == data(config, "released").std
+    for config in (fl2_cifar10, fl2_fashion_mnist, fl2_ag_news):
         assert data(config, "paper").mean == ()
     assert data(fl2_svhn, "paper").weak == "flip_crop4"
     assert data(fl2_fashion_mnist, None).image_size == 32
     assert fl2_ag_news.get_config().model.name == "linear"
+
+
+@pytest.mark.parametrize(("weak", "strong", "key"), [("default", "default", "strong"), ("fedsiam", "none", "weak")])
+def test_views_of_colors_refuse_images_of_four_channels(weak, strong, key):
+    images = np.zeros((4, 8, 8, 4), np.uint8)
+    dataset = sources.from_arrays(train_images=images, train_labels=[0, 1, 0, 1], test_images=images, test_labels=[0, 1, 0, 1])
+    assert f"data.{key}: got " in message_of(ValueError, presets.make, dataset, weak=weak, strong=strong)
+    views = presets.make(dataset, weak="crop1", strong="none")
+    assert views.strong(jax.random.key(0), images).shape == (4, 8, 8, 4)
+
+
+@pytest.mark.parametrize(("network", "given", "size"), [("resnet9", 0, 32), ("resnet9", 28, 28), ("mlp", 0, 28)])
+def test_networks_that_are_made_for_a_size_get_it(network, given, size):
+    images = np.full((8, 28, 28), 7, np.uint8)
+    labels = np.arange(8) % 2
+    dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    data = {"num_clients": 2, "num_labels": 2, "image_size": given}
+    experiment = build({"model": {"name": network}, "data": data, "cohort_size": 1}, dataset)
+    assert experiment.problem.data.train.images.shape[1:3] == (size, size)
+    assert experiment.problem.data.train.images[0].sum() == 7 * 28 * 28

@@ -190,8 +190,10 @@ def test_npz_says_that_an_archive_is_damaged(tmp_path):
 def test_arguments_of_npz_are_refused_elsewhere():
     message = message_of(ValueError, sources.load, "digits", path="a.npz")
     assert "path='a.npz' is for npz, image_folder, text_features and their kind, got name='digits'" in message
-    for name in ("cifar10", "ag_news", "synthetic"):
-        assert "resplit=[1] is for npz, image_folder" in message_of(ValueError, sources.load, name, resplit=[1])
+    for name in ("digits", "ag_news", "synthetic"):
+        assert "resplit=[1] is for datasets of images that are stored" in message_of(
+            ValueError, sources.load, name, resplit=[1]
+        )
 
 
 # --- datasets that are known by name -----------------------------------------------------------------------------------

@@ -263,3 +263,14 @@ def test_five_hundred_clients_at_alpha_005_take_less_than_five_seconds(cifar10):
     assert time.perf_counter() - start < 5
     assert min(map(len, holdings.unlabeled)) >= 10
     assert "drawn anew" in holdings.notes[0]
+
+
+def test_labeled_examples_may_leave_after_the_partition(cifar10):
+    """FedCon: sorted shards of all 50,000, two a client and so at most two classes each, then the labeled ones are taken out."""
+    keys = {"num_clients": 100, "labeled_fraction": (0.01,), "label_selection": "random", "partition": "shards"}
+    after, before = (draw(labels=cifar10, labels_first=first, **keys) for first in (False, True))
+    assert len(after.server) == 500
+    assert held([after.server, *after.unlabeled]) == list(range(50_000))
+    assert max(len(np.unique(cifar10[row])) for row in after.unlabeled) == 2
+    assert max(len(np.unique(cifar10[row])) for row in before.unlabeled) == 3
+    np.testing.assert_array_equal(before.server, after.server)

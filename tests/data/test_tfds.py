@@ -107,6 +107,15 @@ def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(named_d
         assert as_rows(images, labels) == as_rows(stored, expected)
 
 
+def test_tfds_splits_are_merged_and_split_anew(named_dir, no_network):
+    dataset = sources.load("cifar100", data_dir=str(named_dir), resplit=(0.5, 0.1, 0.4))
+    check_contract(dataset)
+    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.num_classes) == (150, 120, 100)
+    stored = [as_rows(*Cifar100.examples(size)) for _, size in Cifar100.SPLITS]
+    both = as_rows(*(np.concatenate(pair) for pair in zip(dataset[1:3], dataset[3:5], strict=True)))
+    assert set(both) <= set(stored[0]) | set(stored[1])
+
+
 def test_tfds_a_known_name_with_other_classes_is_an_error(tiny_dir, tmp_path):
     shutil.copytree(tiny_dir / "tiny_rgb", tmp_path / "svhn_cropped")
     features = tmp_path / "svhn_cropped" / "1.0.0" / "dataset_info.json"

@@ -83,6 +83,7 @@ COUNTS = [
     ("resnet", {"depth": 18}, 8, (28, 28, 3), 11_172_936),
     ("resnet", {"depth": 34}, 10, (32, 32, 3), 21_282_122),
     ("resnet", {"depth": 50}, 100, (32, 32, 3), 23_705_252),
+    ("cnn", {}, 10, (32, 32, 3), 24_762),
 ]
 
 
@@ -126,7 +127,7 @@ def test_networks_take_the_shapes_they_promise_and_refuse_the_others_in_one_line
 def test_default_options_are_those_of_the_class():
     assert default_options("resnet9") == {"variant": "feddure", "initialization": "paper"}
     assert default_options("linear") == {}
-    with pytest.raises(ValueError, match=r"unknown model: 'resnet10'; .*nearest: 'resnet"):
+    with pytest.raises(ValueError, match=r"name='resnet10': unknown; .*nearest: 'resnet"):
         default_options("resnet10")
 
 

@@ -22,7 +22,7 @@ __all__ = ["GENERIC", "Dataset", "from_arrays", "from_features", "load", "padded
 GENERIC = ("npz", "image_folder", "text_features")
 """Names for data of one's own: each is also a kind of storage."""
 
-_RESPLIT = ("npz", "image_folder")
+_RESPLIT = ("npz", "image_folder", "tfds")
 
 
 def load(
@@ -46,8 +46,9 @@ def load(
             `image_folder` and `cinic10`: a folder with `train/<class>/*.png` and `test/<class>/*.png` (or .jpg; `valid/` is
             held out), all of one size.
             `text_features` and `ag_news`: a file with the arguments of `from_features` as its keys.
-        resplit: for `npz` and `image_folder`: fractions (train, validation, test); all splits are merged and split anew,
-            stratified by class, and the validation part is held out. None = the dataset's own splits.
+        resplit: fractions (train, validation, test): all splits (of a TFDS dataset train and test) are merged and split anew,
+            stratified by class, and the validation part is held out. Not for `digits`, `synthetic` and text features. None =
+            the dataset's own splits.
         seed: draws `resplit` and `synthetic`; the other datasets do not depend on it.
 
     Returns:
@@ -57,13 +58,16 @@ def load(
         FileNotFoundError: `path`, `data_dir` or the prepared dataset in it does not exist; the message says what to get where.
         ValueError: unknown name, an argument that the source does not take, or unusable data.
     """
+    if name == "chestmnist":
+        raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
     about = known(name)
     kind = about.kind if about else name if name in (*GENERIC, "synthetic") else "tfds"
     _refuse_others(name, kind, path, resplit)
     if kind in GENERIC:
         found = _from_path(name, kind, about, path, resplit, seed)
     elif kind == "tfds":
-        found = tfds.load(name, data_dir, [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")])
+        others = [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")]
+        found = tfds.load(name, data_dir, others, resplit, seed)
     else:
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if about and found.num_classes != about.classes:
@@ -126,7 +130,7 @@ def _refuse_others(name: str, kind: str, path: str | None, resplit: Sequence[flo
     if path is not None and kind not in GENERIC:
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
     if resplit is not None and kind not in _RESPLIT:
-        raise ValueError(f"resplit={resplit!r} is for {', '.join(_RESPLIT)} and their kind, got name={name!r}: drop it")
+        raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
 
 
 def _from_path(

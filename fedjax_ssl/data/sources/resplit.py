@@ -9,7 +9,9 @@ import numpy as np
 from fedjax_ssl.data.sources.checks import Dataset, Split, checked, dataset
 
 
-def with_splits(name: str, splits: Mapping[str, Split], resplit: Sequence[float] | None, seed: int) -> Dataset:
+def with_splits(
+    name: str, splits: Mapping[str, Split], resplit: Sequence[float] | None, seed: int, num_classes: int | None = None
+) -> Dataset:
     """A Dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
     Args:
@@ -17,12 +19,13 @@ def with_splits(name: str, splits: Mapping[str, Split], resplit: Sequence[float]
         splits: by name; what is neither `train` nor `test` is held out, unless they are merged.
         resplit: fractions (train, validation, test), stratified by class, the validation part held out; None: as they are.
         seed: draws the new split.
+        num_classes: C; None: the largest label + 1.
 
     Raises:
         ValueError: for wrong fractions, too few examples of a class, or unusable data.
     """
     if resplit is None:
-        return dataset(name, splits["train"], splits["test"])
+        return dataset(name, splits["train"], splits["test"], num_classes)
     fractions = tuple(resplit)
     if len(fractions) != 3 or min(fractions) < 0 or not fractions[0] * fractions[2] > 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ValueError(
@@ -43,7 +46,7 @@ def with_splits(name: str, splits: Mapping[str, Split], resplit: Sequence[float]
             f"resplit={fractions} of {len(pool.labels)} examples of {len(counts)} classes (the rarest has {counts.min()}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
-    return dataset(name, *stratified(pool, num_train, num_test, seed))
+    return dataset(name, *stratified(pool, num_train, num_test, seed), num_classes)
 
 
 def stratified(pool: Split, num_train: int, num_test: int, seed: int) -> tuple[Split, Split]:

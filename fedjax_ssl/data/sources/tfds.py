@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,13 +17,14 @@ import cv2
 import numpy as np
 
 from fedjax_ssl.data.catalog import known
-from fedjax_ssl.data.sources.checks import Dataset, Split, dataset, first_line
+from fedjax_ssl.data.sources.checks import Dataset, Split, first_line
+from fedjax_ssl.data.sources.resplit import with_splits
 
 _TRANSPOSED = ("emnist",)  # stored with rows and columns exchanged, as NIST's files are
 _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
-def load(name: str, data_dir: str | None, others: Iterable[str]) -> Dataset:
+def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int) -> Dataset:
     """The prepared dataset `name`, see `sources.load`; `others` are the names to suggest that TFDS does not have."""
     builder = _builder(name, data_dir, others)
     features, folder = dict(builder.info.features.items()), builder.data_dir
@@ -35,7 +36,7 @@ def load(name: str, data_dir: str | None, others: Iterable[str]) -> Dataset:
         )
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(f"{name} at {folder} has splits {', '.join(builder.info.splits)}: needed are train and test")
-    return dataset(name, read(builder, "train"), read(builder, "test"), num_classes)
+    return with_splits(name, {split: read(builder, split) for split in ("train", "test")}, resplit, seed, num_classes)
 
 
 def _is_fixed_image(feature: Any) -> bool:
