@@ -266,7 +266,7 @@ def test_five_hundred_clients_at_alpha_005_take_less_than_five_seconds(cifar10):
 
 
 def test_labeled_examples_may_leave_after_the_partition(cifar10):
-    """FedCon: sorted shards of all 50,000, two a client and so at most two classes each, then the labeled ones are taken out."""
+    """FedCon: sorted shards of all 50,000, two a client and so at most two classes each, then the labeled ones leave."""
     keys = {"num_clients": 100, "labeled_fraction": (0.01,), "label_selection": "random", "partition": "shards"}
     after, before = (draw(labels=cifar10, labels_first=first, **keys) for first in (False, True))
     assert len(after.server) == 500
