@@ -4,9 +4,9 @@
 
 FedAvg + FixMatch that accepts every pseudo-label, 500 clients, 2 a round, one local epoch in batches of 16, 100 labels at the
 server, five server epochs, CIFAR-10, or MNIST for the small ones. Three rounds each, in a process of its own; peak memory is
-that of the whole process, data and compilation included, the time of a round the rounds' median, without compilation. Exit status 1
-where the server's loss, over its five epochs, did not fall from the first round to the last. Run time: 15 minutes on two CPU
-cores, most of it compilation.
+that of the whole process, data and compilation included, the time of a round the rounds' median, without compilation. Exit
+status 1 where the server's loss, over its five epochs, did not fall from the first round to the last. Run time: 15 minutes on
+two CPU cores, most of it compilation.
 """
 
 from __future__ import annotations

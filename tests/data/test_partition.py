@@ -247,7 +247,10 @@ def test_a_try_whose_open_clients_have_no_mass_is_discarded():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_clients": 11}, "100 examples cannot give num_clients=11 clients min_size=10 each: use at most 10 clients"),
+        (
+            {"num_clients": 11},
+            "100 examples cannot give num_clients=11 clients min_size=10 each by chance: use at most 9 clients",
+        ),
         ({"num_clients": 11}, "lower min_size to 9"),
         ({"alpha": 0.0}, "alpha=0.0 is no Dirichlet concentration"),
         ({"alpha": -1.0}, "alpha=-1.0"),
@@ -311,7 +314,7 @@ def test_a_partial_redraw_has_the_law_of_whole_draws_that_succeed():
 def test_impossible_sizes_fail_before_anything_is_drawn():
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    with pytest.raises(ValueError, match="at most 5 clients"):
+    with pytest.raises(ValueError, match="at most 4 clients"):
         dirichlet(np.zeros(50, int), np.arange(50), 6, 0.1, rng)
     assert rng.bit_generator.state == before
 

@@ -272,5 +272,5 @@ def test_labeled_examples_may_leave_after_the_partition(cifar10):
     assert len(after.server) == 500
     assert held([after.server, *after.unlabeled]) == list(range(50_000))
     assert max(len(np.unique(cifar10[row])) for row in after.unlabeled) == 2
-    assert max(len(np.unique(cifar10[row])) for row in before.unlabeled) == 3
+    assert max(len(np.unique(cifar10[row])) for row in before.unlabeled) > 2
     np.testing.assert_array_equal(before.server, after.server)

@@ -45,6 +45,11 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
     # Gray images stay gray only where all of them are; else they are RGB like the others.
     channels = 1 if all(gray for _, gray in read.values()) else 3
     splits = {split: Split(read[split][0][..., :channels], labels) for split, (_, labels) in files.items()}
+    if "train" in splits:
+        # A partition may hand out runs of a class in its stored order, and sorted by name they would differ in more than the
+        # class: CINIC-10's names begin with where a picture is from. So the order is drawn, once and for all.
+        order = np.random.default_rng(0).permutation(len(splits["train"].labels))
+        splits["train"] = Split(*(array[order] for array in splits["train"]))
     return with_splits(name, splits, resplit, seed)
 
 
@@ -56,11 +61,7 @@ def _classes(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
-    """The image files of a split, in an order drawn once and for all, and their labels.
-
-    A partition may hand out runs of a class in its stored order, and sorted by name they would differ in more than the class:
-    CINIC-10's names begin with where a picture is from.
-    """
+    """The image files of a split, sorted by class and name, and their labels."""
     other = sorted(set(classes) ^ set(_classes(folder)))
     if other:
         where = "is missing from" if other[0] in classes else "is only in"
@@ -73,8 +74,7 @@ def _files(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
             raise ValueError(f"{folder / name} holds no image ({', '.join(_ENDINGS)}): add some, or remove the class")
         paths += own
         labels += [label] * len(own)
-    order = np.random.default_rng(0).permutation(len(paths))
-    return [paths[i] for i in order], np.array(labels, np.int32)[order]
+    return paths, np.array(labels, np.int32)
 
 
 def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[np.ndarray, bool]:
