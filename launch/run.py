@@ -10,6 +10,7 @@ import logging
 import pathlib
 import signal
 import sys
+from logging.handlers import MemoryHandler
 from typing import Any
 
 from absl import flags
@@ -23,7 +24,9 @@ STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this ma
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # What is to be said before the run is accepted waits until then: a refusal is one line.
+    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL, target=logging.StreamHandler())
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
         command.parse(argv)
@@ -34,13 +37,13 @@ def main(argv: list[str]) -> int:
         from fedjax_ssl.experiment import loop
 
         with loop.Stop.on_signals() as stop:
-            status = _run(stop)
+            status = _run(stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
-def _run(stop: Any) -> int:
+def _run(stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import build, loop
     from fedjax_ssl.experiment.experiment import DivergedError
 
@@ -49,7 +52,10 @@ def _run(stop: Any) -> int:
         workdir = pathlib.Path(WORKDIR.value or pathlib.Path("runs", command.config_name(), str(experiment.settings.seed)))
         loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
     except command.WRONG_INPUT as error:
+        waiting.buffer.clear()
         return command.refuse(error)
+    waiting.flush()
+    waiting.flushLevel = logging.NOTSET  # from here on nothing waits
     try:
         loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:

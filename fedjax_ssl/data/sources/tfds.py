@@ -16,7 +16,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from fedjax_ssl.data.catalog import known
+from fedjax_ssl.data.catalog import DATASETS, known
 from fedjax_ssl.data.sources.checks import Dataset, Split, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
@@ -67,7 +67,9 @@ def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
 
     listed = tfds.list_builders(with_community_datasets=False)  # community datasets would be asked for over the network
     if not well_formed or well_formed[1] not in listed:
-        nearest = difflib.get_close_matches(name.lower(), [*others, *listed], n=1)
+        # First among what is known here: to cifar11 TFDS's cifar10_1 is as near as cifar10.
+        choices = ([*others, *DATASETS], listed)
+        nearest = next(filter(None, (difflib.get_close_matches(name.lower(), names, n=1) for names in choices)), None)
         hint = f"did you mean {nearest[0]!r}?" if nearest else "see tensorflow.org/datasets/catalog for the latter"
         raise ValueError(
             f"unknown dataset name={name!r}: accepted are {', '.join(others)}, a TFDS name such as cifar10, or your own TFDS "
