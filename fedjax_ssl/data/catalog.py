@@ -29,68 +29,124 @@ class Known(NamedTuple):
 
     kind: str
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     weak: str
     strong: str
     image_size: int
     citation: str
     terms: str
     url: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     get: str = ""
 
 
-_CIFAR = ("Krizhevsky 2009, Learning multiple layers of features from tiny images", "none stated; cite the report")
-_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
-_MNIST = ("LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition", "see source")
-
 DATASETS: dict[str, Known] = {
     "digits": Known(
-        *("builtin", 10, (), (), "crop1", "usb", 8),
-        "Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI), its test part",
-        "see source",
-        "https://archive.ics.uci.edu/dataset/80",
+        kind="builtin",
+        classes=10,
+        weak="crop1",
+        strong="usb",
+        image_size=8,
+        citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI), its test part",
+        terms="see source",
+        url="https://archive.ics.uci.edu/dataset/80",
     ),
     "cifar10": Known(
-        *("tfds", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "flip_crop4", "usb", 32, *_CIFAR, _CIFAR_URL)
+        kind="tfds",
+        classes=10,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.247, 0.2435, 0.2616),
+        weak="flip_crop4",
+        strong="usb",
+        image_size=32,
+        citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
+        terms="none stated; cite the report",
+        url="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
     "cifar100": Known(
-        *("tfds", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "flip_crop4", "usb", 32, *_CIFAR, _CIFAR_URL)
+        kind="tfds",
+        classes=100,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        weak="flip_crop4",
+        strong="usb",
+        image_size=32,
+        citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
+        terms="none stated; cite the report",
+        url="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
     "svhn_cropped": Known(
-        *("tfds", 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), "crop4", "usb", 32),
-        "Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
-        "for non-commercial use only",
-        "http://ufldl.stanford.edu/housenumbers/",
+        kind="tfds",
+        classes=10,
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.198, 0.201, 0.197),
+        weak="crop4",
+        strong="usb",
+        image_size=32,
+        citation="Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
+        terms="for non-commercial use only",
+        url="http://ufldl.stanford.edu/housenumbers/",
     ),
-    "mnist": Known(*("tfds", 10, (0.1307,), (0.3081,), "crop4", "usb", 28, *_MNIST), "http://yann.lecun.com/exdb/mnist/"),
+    "mnist": Known(
+        kind="tfds",
+        classes=10,
+        mean=(0.1307,),
+        std=(0.3081,),
+        weak="crop4",
+        strong="usb",
+        image_size=28,
+        citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition",
+        terms="see source",
+        url="http://yann.lecun.com/exdb/mnist/",
+    ),
     "fashion_mnist": Known(
-        *("tfds", 10, (0.2860,), (0.3530,), "flip_crop4", "usb", 28),
-        "Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747",
-        "MIT",
-        "https://github.com/zalandoresearch/fashion-mnist",
+        kind="tfds",
+        classes=10,
+        mean=(0.286,),
+        std=(0.353,),
+        weak="flip_crop4",
+        strong="usb",
+        image_size=28,
+        citation="Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747",
+        terms="MIT",
+        url="https://github.com/zalandoresearch/fashion-mnist",
     ),
     "emnist/byclass": Known(
-        *("tfds", 62, (0.1751,), (0.3332,), "crop4", "fedlabel_released", 28),
-        "Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters",
-        "see source",
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        kind="tfds",
+        classes=62,
+        mean=(0.1751,),
+        std=(0.3332,),
+        weak="crop4",
+        strong="fedlabel_released",
+        image_size=28,
+        citation="Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters",
+        terms="see source",
+        url="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     ),
     # FedDure's views and normalization; the latter is also its authors'
     "cinic10": Known(
-        *("image_folder", 10, (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
-        *("flip_crop4", "randaugment_mc", 32),
-        "Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
-        "see source; made of CIFAR-10 and ImageNet pictures",
-        "https://datashare.is.ed.ac.uk/handle/10283/3192",
-        "CINIC-10.tar.gz (to be unpacked: a folder with train/, valid/ and test/)",
+        kind="image_folder",
+        classes=10,
+        mean=(0.47889522, 0.47227842, 0.43047404),
+        std=(0.24205776, 0.23828046, 0.25874835),
+        weak="flip_crop4",
+        strong="randaugment_mc",
+        image_size=32,
+        citation="Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
+        terms="see source; made of CIFAR-10 and ImageNet pictures",
+        url="https://datashare.is.ed.ac.uk/handle/10283/3192",
+        get="CINIC-10.tar.gz (to be unpacked: a folder with train/, valid/ and test/)",
     ),
     "ag_news": Known(
-        *("text_features", 4, (), (), "none", "none", 0),
-        "Zhang, Zhao and LeCun 2015, arXiv:1509.01626, of A. Gulli's AG corpus",
-        "for research and other non-commercial use",
-        "https://github.com/mhjabreel/CharCnn_Keras/tree/master/data/ag_news_csv",
-        "train.csv and test.csv, to be turned into this file by python -m launch.text_features,",
+        kind="text_features",
+        classes=4,
+        weak="none",
+        strong="none",
+        image_size=0,
+        citation="Zhang, Zhao and LeCun 2015, arXiv:1509.01626, of A. Gulli's AG corpus",
+        terms="for research and other non-commercial use",
+        url="https://github.com/mhjabreel/CharCnn_Keras/tree/master/data/ag_news_csv",
+        get="train.csv and test.csv, to be turned into this file by python -m launch.text_features,",
     ),
 }
 
@@ -108,14 +164,25 @@ _MEDMNIST = {
     "organcmnist": (11, False),
     "organsmnist": (11, False),
 }
-for _name, (_classes, _mirrors) in _MEDMNIST.items():
-    DATASETS[_name] = Known(
-        *("npz", _classes, (0.5,), (0.5,), "flip_crop4" if _mirrors else "crop4", "fedlabel_released", 28),
-        "Yang et al. 2023, MedMNIST v2, Scientific Data 10:41, and the study that its page names for this part",
-        "CC BY-NC 4.0" if _name == "dermamnist" else "CC BY 4.0",
-        "https://zenodo.org/records/10519652",
-        f"{_name}.npz",
+
+
+def _medmnist(name: str, classes: int, mirrors: bool) -> Known:
+    return Known(
+        kind="npz",
+        classes=classes,
+        mean=(0.5,),
+        std=(0.5,),
+        weak="flip_crop4" if mirrors else "crop4",
+        strong="fedlabel_released",
+        image_size=28,
+        citation="Yang et al. 2023, MedMNIST v2, Scientific Data 10:41, and the study that its page names for this part",
+        terms="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
+        url="https://zenodo.org/records/10519652",
+        get=f"{name}.npz",
     )
+
+
+DATASETS |= {name: _medmnist(name, *facts) for name, facts in _MEDMNIST.items()}
 
 
 def known(name: str) -> Known | None:
