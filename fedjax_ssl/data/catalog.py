@@ -40,6 +40,19 @@ class Known(NamedTuple):
     get: str = ""
 
 
+_CIFAR10 = Known(
+    kind="tfds",
+    classes=10,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.247, 0.2435, 0.2616),
+    weak="flip_crop4",
+    strong="usb",
+    image_size=32,
+    citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
+    terms="none stated; cite the report",
+    url="https://www.cs.toronto.edu/~kriz/cifar.html",
+)
+
 DATASETS: dict[str, Known] = {
     "digits": Known(
         kind="builtin",
@@ -51,30 +64,8 @@ DATASETS: dict[str, Known] = {
         terms="see source",
         url="https://archive.ics.uci.edu/dataset/80",
     ),
-    "cifar10": Known(
-        kind="tfds",
-        classes=10,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.247, 0.2435, 0.2616),
-        weak="flip_crop4",
-        strong="usb",
-        image_size=32,
-        citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
-        terms="none stated; cite the report",
-        url="https://www.cs.toronto.edu/~kriz/cifar.html",
-    ),
-    "cifar100": Known(
-        kind="tfds",
-        classes=100,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-        weak="flip_crop4",
-        strong="usb",
-        image_size=32,
-        citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
-        terms="none stated; cite the report",
-        url="https://www.cs.toronto.edu/~kriz/cifar.html",
-    ),
+    "cifar10": _CIFAR10,
+    "cifar100": _CIFAR10._replace(classes=100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
     "svhn_cropped": Known(
         kind="tfds",
         classes=10,

@@ -26,11 +26,9 @@ def dirichlet(
     classes that occur in `indices`.
 
     The papers' settings succeed in a few tries. With many clients and a small alpha no number of tries would do: at
-    alpha = .05 and 500 clients on 50,000 examples each client falls short with probability 1/4, so a try succeeds with
-    (3/4)^500. After `max_tries` the clients that fall short are therefore drawn anew alone, the others keeping theirs, up to
-    1,000 times: p is a row of independent Gamma(alpha) variables, normalized, so a client's own C' variables can be replaced.
-    That is the same law, each client's draws conditioned on its size (not exactly, as clients are coupled by the
-    normalization and the rule on N / K); `notes` says that it was done.
+    alpha = .05 and 500 clients on 50,000 examples a try succeeds with about (3/4)^500. After `max_tries` the clients that
+    fall short are drawn anew alone, up to 1,000 times: p is a row of independent Gamma(alpha), normalized, so a client's own
+    C' variables can be replaced. Nearly the law conditioned on sizes (clients are coupled); `notes` says that it was done.
 
     Args:
         labels: int [pool], labels of the whole pool.
@@ -55,9 +53,7 @@ def dirichlet(
     def finish(sizes: np.ndarray, *notes: str) -> Partition:
         return Partition(cut(indices[np.argsort(of_class, kind="stable")], sizes), indices[:0], notes)
 
-    # Only sizes are computed per try: positions are moved once, for the try that succeeds. Aborting a try once the examples
-    # still to come cannot fill the smallest clients would gain nothing: with min_size well under N / K it is certain only
-    # after the last class.
+    # Only sizes are computed per try: positions are moved once, for the try that succeeds.
     for _ in range(max_tries):
         sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
         if sizes is not None and sizes.sum(0).min() >= min_size:
