@@ -134,12 +134,13 @@ def main() -> None:
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder for the runs")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
-    parser.add_argument("--seeds", type=int, help="how many, from 0 on")
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--first_seed", type=int, default=0, help="such as 10, to tune on others than the table's")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--rows", default="", help="comma-separated beginnings of the rows to run")
     arguments, extra = parser.parse_known_args()  # the rest, such as --config.rounds=2, goes to every run
     table = TABLES[arguments.table]
-    seeds = range(arguments.seeds or table.seeds)
+    seeds = range(arguments.first_seed, arguments.first_seed + (arguments.seeds or table.seeds))
     results = []
     print(
         "| method | setting | accuracy % | pseudo-labels correct % | MB up | MB down | s a run |\n|---|---|---|---|---|---|---|"

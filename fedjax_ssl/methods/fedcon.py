@@ -119,8 +119,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
             "model.name: got a network that is one classifier, with method.name=fedcon, "
             "accepted: one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
         )
-    if server.training != "after":
-        raise ValueError(f"server.training: got {server.training} with method.name=fedcon, accepted: after")
+    server_side.check_trains_after(server, "fedcon")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[FedConState, PyTree]:
         weights = task.init(key, spec.image_shape)

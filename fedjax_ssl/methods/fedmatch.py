@@ -29,7 +29,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import local, turns
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
-from fedjax_ssl.methods.server import Server, ServerState, fine_tune, step, with_statistics
+from fedjax_ssl.methods.server import Server, ServerState, check_trains_after, fine_tune, step, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
@@ -151,7 +151,11 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
 
     Returns:
         The method. Its broadcast reads the states of all clients, so that they stay on the device.
+
+    Raises:
+        ValueError: the server is to train in parallel with the clients.
     """
+    check_trains_after(server, "fedmatch")
     setup = Setup(task, client, server, options)
     return Method(
         init=partial(init, setup),

@@ -227,8 +227,7 @@ def _method(
     finish: Callable[[ClientOutput, Pair], ClientOutput] = lambda output, _: output,
 ) -> Method:
     """A method of one network, or of a pair; `finish` makes what a client returns of `train_client`'s results."""
-    if server.training != "after":
-        raise ValueError(f"server.training: got {server.training} with FedSiam, accepted: after")
+    server_side.check_trains_after(server, "fedsiam_pi, fedsiam_mt or fedsiam_d")
     paired = isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:

@@ -157,6 +157,12 @@ def method_without_clients(
     )
 
 
+def check_trains_after(server: Server, method: str) -> None:
+    """Raises ValueError where the server is to train in parallel with its clients, for a method that has no such form."""
+    if server.training != "after":
+        raise ValueError(f"server.training: got {server.training} with method.name={method}, accepted: after")
+
+
 def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerState:
     """A fresh server."""
     weights = task.init(key, spec.image_shape)
