@@ -17,8 +17,8 @@ from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
-COMMUNICATION = ("comm/bytes_up", "comm/bytes_down")
-TOTALS = (*COMMUNICATION, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
+COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
+TOTALS = (*COSTS, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
 
 
 class DivergedError(RuntimeError):
@@ -48,7 +48,7 @@ class Experiment:
         began, compiled = time.perf_counter(), self.simulator.compile_s
         state, _ = self.simulator.initialize(self.settings.seed)
         seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
-        return state, {"round": 0, **dict.fromkeys(COMMUNICATION, 0), **seconds}
+        return state, {"round": 0, **dict.fromkeys(COSTS, 0), **seconds}
 
     def rounds(
         self, state: RunState | None = None, last: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ class Experiment:
         began, compiled = time.perf_counter(), self.simulator.compile_s
         for number in range(int(state.round) + 1, self.settings.rounds + 1):
             state, metrics = self._round(state, number)
-            for key in COMMUNICATION:
+            for key in COSTS:
                 totals[key] += metrics.get(key, 0)
             totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
             totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began

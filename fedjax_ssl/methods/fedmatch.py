@@ -27,8 +27,9 @@ import jax.numpy as jnp
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, turns
+from fedjax_ssl.methods import local, passes, turns
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Server, ServerState, check_trains_after, fine_tune, step, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -287,7 +288,7 @@ def client_update(
     size = num_bytes(psi) // 4
     entries = jnp.stack([message.entries for message in sent])
     metrics = {
-        **local.client_metrics(trained, down=(), up=()),
+        **local.client_metrics(trained, down=(), up=(), besides=Passes(forward=len(image))),
         "comm/bytes_down": Sum(bytes_down(shared, helpers, kept)),
         "comm/bytes_up": Sum(jnp.sum(decomposed.message_bytes(entries, size)) + num_bytes(update.stats)),
         "client/upload_fraction": Mean(jnp.sum(entries, dtype=jnp.float32), jnp.float32(size * len(sent))),
@@ -347,7 +348,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             weights = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
             return task.eval_logits(weights, views, mask)
 
-        return jax.lax.map(one, helpers.psi)
+        return passes.map(one, helpers.psi)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
         (sigma, psi), stats = weights
@@ -375,7 +376,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             cotangent, divergence = jax.grad(consistency, has_aux=True)(logits)
             return *pullback(cotangent), divergence, agreement.label(logits, outputs, helpers.available)
 
-        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
+        grad_i, divergence, label = passes.cond(shared.helping, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)

@@ -22,6 +22,7 @@ from fedjax_ssl.methods import local, paired
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Training, trainable
 from fedjax_ssl.methods.paired import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, mean
@@ -91,10 +92,10 @@ def fixmatch(
     def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         keys = jax.random.split(key, 3)
         if options.pseudo_labels == "global":
-            objective, metrics = _once_per_round(task, options, shared.weights, shard, keys[0])
+            objective, metrics, besides = _once_per_round(task, options, shared.weights, shard, keys[0])
         else:
-            objective, metrics = _in_each_step(options, shard), {}
-        output = paired.client_output(task, client, shared, kept, shard, objective, keys[1:])
+            objective, metrics, besides = _in_each_step(options, shard), {}, None
+        output = paired.client_output(task, client, shared, kept, shard, objective, keys[1:], besides)
         return output._replace(metrics={**metrics, **output.metrics})
 
     return averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
@@ -102,10 +103,11 @@ def fixmatch(
 
 def _once_per_round(
     task: Task, options: FixMatchOptions, weights: Weights, shard: Shard, key: jax.Array
-) -> tuple[Objective, Metrics]:
-    """The objective with the global model's pseudo-labels, and their diagnostics."""
+) -> tuple[Objective, Metrics, Passes]:
+    """The objective with the global model's pseudo-labels, their diagnostics, and what they took."""
     mask = shard.unlabeled.mask
-    label, confidence = pseudo_labels.harden(local.class_probabilities(task, weights, shard.unlabeled, key))
+    probs, passes = local.class_probabilities(task, weights, shard.unlabeled, key)
+    label, confidence = pseudo_labels.harden(probs)
     accepted = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
@@ -113,7 +115,7 @@ def _once_per_round(
         return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
 
     metrics = {**pseudo_labels.diagnostics(label, shard.truth, accepted, mask), "client/mask_rate": mean(accepted, mask)}
-    return _objective(options, unlabeled, trainable(accepted, mask, options.batches), weak=False), metrics
+    return _objective(options, unlabeled, trainable(accepted, mask, options.batches), weak=False), metrics, passes
 
 
 def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:

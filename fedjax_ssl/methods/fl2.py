@@ -21,6 +21,7 @@ from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Training, trainable
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, mean
@@ -77,12 +78,14 @@ class Labeling(NamedTuple):
         accepted: bool [n], A_k: the examples of L_a.
         consistent: bool [n]: the examples of L_p and L_cs.
         tau: float32 scalar, tau_k.
+        passes: what it took.
     """
 
     label: jax.Array
     accepted: jax.Array
     consistent: jax.Array
     tau: jax.Array
+    passes: Passes
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
@@ -116,7 +119,12 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         weight = lsaa_weight(labeling.tau) if by_status else jnp.ones(())
         metrics = {
             **pseudo_labels.diagnostics(labeling.label, shard.truth, labeling.accepted, mask),
-            **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
+            **local.client_metrics(
+                trained,
+                down=shared.weights,
+                up=(update, labeling.tau) if by_status else update,
+                besides=labeling.passes,
+            ),
             "client/mask_rate": mean(labeling.accepted, mask),
             "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
         }
@@ -136,7 +144,7 @@ def lsaa_weight(tau: jax.Array) -> jax.Array:
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:
     """Pseudo-labels of a client's images under one weak view each, and which of them are accepted (Eqs. 7-11)."""
     mask = shard.unlabeled.mask
-    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
+    probs, passes = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
@@ -150,7 +158,7 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "accepted": accepted,
         "correct": accepted & (label == shard.truth),
     }[options.consistency_on]
-    return Labeling(label, accepted, consistent, adaptive.tau)
+    return Labeling(label, accepted, consistent, adaptive.tau, passes)
 
 
 def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> Gradient:

@@ -12,6 +12,8 @@ import optax
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
+from fedjax_ssl.methods import passes
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses
@@ -168,6 +170,7 @@ class Trained(NamedTuple):
         metrics: the steps' metrics, added up.
         images: int32 scalar, examples that the steps went through (forward and backward).
         teacher: the teacher after the last step, `()` where there is none.
+        passes: what all steps took; while they run, nothing.
     """
 
     weights: Weights
@@ -175,6 +178,7 @@ class Trained(NamedTuple):
     metrics: Metrics
     images: jax.Array
     teacher: PyTree = ()
+    passes: Passes = Passes()
 
 
 View = Callable[[jax.Array, jax.Array], jax.Array]
@@ -228,7 +232,7 @@ def train(
             return batching.take_pair(schedule, s, training.batch_size)
         return batching.take(schedule, s, training.batch_size)
 
-    first = jax.eval_shape(gradient, weights, take(jnp.int32(0)), key, *((teacher.start,) if teacher else ()))
+    first, of_step = passes.count(gradient, weights, take(jnp.int32(0)), key, *((teacher.start,) if teacher else ()))
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
 
     def step(s: jax.Array, trained: Trained) -> Trained:
@@ -247,7 +251,7 @@ def train(
 
     images, followed = jnp.zeros((), jnp.int32), teacher.start if teacher else ()
     start_state = Trained(weights, training.resume(kept, anchor), metrics, images, followed)
-    end = jax.lax.fori_loop(0, schedule.steps, step, start_state)
+    end = jax.lax.fori_loop(0, schedule.steps, step, start_state)._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=())
 
 
@@ -347,7 +351,7 @@ def supervised_gradient(task: Task, examples: Examples, *, view: View | None = N
     return gradient
 
 
-def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array) -> jax.Array:
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array) -> tuple[jax.Array, Passes]:
     """Softmax outputs of every example under one random weak view each, outside of training.
 
     Args:
@@ -357,11 +361,11 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
         key: PRNG key; example i draws from fold_in(key, i), whatever batch it is in.
 
     Returns:
-        float32 [n, C]; rows beyond `examples.count` are unspecified.
+        float32 [n, C], rows beyond `examples.count` unspecified; and the passes that it took.
     """
     n = examples.index.shape[0]
     size = min(task.batch_size, n)
-    shape = (-(-n // size) * size, task.num_classes)
+    num_batches = -(-examples.count // size)
 
     def weak(position: jax.Array) -> jax.Array:
         return task.views.weak(jax.random.fold_in(key, position), examples.take(position[None]))[0]
@@ -372,8 +376,9 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
         outputs = jax.nn.softmax(task.eval_logits(weights, views, batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
 
-    probs = jax.lax.fori_loop(0, -(-examples.count // size), step, jnp.zeros(shape, jnp.float32))
-    return probs[:n]
+    none = jnp.zeros((-(-n // size) * size, task.num_classes), jnp.float32)
+    _, of_batch = passes.count(step, jnp.int32(0), none)
+    return jax.lax.fori_loop(0, num_batches, step, none)[:n], of_batch.times(num_batches)
 
 
 def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
@@ -398,18 +403,22 @@ def data_weight(task: Task, shard: Shard) -> jax.Array:
     return count.astype(jnp.float32) if "clients" in task.labels_at else jnp.where(count > 0, 1.0, 0.0)
 
 
-def client_metrics(trained: Trained, *, down: PyTree, up: PyTree, sends: jax.Array | bool = True) -> Metrics:
-    """A client's metrics: its steps' (under `client/`, unless their name has a group), bytes received and sent, images.
+def client_metrics(
+    trained: Trained, *, down: PyTree, up: PyTree, sends: jax.Array | bool = True, besides: Passes | None = None
+) -> Metrics:
+    """A client's metrics: its steps' (under `client/`, unless their name has a group), bytes received and sent, images, passes.
 
     Args:
         trained: its training.
         down: the arrays it received.
         up: the arrays it sends.
         sends: bool scalar, whether it sends them at all.
+        besides: passes through networks besides the training's.
     """
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},
         "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),
         "comm/bytes_up": Sum(jnp.where(sends, jnp.int32(num_bytes(up)), 0)),
         "perf/client_images": Sum(trained.images),
+        **passes.metrics(trained.passes.plus(besides) if besides else trained.passes),
     }

@@ -18,6 +18,7 @@ from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods.local import Gradient, Kept, Step, Training
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Broadcast
 from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.metrics import Mean, Metrics, mean
@@ -91,7 +92,14 @@ def step_metrics(label: jax.Array, accepted: jax.Array, shard: Shard, batch: Bat
 
 
 def client_output(
-    task: Task, client: Training, shared: Broadcast, kept: PyTree, shard: Shard, objective: Objective, key: jax.Array
+    task: Task,
+    client: Training,
+    shared: Broadcast,
+    kept: PyTree,
+    shard: Shard,
+    objective: Objective,
+    key: jax.Array,
+    besides: Passes | None = None,
 ) -> ClientOutput:
     """A client's update by local training from the broadcast model, with its weight and metrics.
 
@@ -103,6 +111,7 @@ def client_output(
         shard: the client's data.
         objective: what it minimizes.
         key: PRNG keys [2], of the batches and of the steps.
+        besides: passes through networks before the training.
 
     Returns:
         ClientOutput. `client/loss` is the mean L_s where clients have labels, L_u then being `client/unlabeled_loss`; else the
@@ -126,7 +135,7 @@ def client_output(
         key=train_key,
     )
     update = task.update(shared.weights, trained.weights)
-    metrics = local.client_metrics(trained, down=shared.weights, up=update)
+    metrics = local.client_metrics(trained, down=shared.weights, up=update, besides=besides)
     return ClientOutput(update, local.data_weight(task, shard), trained.kept, metrics)
 
 

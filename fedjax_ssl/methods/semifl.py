@@ -76,10 +76,11 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         label_key, order_key, train_key = jax.random.split(key, 3)
         drawn = shard.unlabeled.mask
         metrics: Metrics = {}
+        besides = None
         if options.pseudo_labels == "batch":
             gradient = batch_gradient(task, options, shard)
         else:
-            probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
+            probs, besides = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
             label, confidence = pseudo_labels.harden(probs)
             accepted = drawn & thresholds.passes(confidence, options.confidence, strict=False)
             metrics = _label_metrics(label, shard.truth, accepted, drawn)
@@ -87,7 +88,8 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         start, schedule = (shared.weights, kept), client.schedule(order_key, drawn)
         trained = local.train(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
         update, takes_part = task.update(shared.weights, trained.weights), jnp.any(drawn)
-        metrics = {**metrics, **local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part)}
+        own = local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part, besides=besides)
+        metrics = {**metrics, **own}
         return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), trained.kept, metrics)
 
     return averaging_method(task, client, server, client_update)

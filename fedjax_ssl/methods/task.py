@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.methods import passes
 from fedjax_ssl.models import ModelFns, norm
 
 PyTree = Any
@@ -82,7 +83,8 @@ class Task(NamedTuple):
             mask: bool [B], the real examples.
             key: of the dropout masks (`dropout_key`); None: no dropout, for passes that only collect statistics.
         """
-        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
+        logits, stats = self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
+        return passes.mark(logits), stats
 
     def train_features(
         self, weights: Weights, images: jax.Array, mask: jax.Array, key: jax.Array | None = None
@@ -91,7 +93,8 @@ class Task(NamedTuple):
 
         As `train_logits`; the classifier's weights may be left out.
         """
-        return self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
+        features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
+        return passes.mark(features), stats
 
     def split(self, weights: Weights) -> tuple[Weights, Weights]:
         """The weights of the backbone, which makes features, and those of the classifier; `join` puts them together."""
@@ -105,7 +108,8 @@ class Task(NamedTuple):
 
     def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""
-        return self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")[0]
+        logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
+        return passes.mark(logits)
 
     def predict(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Logits [B, C] of uint8 images [B, H, W, ch], mask bool [B]."""

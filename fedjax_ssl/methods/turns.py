@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import local
+from fedjax_ssl.methods import local, passes
 from fedjax_ssl.methods.local import Gradient, Trained, Training
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
@@ -62,7 +62,8 @@ def train(
 
     states = tuple(training.resume(state, part) for state, part in zip(kept, anchors, strict=True))
     begun = Trained(weights, states, {}, jnp.zeros((), jnp.int32))
-    metrics: Metrics = jax.eval_shape(turns, jnp.int32(0), begun).metrics
-    begun = begun._replace(metrics=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics))
-    end = jax.lax.fori_loop(0, schedule.steps, step, begun)
+    first, of_step = passes.count(turns, jnp.int32(0), begun)
+    metrics: Metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
+    end = jax.lax.fori_loop(0, schedule.steps, step, begun._replace(metrics=metrics))
+    end = end._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=kept)

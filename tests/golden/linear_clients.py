@@ -138,10 +138,12 @@ def assert_metrics(got, expected):
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def traffic(images: int):
-    """What every client of this network reports besides."""
+def traffic(images: int, rows: int):
+    """What every client of this network reports besides; rows: that every step takes forward and back."""
     size = 4 * (SIDE * SIDE * CLASSES + CLASSES)
-    return {"comm/bytes_down": (size,), "comm/bytes_up": (size,), "perf/client_images": (images,)}
+    sent = {"comm/bytes_down": (size,), "comm/bytes_up": (size,), "perf/client_images": (images,)}
+    passes = (len(STEPS) * rows,)
+    return sent | {"cost/forward_passes": passes, "cost/backward_passes": passes}
 
 
 def diagnostics(label, truth, accepted):

@@ -12,6 +12,7 @@ from fedjax_ssl.methods import local
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.task import Task, Weights
 from tests.golden.linear_clients import (
+    BATCH,
     LABELED,
     LABELS,
     STEPS,
@@ -44,7 +45,7 @@ def test_a_client_update_is_what_the_equations_say(method, mu):
     assert_same(got_momentum, momentum)
     assert got_weight == LABELED + UNLABELED
     seen = sum(len(labeled) for labeled, _ in STEPS)
-    assert_metrics(metrics, {"client/loss": (sum(loss), seen), **traffic(seen)})
+    assert_metrics(metrics, {"client/loss": (sum(loss), seen), **traffic(seen, BATCH)})
 
 
 def test_fedprox_needs_a_positive_mu():

@@ -196,6 +196,8 @@ def test_a_client_update_is_what_the_equations_say(seen):
         "comm/bytes_down": (size,),
         "comm/bytes_up": (size,),
         "perf/client_images": (7,),
+        "cost/forward_passes": (2 * 4 * BATCH,),  # two steps: two views, of both networks
+        "cost/backward_passes": (2 * 2 * BATCH,),
     }
     assert set(output.metrics) == set(expected)
     for name, value in expected.items():

@@ -185,7 +185,7 @@ def client_of(at_clients):
     client = Training(
         torch_sgd(momentum=MOMENTUM), lambda _: None, LABELED_BATCH if at_clients else BATCH, epochs=EPOCHS[at_clients]
     )
-    method = fedmatch(task=task, client=client, server=None, options=FedMatchOptions(**OPTIONS))
+    method = fedmatch(task=task, client=client, server=Server(None, None, 0, None), options=FedMatchOptions(**OPTIONS))
     return client, jax.jit(method.client_update)
 
 
@@ -271,12 +271,22 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients):
         "comm/bytes_down": (4 * SIZE + message(differing) + len(helpers) * 4 * SIZE,),
         "comm/bytes_up": (message(entries) + (message(sigma_entries) if at_clients else 0),),
         "perf/client_images": (images + (LABELED if at_clients else 0),),
+        **passes(at_clients, helped=bool(helpers)),
     }
     if at_clients:
         metrics["client/loss"] = (labeled_loss, LABELED)
     assert set(output.metrics) == set(metrics)
     for name, value in metrics.items():
         np.testing.assert_allclose(output.metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def passes(at_clients, helped):
+    """Per step a plain and a strong view, the latter trained on; with helpers two more and the first's way back."""
+    steps = 3 if at_clients else 4
+    forward, backward = steps * BATCH * (4 if helped else 2), steps * BATCH * (2 if helped else 1)
+    labeled = steps * LABELED_BATCH if at_clients else 0
+    embedding = 1
+    return {"cost/forward_passes": (forward + labeled + embedding,), "cost/backward_passes": (backward + labeled,)}
 
 
 def test_a_new_client_receives_all_of_psi():

@@ -148,6 +148,8 @@ def expected_client(data, name, options, num_labeled, largest):
         "comm/bytes_down": (down,),
         "comm/bytes_up": (size if name == "fedsiam_pi" else 2 * size,),
         "perf/client_images": (count,),
+        "cost/forward_passes": (EPOCHS * len(batches) * 2 * BATCH,),  # of both networks, and back through one
+        "cost/backward_passes": (EPOCHS * len(batches) * BATCH,),
     }
     if name == "fedsiam_d":
         del metrics["comm/bytes_up"]  # the server counts them

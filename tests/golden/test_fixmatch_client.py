@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_ssl.methods.fixmatch import FixMatchOptions, fixmatch
 from tests.golden.linear_clients import (
+    BATCH,
     LABELED,
     LABELS,
     STEPS,
@@ -56,6 +57,6 @@ def test_a_client_update_is_what_the_equations_say(divisor, weight):
             "client/loss": (sum(loss), len(loss)),
             "client/unlabeled_loss": (sum(unlabeled_loss), len(unlabeled_loss)),
             **diagnostics(*zip(*seen, strict=True)),
-            **traffic(sum(len(a) + len(b) for a, b in STEPS)),
+            **traffic(sum(len(a) + len(b) for a, b in STEPS), 2 * UNLABELED_BATCH + BATCH),
         },
     )

@@ -95,7 +95,9 @@ class Client:
         order = np.flatnonzero(accepted) if options.batches == "accepted" else np.arange(7)
 
         loss = consistency_loss = used = 0.0
-        for at in np.split(order, range(BATCH, len(order), BATCH)):
+        batches = np.split(order, range(BATCH, len(order), BATCH))
+        steps = len(batches)
+        for at in batches:
             x, y, a, f = self.strong[at], label[at], accepted[at], consistent[at]
             clean, onehot = softmax(x @ w["kernel"] + w["bias"]), np.eye(CLASSES)[y]
             grad_a = gradient(x, (clean - onehot) * (a / a.sum())[:, None])  # Eq. 10
@@ -134,6 +136,9 @@ class Client:
             "comm/bytes_down": (size,),
             "comm/bytes_up": (size + 4 * by_status,),  # tau_k travels too (Algorithm 1, line 24)
             "perf/client_images": (len(order),),
+            # Two batches of 4 to label 7 images; a step has two forward and three backward passes.
+            "cost/forward_passes": (8 + steps * 2 * BATCH,),
+            "cost/backward_passes": (steps * 3 * BATCH,),
         }
         update = {name: self.params[name] - w[name] for name in w}
         return update, 1 - tau if by_status else 1.0, m, metrics  # Eq. 15

@@ -49,7 +49,9 @@ class SemiFLClient(Client):
         order = np.arange(7) if per_batch else np.flatnonzero(accepted)
         loss = mix_loss = used = passed = right = 0.0
         self.decisions = []
-        for at in [at for _ in range(EPOCHS) for at in np.split(order, range(batch_size, len(order), batch_size))]:
+        batches = EPOCHS * np.split(order, range(batch_size, len(order), batch_size))
+        rows = len(batches) * batch_size
+        for at in batches:
             if per_batch:
                 now, sure = self.labels(self.weak[at], w, options)
                 self.decisions.append((at[sure].tolist(), now[sure].tolist()))
@@ -90,6 +92,9 @@ class SemiFLClient(Client):
             "comm/bytes_down": (size,),
             "comm/bytes_up": (size,),
             "perf/client_images": (EPOCHS * len(order),),
+            # The strong view, and either the mixture, or the weak view to label it; 7 images to label are two batches of 4.
+            "cost/forward_passes": (2 * rows + (0 if per_batch else 8),),
+            "cost/backward_passes": (rows if per_batch else 2 * rows,),
         } | ({"client/mix_loss": (mix_loss, used)} if options.mix == "mixup" else {})
         return {name: self.params[name] - w[name] for name in w}, m, metrics
 

@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl.methods.uda import UDAOptions, uda
 from fedjax_ssl.ssl import losses, tsa
 from tests.golden.linear_clients import (
+    BATCH,
     LABELED,
     LABELS,
     STEPS,
@@ -67,7 +68,8 @@ def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, e
     paired = {"client/loss": of_labeled, "client/unlabeled_loss": of_unlabeled}
     expected = diagnostics(*zip(*seen, strict=True)) | (paired if labels_at == "clients" else {"client/loss": of_unlabeled})
     images = sum((len(a) if labels_at == "clients" else 0) + len(b) for a, b in STEPS)
-    assert_metrics(metrics, expected | traffic(images))
+    rows = 2 * UNLABELED_BATCH + (BATCH if labels_at == "clients" else 0)
+    assert_metrics(metrics, expected | traffic(images, rows))
     assert got_weight == (LABELED + UNLABELED if labels_at == "clients" else 1)
 
 

@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods.fl2 import FL2Options, pseudo_label
+from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
@@ -121,7 +122,7 @@ PROBS = np.array([[0.97, 0.02, 0.01], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.96, 0
 
 def labeling(monkeypatch, **options):
     """Pseudo-labels of five images whose softmax outputs are PROBS; the last is padding."""
-    monkeypatch.setattr("fedjax_ssl.methods.local.class_probabilities", lambda *_: jnp.asarray(PROBS))
+    monkeypatch.setattr("fedjax_ssl.methods.local.class_probabilities", lambda *_: (jnp.asarray(PROBS), Passes()))
     unlabeled = Examples(None, jnp.arange(5), jnp.int32(4), None)
     shard = Shard(unlabeled, unlabeled, jnp.array([0, 0, 2, 1, 2]))
     return pseudo_label(None, FL2Options(**options), None, shard, None)
