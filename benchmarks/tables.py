@@ -28,6 +28,24 @@ LABELS_AT_SERVER = (
     *("supervised", "fixmatch", "uda", "fl2", "semifl", "fedmatch", "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d"),
     *("fixmatch_central", "freematch_central"),
 )
+# FedDure's two splits of labeled and unlabeled data; FedAvg on the labels alone stands below all, on all labels above.
+SPLITS_AT_CLIENTS = {"(IID, IID)": "iid", "(DIR, DIR)": "dirdir"}
+LABELS_AT_CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FedAvg*": ("fedavg", {}),
+    "FedAvg++": ("fedavg_pp", {}),
+    "FedProx": ("fedprox", {}),
+    "UDA": ("uda", {}),
+    "FixMatch": ("fixmatch", {}),
+    "FedMatch": ("fedmatch", {}),
+    "FedSem": ("fedsem", {}),
+    "FedTriNet": ("fedtrinet", {}),
+    "FedSiam-Pi": ("fedsiam_pi", {}),
+    "FedSiam-MT": ("fedsiam_mt", {}),
+    "FedSiam-D": ("fedsiam_d", {}),
+    "FedLabel": ("fedlabel", {}),
+    "FedDure": ("feddure", {}),
+    "FedAvg-SL": ("fedavg", {"data.reveal_labels": True}),
+}
 # (FL)^2's Table 2: its parts, on top of FixMatch with FedAvg.
 PARTS = {
     "FixMatch + FedAvg": {"threshold": "fixed", "consistency": "none", "aggregation": "uniform"},
@@ -73,6 +91,14 @@ TABLES = {
             Cell(method, f"40 labels, {name}", f"configs/digits.py:{method},labels=40,split={split}", {})
             for method in LABELS_AT_SERVER
             for name, split in SPLITS.items()
+        ],
+    ),
+    "digits_clients": Table(
+        seeds=3,
+        cells=[
+            Cell(row, f"10 %, {name}", f"configs/digits.py:{method},labels_at=clients,split={split}", overrides)
+            for row, (method, overrides) in LABELS_AT_CLIENTS.items()
+            for name, split in SPLITS_AT_CLIENTS.items()
         ],
     ),
     "fl2_ablation": Table(

@@ -295,11 +295,10 @@ def prepare(
 ) -> tuple[FedConState, Metrics]:
     """The server's work before round 1: `server.pretrain` trainings, FedCon's is one, then sBN statistics."""
 
-    def pretrain(i: jax.Array, state: FedConState) -> FedConState:
-        return train_server(task, server, options, state, data, jax.random.fold_in(key, i))[0]
+    def train(state: FedConState, key: jax.Array) -> tuple[FedConState, Metrics]:
+        return train_server(task, server, options, state, data, key)
 
-    if server.pretrain:
-        state = jax.lax.fori_loop(0, server.pretrain, pretrain, state)
+    state = server_side.pretrain(server, train, state, key)
     return state._replace(weights=server_side.with_statistics(task, server.static_norm, state.weights, data)), {}
 
 

@@ -30,7 +30,7 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.methods import local, passes, turns
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState, check_trains_after, fine_tune, step, with_statistics
+from fedjax_ssl.methods.server import Server, ServerState, check_trains_after, fine_tune, pretrain, step, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
@@ -199,12 +199,7 @@ def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
 
 def prepare(setup: Setup, state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
     """`server.pretrain` trainings of sigma where the server has labels, then the first statistics."""
-
-    def pretrain(i: jax.Array, state: ServerState) -> ServerState:
-        return train_sigma(setup, state, data, jax.random.fold_in(key, i))[0]
-
-    if setup.server.pretrain and "server" in setup.task.labels_at:
-        state = jax.lax.fori_loop(0, setup.server.pretrain, pretrain, state)
+    state = pretrain(setup.server, lambda state, key: train_sigma(setup, state, data, key), state, key)
     return _with_statistics(setup, state, data), {}
 
 
@@ -230,7 +225,8 @@ def train_sigma(setup: Setup, state: ServerState, data: ServerData, key: jax.Arr
     def of_sigma(weights: Weights, batch: Batch, key: jax.Array) -> Step:
         return of_parts(weights._replace(params=Parts(weights.params, psi)), batch, key)
 
-    trained, metrics = fine_tune(setup.task, setup.server, _with_params(state, sigma), data, key, gradient=of_sigma)
+    start = _with_params(state, sigma)
+    trained, metrics = fine_tune(setup.task, setup.server, start, data, key, objective=lambda _: of_sigma)
     return _with_params(trained, Parts(trained.weights.params, psi)), metrics
 
 

@@ -364,10 +364,10 @@ def prepare(
 ) -> tuple[ServerState, Metrics]:
     """The server's work before round 1: `server.pretrain` trainings, the paper's is none, then sBN statistics."""
 
-    def pretrain(i: jax.Array, state: ServerState) -> ServerState:
-        return train_server(task, server, alpha_max, state, data, jax.random.fold_in(key, i))[0]
+    def train(state: ServerState, key: jax.Array) -> tuple[ServerState, Metrics]:
+        return train_server(task, server, alpha_max, state, data, key)
 
-    state = jax.lax.fori_loop(0, server.pretrain, pretrain, state) if server.pretrain else state
+    state = server_side.pretrain(server, train, state, key)
     return pair.with_statistics(task, server, state, data), {}
 
 

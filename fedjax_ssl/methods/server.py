@@ -15,7 +15,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard, weighted_sum
 from fedjax_ssl.methods import local
-from fedjax_ssl.methods.local import Gradient, Kept, Training
+from fedjax_ssl.methods.local import Gradient, Training
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
@@ -93,8 +93,10 @@ class ServerState(NamedTuple):
 
 
 ClientUpdate = Callable[[Broadcast, PyTree, PyTree, Shard, jax.Array], ClientOutput]
-Annealed = Callable[[jax.Array], Kept]
-"""Round, int32 scalar from 0 -> which labeled examples a step's loss keeps in it."""
+LabeledObjective = Callable[[ServerData], Gradient]
+"""The server's data -> the gradient of a step of its training."""
+Trainer = Callable[[Any, jax.Array], tuple[Any, Metrics]]
+"""(state, key) -> (state, metrics): one of the server's trainings."""
 
 
 def averaging_method(
@@ -104,7 +106,7 @@ def averaging_method(
     client_update: ClientUpdate,
     *,
     labels_at: tuple[str, ...] = ("server",),
-    kept: Annealed | None = None,
+    objective: LabeledObjective | None = None,
 ) -> Method:
     """A method whose server broadcasts its model, averages, fine-tunes on labels it has, and is evaluated: all but the clients.
 
@@ -114,7 +116,7 @@ def averaging_method(
         server: the server's settings.
         client_update: (Broadcast, (), kept optimizer state, Shard, key) -> ClientOutput.
         labels_at: where the method can read labels. Where the server has none it only averages and collects statistics.
-        kept: which labeled examples the fine-tuning's loss keeps; None: all.
+        objective: of the fine-tuning; None: the cross-entropy of the labeled examples.
     """
 
     def init_(key: jax.Array, spec: DataSpec) -> tuple[ServerState, PyTree]:
@@ -126,10 +128,10 @@ def averaging_method(
 
     return Method(
         init=init_,
-        prepare=partial(prepare, task, server, kept=kept),
+        prepare=partial(prepare, task, server, objective=objective),
         broadcast=broadcast,
         client_update=client_update,
-        server_update=partial(finish_round, task, server, kept=kept),
+        server_update=partial(finish_round, task, server, objective=objective),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
         labels_at=labels_at,
     )
@@ -170,16 +172,28 @@ def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerSt
     return ServerState(weights, server.optimizer.init(weights.params), fine_tune)
 
 
+def pretrain(server: Server, train: Trainer, state: Any, key: jax.Array) -> Any:
+    """The state after `server.pretrain` trainings, each with a key of its own."""
+    if not server.pretrain:
+        return state
+    return jax.lax.fori_loop(0, server.pretrain, lambda i, state: train(state, jax.random.fold_in(key, i))[0], state)
+
+
 def prepare(
-    task: Task, server: Server, state: ServerState, data: ServerData, key: jax.Array, *, kept: Annealed | None = None
+    task: Task,
+    server: Server,
+    state: ServerState,
+    data: ServerData,
+    key: jax.Array,
+    *,
+    objective: LabeledObjective | None = None,
 ) -> tuple[ServerState, Metrics]:
     """The server's work before round 1: `server.pretrain` supervised trainings, then the first sBN statistics."""
 
-    def pretrain(i: jax.Array, state: ServerState) -> ServerState:
-        return fine_tune(task, server, state, data, jax.random.fold_in(key, i), kept=kept)[0]
+    def train(state: ServerState, key: jax.Array) -> tuple[ServerState, Metrics]:
+        return fine_tune(task, server, state, data, key, objective=objective)
 
-    if server.pretrain and "server" in task.labels_at:
-        state = jax.lax.fori_loop(0, server.pretrain, pretrain, state)
+    state = pretrain(server, train, state, key)
     return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data)), {}
 
 
@@ -191,22 +205,28 @@ def finish_round(
     data: ServerData,
     key: jax.Array,
     *,
-    kept: Annealed | None = None,
+    objective: LabeledObjective | None = None,
 ) -> tuple[ServerState, Metrics]:
     """The server's work at the end of a round: aggregation step and training, sBN statistics for the next broadcast."""
     if server.training == "after":
-        return train_alone(task, server, step(server, state, aggregate), data, key, kept=kept)
+        return train_alone(task, server, step(server, state, aggregate), data, key, objective=objective)
     sent = state.weights
-    state, metrics = fine_tune(task, server, state, data, key, kept=kept)
+    state, metrics = fine_tune(task, server, state, data, key, objective=objective)
     state = step(server, state, with_server(sent, state.weights, aggregate))
     return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data)), metrics
 
 
 def train_alone(
-    task: Task, server: Server, state: ServerState, data: ServerData, key: jax.Array, *, kept: Annealed | None = None
+    task: Task,
+    server: Server,
+    state: ServerState,
+    data: ServerData,
+    key: jax.Array,
+    *,
+    objective: LabeledObjective | None = None,
 ) -> tuple[ServerState, Metrics]:
     """The server's work without an aggregation: fine-tuning, then sBN statistics."""
-    state, metrics = fine_tune(task, server, state, data, key, kept=kept)
+    state, metrics = fine_tune(task, server, state, data, key, objective=objective)
     return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data)), metrics
 
 
@@ -261,23 +281,22 @@ def fine_tune(
     data: ServerData,
     key: jax.Array,
     *,
-    kept: Annealed | None = None,
-    gradient: Gradient | None = None,
+    objective: LabeledObjective | None = None,
 ) -> tuple[ServerState, Metrics]:
-    """Training on the server's labeled data; nothing, without a loss, where it has none.
+    """Training on the server's labeled data, by their cross-entropy ((FL)^2, Eq. 2) unless another objective is given.
 
-    The gradient is that of their cross-entropy ((FL)^2, Eq. 2), of the examples that are `kept`, unless another one is given.
+    Where it has none there is no training, and no loss.
     """
     if "server" not in task.labels_at:
         return state, {}
     order_key, train_key = jax.random.split(key)
-    training, labeled = server.fine_tune, data.labeled
+    training = server.fine_tune
     trained = local.train(
         task,
         training,
-        gradient or local.supervised_gradient(task, labeled, kept=kept and kept(data.round)),
+        objective(data) if objective else local.supervised_gradient(task, data.labeled),
         (state.weights, state.fine_tune),
-        training.schedule(order_key, labeled.mask),
+        training.schedule(order_key, data.labeled.mask),
         learning_rate=training.learning_rate(data.round),
         key=train_key,
     )

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import paired
+from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
+from fedjax_ssl.methods import local, paired
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Kept, Training
+from fedjax_ssl.methods.local import Gradient, Kept, Training
 from fedjax_ssl.methods.paired import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task
@@ -94,4 +94,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
         )
         return paired.client_output(task, client, shared, kept, shard, objective, jax.random.split(key))
 
-    return averaging_method(task, client, server, client_update, labels_at=("server", "clients"), kept=kept_in)
+    def fine_tuning(data: ServerData) -> Gradient:
+        return local.supervised_gradient(task, data.labeled, kept=kept_in and kept_in(data.round))
+
+    return averaging_method(task, client, server, client_update, labels_at=("server", "clients"), objective=fine_tuning)
