@@ -4,7 +4,9 @@
 
 Every run is `python -m launch.run` in a process and a folder of its own, so a table that was stopped goes on where it stopped.
 A run that fails is named with its error; no mean is taken over it. Programs are compiled once for all seeds, into a cache in
-the workdir; the seconds are those of whole runs, compilation included, `--jobs` of them side by side.
+the workdir; the seconds are those of whole runs, compilation included, `--jobs` of them side by side. Pseudo-label accuracy is
+over the last five rounds: of a client's examples where a method labels them once a round (fl2, semifl, fixmatch), else of those
+that its steps draw.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ LABELS_AT_SERVER = (
     *("supervised", "fixmatch", "uda", "fl2", "semifl", "fedmatch", "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d"),
     *("fixmatch_central", "freematch_central"),
 )
+# Its config has the learning rate of (FL)^2, whose parts it is compared with; see LEARNING_RATES in configs/digits.py.
+TUNED: dict[str, dict[str, Any]] = {
+    "fixmatch": {"client.optimizer.learning_rate": 0.1, "server.optimizer.learning_rate": 0.1},
+}
 # FedDure's two splits of labeled and unlabeled data; FedAvg on the labels alone stands below all, on all labels above.
 SPLITS_AT_CLIENTS = {"(IID, IID)": "iid", "(DIR, DIR)": "dirdir"}
 LABELS_AT_CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,7 +94,7 @@ TABLES = {
     "digits_server": Table(
         seeds=3,
         cells=[
-            Cell(method, f"40 labels, {name}", f"configs/digits.py:{method},labels=40,split={split}", {})
+            Cell(method, f"40 labels, {name}", f"configs/digits.py:{method},labels=40,split={split}", TUNED.get(method, {}))
             for method in LABELS_AT_SERVER
             for name, split in SPLITS.items()
         ],
@@ -127,12 +133,18 @@ def run(cell: Cell, seed: int, workdir: pathlib.Path, extra: list[str]) -> dict[
         "seed": seed,
         "accuracy": summary["eval/accuracy"],
         "accuracy_last5": summary["eval/accuracy_last5"],
-        "pseudo_label_accuracy": rows[-1].get("diagnostics/pseudo_label_accuracy"),
+        "pseudo_label_accuracy": mean_of_last(rows, "diagnostics/pseudo_label_accuracy"),
         "bytes_up": summary.get("comm/bytes_up", 0),
         "bytes_down": summary.get("comm/bytes_down", 0),
         "seconds": summary["time/total_s"],
         "curve": [[row["round"], row["eval/accuracy"]] for row in rows if "eval/accuracy" in row],
     }
+
+
+def mean_of_last(rows: list[dict[str, Any]], key: str, rounds: int = 5) -> float | None:
+    """The mean of what the last rounds have under `key`; None where they have nothing there."""
+    values = [row[key] for row in rows[-rounds:] if row.get(key) is not None]
+    return statistics.mean(values) if values else None
 
 
 def spread(values: list[float]) -> str:
@@ -182,6 +194,11 @@ def main() -> None:
             print(line(cell, runs), flush=True)
             results.append({**cell._asdict(), "runs": runs})
     if arguments.json:
+        new = {(cell["row"], cell["column"]) for cell in results}
+        old = json.loads(arguments.json.read_text())["cells"] if arguments.json.exists() else []
+        results += [cell for cell in old if (cell["row"], cell["column"]) not in new]  # of other --rows
+        order = [(cell.row, cell.column) for cell in table.cells]
+        results.sort(key=lambda cell: order.index((cell["row"], cell["column"])))
         about = {
             "command": " ".join(["python -m benchmarks.tables", *sys.argv[1:]]),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
