@@ -70,6 +70,7 @@ class ServerData(NamedTuple):
     Attributes:
         labeled: the server's labeled examples (count 0 where the labels are at the clients).
         unlabeled: every unlabeled example of the training pool, owned by a client or not.
+        truth: their labels int32 [n], for diagnostics only.
         next_cohort: `Examples` with leading axis M, without labels: all data, labeled and not, of the clients that take part in
             the round to come (its static batch-norm statistics are theirs in (FL)^2, Appendix E).
         round: int32 scalar, the round being finished, counted from 0; in `prepare` 0 as well.
@@ -77,6 +78,7 @@ class ServerData(NamedTuple):
 
     labeled: Examples
     unlabeled: Examples
+    truth: Array
     next_cohort: Examples
     round: Array
 
@@ -135,6 +137,7 @@ class Method(NamedTuple):
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, run once.
         aggregator: `sum` (a weighted mean that streams over chunks of clients) or `stack` (needs all updates at once).
         labels_at: where it can read labels: `server`, `clients`, or both; other scenarios are refused.
+        server_training: when its server can train on labels: `after` the clients are averaged, or in `parallel` with them.
         host_data: whether training images and client states may stay on the host, and only the cohort's be fetched: not where
             `broadcast` reads the states of clients, or the server the whole pool's images.
     """
@@ -148,4 +151,5 @@ class Method(NamedTuple):
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = _no_preparation
     aggregator: str = "sum"
     labels_at: tuple[str, ...] = ("server",)
+    server_training: tuple[str, ...] = ("after",)
     host_data: bool = True

@@ -11,6 +11,7 @@ LABELS_AT = {
     "fixmatch": ("server", "clients"),
     "fedmatch": ("server", "clients"),
     "uda": ("clients", "server"),
+    **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
     **dict.fromkeys(("fedavg", "fedavg_pp", "fedprox"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""

@@ -135,8 +135,11 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
     if data.reveal_labels and "clients" not in method.labels_at:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
-    if data.labels_at == "clients" and settings.server.training != "after":
-        raise ValueError(f"server.training: got {settings.server.training} with data.labels_at=clients, accepted: after")
+    training = settings.server.training
+    if training not in method.server_training:
+        raise ValueError(f"server.training: got {training} with method.name={name}, accepted: after")
+    if data.labels_at == "clients" and training != "after":
+        raise ValueError(f"server.training: got {training} with data.labels_at=clients, accepted: after")
     sbn_data = settings.server.sbn_data
     if data.labels_at == "clients" and settings.model["norm"] == "static" and sbn_data != "cohort":
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")

@@ -56,6 +56,9 @@ class FreeMatchCentralOptions:
         fairness_weight: w_f, as USB's configs have it; 0: without the fairness term.
         threshold_decay: lambda of the status that thresholds follow.
         threshold_clip: the largest tau: .95 in USB on SVHN; 1: none.
+        threshold_quantile: tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.
+        least_threshold, most_threshold: the thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on
+            SVHN.
         ema_decay: of the moving average of the parameters, per step.
     """
 
@@ -63,6 +66,9 @@ class FreeMatchCentralOptions:
     fairness_weight: float = 0.001
     threshold_decay: float = 0.999
     threshold_clip: float = 1.0
+    threshold_quantile: float = 0.0
+    least_threshold: float = 0.0
+    most_threshold: float = 1.0
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
@@ -73,6 +79,11 @@ class FreeMatchCentralOptions:
             raise ValueError(f"method.fairness_weight: got {self.fairness_weight}, accepted: a number >= 0")
         if not 0 < self.threshold_clip <= 1:
             raise ValueError(f"method.threshold_clip: got {self.threshold_clip}, accepted: a number in (0, 1]")
+        if not 0 <= self.threshold_quantile < 1:
+            raise ValueError(f"method.threshold_quantile: got {self.threshold_quantile}, accepted: a number in [0, 1)")
+        if not 0 <= self.least_threshold <= self.most_threshold:
+            accepted = f"a number in [0, method.most_threshold = {self.most_threshold}]"
+            raise ValueError(f"method.least_threshold: got {self.least_threshold}, accepted: {accepted}")
 
 
 def _check_mu(mu: int) -> None:
@@ -108,11 +119,13 @@ class Outputs(NamedTuple):
         probs: float32 [mu B, C], softmax outputs q of the weak views, without gradient.
         logits: float32 [mu B, C], of the strong views.
         mask: bool [mu B], which rows are real examples.
+        truth: int32 [mu B], their labels, for diagnostics only.
     """
 
     probs: jax.Array
     logits: jax.Array
     mask: jax.Array
+    truth: jax.Array
 
 
 class Unlabeled(NamedTuple):
@@ -150,7 +163,7 @@ def fixmatch_central(
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
         label, confidence = pseudo_labels.harden(outputs.probs)
         accepted = outputs.mask & thresholds.passes(confidence, options.confidence, strict=False)
-        return Unlabeled(consistency_loss(outputs, label, accepted), status, {"mask_rate": mean(accepted, outputs.mask)})
+        return Unlabeled(consistency_loss(outputs, label, accepted), status, diagnostics(outputs, label, accepted))
 
     return _central(task, server, options.mu, options.ema_decay, lambda num_classes: (), unlabeled_loss)
 
@@ -179,16 +192,29 @@ def freematch_central(
     del client
 
     def unlabeled_loss(outputs: Outputs, status: freematch.Status) -> Unlabeled:
-        decay, clip = options.threshold_decay, options.threshold_clip
-        status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=clip)
+        status = freematch.update(
+            status,
+            outputs.probs,
+            outputs.mask,
+            decay=options.threshold_decay,
+            largest=options.threshold_clip,
+            quantile=options.threshold_quantile,
+        )
         label, confidence = pseudo_labels.harden(outputs.probs)
-        accepted = outputs.mask & thresholds.passes(confidence, freematch.class_thresholds(status)[label], strict=False)
+        required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
+        accepted = outputs.mask & thresholds.passes(confidence, required, strict=False)
         loss = consistency_loss(outputs, label, accepted)
         if options.fairness_weight:
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
-        return Unlabeled(loss, status, {"mask_rate": mean(accepted, outputs.mask), "threshold": mean(status.tau)})
+        return Unlabeled(loss, status, {**diagnostics(outputs, label, accepted), "threshold": mean(status.tau)})
 
     return _central(task, server, options.mu, options.ema_decay, freematch.start, unlabeled_loss)
+
+
+def diagnostics(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> Metrics:
+    """Of the pseudo-labels int32 [mu B] and which are accepted, bool [mu B]; an example counts as often as it is drawn."""
+    found = pseudo_labels.diagnostics(label, outputs.truth, accepted, outputs.mask)
+    return {**found, "mask_rate": mean(accepted, outputs.mask)}
 
 
 def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> jax.Array:
@@ -224,7 +250,9 @@ def _central(
         state = CentralState(
             state.weights._replace(stats=stats), state.average, state.optimizer if training.persistent else (), state.status
         )
-        return state, {f"server/{name}": jax.tree.map(jnp.sum, value) for name, value in metrics.items()}
+        return state, {
+            name if "/" in name else f"server/{name}": jax.tree.map(jnp.sum, value) for name, value in metrics.items()
+        }
 
     return method_without_clients(
         init=init,
@@ -298,7 +326,7 @@ def gradient(
         of_labeled, of_weak, of_strong = jnp.split(logits, sizes)
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
-        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask), state.status)
+        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.truth[unlabeled.positions]), state.status)
         return supervised + result.loss, (batch_stats, result)
 
     (total, (batch_stats, result)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)

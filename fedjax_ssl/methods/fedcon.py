@@ -5,9 +5,9 @@ classifier, the backbone, to predict what a slow average of its own makes of ano
 backbones travel: the classifier stays at the server, the predictor and the average at the client that they belong to.
 
 The losses are the paper's, with its released code's optimizers and schedules, but not that code's slips: there the server's
-average is never used, the clients' LARS has no momentum and its schedule starts anew each round, and what belongs to a client
-is kept under the number of a batch, so that clients find others' predictors. Its last partial batches are dropped, here they
-are trained on.
+average is never used, the clients' LARS has no momentum and its schedule, a warm-up and a cosine, starts anew each round (here
+one cosine spans the run), and what belongs to a client is kept under the number of a batch, so that clients find others'
+predictors. Its last partial batches are dropped, here they are trained on.
 
 Every client keeps a predictor and an average of its own. With the paper's networks on CIFAR-10 the predictor has 100,704,256
 parameters and 100 clients take 41 GB, in memory and in each checkpoint: `execution.data=host` keeps them off the device.
@@ -112,14 +112,13 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         the server; its client states are `Personal`.
 
     Raises:
-        ValueError: the network is all classifier, or the server is to train in parallel with the clients.
+        ValueError: the network is all classifier.
     """
     if not task.model.backbone():
         raise ValueError(
             "model.name: got a network that is one classifier, with method.name=fedcon, "
             "accepted: one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
         )
-    server_side.check_trains_after(server, "fedcon")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[FedConState, PyTree]:
         weights = task.init(key, spec.image_shape)

@@ -30,12 +30,12 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.methods import local, passes, turns
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState, check_trains_after, fine_tune, pretrain, step, with_statistics
+from fedjax_ssl.methods.server import Server, ServerState, fine_tune, pretrain, step, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
-from fedjax_ssl.ssl import agreement, losses, pseudo_labels
+from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
 PyTree = Any
 
@@ -152,11 +152,7 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
 
     Returns:
         The method. Its broadcast reads the states of all clients, so that they stay on the device.
-
-    Raises:
-        ValueError: the server is to train in parallel with the clients.
     """
-    check_trains_after(server, "fedmatch")
     setup = Setup(task, client, server, options)
     return Method(
         init=partial(init, setup),
@@ -357,7 +353,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
         logits, pullback, batch_stats = jax.vjp(lambda theta: forward(theta, plain), theta, has_aux=True)
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
-        confident = (confidence >= options.confidence) & batch.mask
+        confident = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
 
         def alone() -> tuple[PyTree, jax.Array, jax.Array]:
             return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label

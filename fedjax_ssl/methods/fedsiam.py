@@ -50,7 +50,8 @@ class FedSiamPiOptions:
         consistency: J, `mse` (Eq. 4) or `kl` (Eq. 5).
         consistency_weight: a factor of beta_k J; 0: no siamese network.
         normalization: `paper`: the squared error is summed over classes, L is the mean over a batch's labeled examples;
-            `released`: both are smaller, by the number of classes, and divided by all of the batch's examples.
+            `released`: both are smaller, by the number of classes, and divided by all of the batch's examples; and the epochs
+            that beta_k and alpha ramp up with are one participation ahead, so that both start well up.
         labeled_repeats: how often an epoch goes through the labeled examples (`released`: 3 or 2).
     """
 
@@ -227,13 +228,13 @@ def _method(
     finish: Callable[[ClientOutput, Pair], ClientOutput] = lambda output, _: output,
 ) -> Method:
     """A method of one network, or of a pair; `finish` makes what a client returns of `train_client`'s results."""
-    server_side.check_trains_after(server, "fedsiam_pi, fedsiam_mt or fedsiam_d")
     paired = isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         one = task.init(key, spec.image_shape)
         weights = pair.join(one, one) if paired else one
-        state = ServerState(weights, server.optimizer.init(weights.params), server.fine_tune.init(one.params))
+        fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
+        state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
         none = jnp.zeros(spec.num_clients, jnp.int32)
         return state, ClientState(none, none, client.init_many(one.params, spec.num_clients))
 
@@ -263,18 +264,19 @@ def train_client(
 ) -> tuple[ClientOutput, Pair]:
     """A client's local training: what it returns, and the two networks that it ends with."""
     order_key, train_key = jax.random.split(key)
+    epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats)
     schedule = client.schedule(order_key, examples.mask)
 
     def alpha(batch: Batch) -> jax.Array:
         by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
-        so_far = state.epochs + batch.epoch if by_epochs else state.steps + batch.step
+        so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
     trained = pair.train(
         task,
         client,
-        client_gradient(task, options, examples, state.epochs),
+        client_gradient(task, options, examples, epochs),
         (shared.weights, state.optimizer),
         schedule,
         learning_rate=shared.learning_rate,
@@ -303,10 +305,13 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
         options: losses.
         examples: the client's.
         epochs: int32 scalar, the client's local epochs before this training.
+
+    Where J has no weight the target has no pass: batch-norm statistics of its own would be the online network's.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
     released = options.normalization == "released"
     scale = 1.0 / task.num_classes if released and options.consistency == "mse" else 1.0
+    siamese = options.consistency_weight > 0
 
     def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights | None = None) -> Step:
         at = batch.positions
@@ -318,19 +323,23 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
             return task.train_logits(network, views, batch.mask, dropout_key(key))
 
         online_key, target_key = jax.random.split(key)
-        target_logits, target_stats = logits(online if target is None else target, target_key)
+        if siamese:
+            target_logits, target_stats = logits(online if target is None else target, target_key)
         used = labeled & batch.mask
         beta = options.consistency_weight * ema.ramp_up(epochs + batch.epoch + 1, RAMP_EPOCHS)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array, PyTree]]:
+        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
             outputs, stats = logits(online._replace(params=params), online_key)
-            ce, j = losses.cross_entropy(outputs, labels), scale * distance(target_logits, outputs)
+            ce = losses.cross_entropy(outputs, labels)
             supervised = losses.masked_mean(ce, used, jnp.sum(batch.mask) if released else None)  # Eq. 6
-            return supervised + beta * losses.masked_mean(j, batch.mask), (ce, j, stats)
+            if not siamese:
+                return supervised, ({"loss": mean(ce, used)}, stats)
+            j = scale * distance(target_logits, outputs)
+            metrics = {"loss": mean(ce, used), "consistency_loss": mean(j, batch.mask)}
+            return supervised + beta * losses.masked_mean(j, batch.mask), (metrics, stats)  # Eq. 7
 
-        grad, (ce, j, stats) = jax.grad(loss, has_aux=True)(online.params)
-        metrics = {"loss": mean(ce, used), "consistency_loss": mean(j, batch.mask)}
-        return Step(grad, stats, metrics, teacher_stats=target_stats)
+        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(online.params)
+        return Step(grad, stats, metrics, teacher_stats=target_stats if siamese else stats)
 
     return gradient
 
@@ -338,7 +347,9 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
 def train_server(
     task: Task, server: Server, alpha_max: AlphaMax, state: ServerState, data: ServerData, key: jax.Array
 ) -> tuple[ServerState, Metrics]:
-    """The server's training of the online network on its labels, and the target's steps after it (Eqs. 8, 9)."""
+    """The server's training of the online network on its labels, if it has any, and the target's steps after it (Eqs. 8, 9)."""
+    if "server" not in task.labels_at:
+        return state, {}
     order_key, train_key = jax.random.split(key)
     training, on_labels = server.fine_tune, local.supervised_gradient(task, data.labeled)
     schedule = training.schedule(order_key, data.labeled.mask)

@@ -132,12 +132,9 @@ def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float =
         weight_decay: wd.
     """
 
-    def kernels(params: PyTree) -> PyTree:
-        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
-
     return optax.chain(
-        optax.add_decayed_weights(weight_decay, mask=kernels) if weight_decay else optax.identity(),
-        optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), kernels),
+        decayed_weights(weight_decay, "kernels"),
+        optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), _are_kernels),
         optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
     )
 

@@ -11,7 +11,6 @@ replacement, whatever their confidence; a client without a confident image is le
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from fedjax_ssl.methods import local
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Training
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.methods.task import Task, Weights, substream
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 
@@ -132,7 +131,7 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
         fixed = local.cross_entropy_step(task, weights, views, label[batch.positions], batch.mask, batch.mask, key)
         if options.mix == "none":
             return fixed
-        mixed = mixed_step(weights, batch, _stream(key, b"mixup"))
+        mixed = mixed_step(weights, batch, substream(key, "mixup"))
         grad = jax.tree.map(jnp.add, fixed.grad, mixed.grad)
         return Step(grad, fixed.batch_stats, {**fixed.metrics, "mix_loss": mixed.metrics["loss"]})
 
@@ -148,7 +147,7 @@ def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> Gradient
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
         images = shard.unlabeled.take(batch.positions)
-        logits = task.eval_logits(weights, task.views.weak(_stream(key, b"label"), images), batch.mask)
+        logits = task.eval_logits(weights, task.views.weak(substream(key, "label"), images), batch.mask)
         label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         accepted = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
         step = local.cross_entropy_step(task, weights, task.views.strong(key, images), label, accepted, accepted, key)
@@ -160,8 +159,3 @@ def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> Gradient
 
 def _label_metrics(label: jax.Array, truth: jax.Array, accepted: jax.Array, mask: jax.Array) -> Metrics:
     return {**pseudo_labels.diagnostics(label, truth, accepted, mask), "client/mask_rate": mean(accepted, mask)}
-
-
-def _stream(key: jax.Array, name: bytes) -> jax.Array:
-    """A step's key for more than its strong views, which are drawn from the key of the step itself."""
-    return jax.random.fold_in(key, zlib.crc32(name))

@@ -134,6 +134,7 @@ def averaging_method(
         server_update=partial(finish_round, task, server, objective=objective),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
         labels_at=labels_at,
+        server_training=TRAINING,
     )
 
 
@@ -157,12 +158,6 @@ def method_without_clients(
         server_update=lambda state, aggregate, data, key: train(state, data, key),
         predict=predict,
     )
-
-
-def check_trains_after(server: Server, method: str) -> None:
-    """Raises ValueError where the server is to train in parallel with its clients, for a method that has no such form."""
-    if server.training != "after":
-        raise ValueError(f"server.training: got {server.training} with method.name={method}, accepted: after")
 
 
 def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerState:

@@ -73,13 +73,14 @@ def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Exa
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
     """The rows of a round's cohort, and what the server may read at its end; of JAX or of NumPy arrays."""
     labels = data.train.labels
-    unlabeled = _rows(data.unlabeled, cohort.ids, None)
+    unlabeled, pooled = _rows(data.unlabeled, cohort.ids, None), _rows(data.pooled, 0, None)
     return RoundData(
         images=data.train.images,
         clients=Shard(_rows(data.labeled, cohort.ids, labels), unlabeled, labels[unlabeled.index]),
         server=ServerData(
             labeled=_rows(data.server, 0, labels),
-            unlabeled=_rows(data.pooled, 0, None),
+            unlabeled=pooled,
+            truth=labels[pooled.index],
             next_cohort=_rows(data.held, next_cohort.ids, None),
             round=cohort.round,
         ),

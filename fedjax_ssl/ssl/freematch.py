@@ -34,7 +34,9 @@ def start(num_classes: int) -> Status:
     return Status(uniform[0], uniform, uniform)
 
 
-def update(status: Status, probs: jax.Array, mask: jax.Array, *, decay: float, largest: float = 1.0) -> Status:
+def update(
+    status: Status, probs: jax.Array, mask: jax.Array, *, decay: float, largest: float = 1.0, quantile: float = 0.0
+) -> Status:
     """The status after one more batch, B its number of real examples (self-adaptive thresholding, SAT).
 
         tau_t = lambda tau_{t-1} + (1 - lambda) 1/B sum_b max_c q_b(c)
@@ -47,12 +49,18 @@ def update(status: Status, probs: jax.Array, mask: jax.Array, *, decay: float, l
         mask: bool [B], which rows are real examples; none: the status stays as it is.
         decay: lambda, in [0, 1).
         largest: tau_t is cut off there, in the status too (the authors' code on SVHN: .95); 1: never.
+        quantile: in place of the mean of max_c q_b(c), this quantile of theirs (the authors' option: .8); 0: the mean.
     """
     chex.assert_rank([probs, mask], [2, 1])
     probs = jax.lax.stop_gradient(probs)
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
+    confidence = jnp.max(probs, axis=1)
+    if quantile:
+        of_batch = jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, confidence, jnp.nan), quantile))  # 0 of an empty batch
+    else:
+        of_batch = jnp.sum(jnp.where(mask, confidence, 0.0)) / count
     batch = Status(
-        jnp.sum(jnp.where(mask, jnp.max(probs, axis=1), 0.0)) / count,
+        of_batch,
         jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / count,
         _counts(probs, mask) / count,
     )

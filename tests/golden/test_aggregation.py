@@ -105,7 +105,7 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
 
     padded = np.concatenate([labeled, [0, 0]])
     own = examples(padded, 5 if labels_at == "server" else 0)
-    given = ServerData(own, examples(pooled, 35), examples(index, [3, 6, 1]), jnp.int32(0))
+    given = ServerData(own, examples(pooled, 35), None, examples(index, [3, 6, 1]), jnp.int32(0))
     weights = Weights({}, {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}})
     got = server.with_statistics(task, settings, weights, given).stats["norm"]
 

@@ -23,6 +23,7 @@ from fedjax_ssl.methods.task import Task
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7
+TRUTH = np.arange(16) % CLASSES
 OPTIMIZER = {"learning_rate": RATE, "schedule": "cosine_7_16", "weight_decay": DECAY, "decay": "kernels"}
 SETTINGS = Settings.from_dict(
     {"rounds": ROUNDS, "server": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}
@@ -62,23 +63,27 @@ class Central:
         """(parameters, average, momentum, status, metrics as lists over steps), by the papers' equations."""
         w, average, m, status = dict(self.params), dict(self.average), dict(self.momentum), list(self.status)
         adaptive = hasattr(options, "fairness_weight")
-        metrics = {"loss": [], "mask_rate": [], "threshold": []}
+        metrics = {"server/loss": [], "server/mask_rate": [], "server/threshold": []}
+        correct = passed = 0
         images = plain(self.pool.astype(float))
         order_shows = False
         for s in range(STEPS):
             x = images[self.labeled[self.labeled_batches[s]]].reshape(BATCH, -1)
             y = np.eye(CLASSES)[self.labels[self.labeled_batches[s]]]
-            of_batch = images[self.unlabeled[self.batches[s]]]
-            weak, strong = of_batch[:, :, ::-1].reshape(MU * BATCH, -1), of_batch[:, ::-1].reshape(MU * BATCH, -1)
+            rows = self.unlabeled[self.batches[s]]
+            weak, strong = images[rows][:, :, ::-1].reshape(MU * BATCH, -1), images[rows][:, ::-1].reshape(MU * BATCH, -1)
             supervised, q, outputs = (softmax(v @ w["kernel"] + w["bias"]) for v in (x, weak, strong))
             confidence, label = q.max(1), q.argmax(1)
             threshold = 0.55
             if adaptive:  # SAT: the status first, then the mask
                 stale = confidence >= (status[1] / status[1].max() * status[0])[label]
-                batch = (confidence.mean(), q.mean(0), np.bincount(label, minlength=CLASSES) / len(q))
+                quantile = options.threshold_quantile
+                of_batch = np.quantile(confidence, quantile) if quantile else confidence.mean()
+                batch = (of_batch, q.mean(0), np.bincount(label, minlength=CLASSES) / len(q))
                 status = [LAMBDA * old + (1 - LAMBDA) * new for old, new in zip(status, batch, strict=True)]
                 status[0] = min(status[0], options.threshold_clip)
                 threshold = (status[1] / status[1].max() * status[0])[label]
+                threshold = np.clip(threshold, options.least_threshold, options.most_threshold)
                 order_shows |= bool(np.any(stale != (confidence >= threshold)))
             accepted = confidence >= threshold
             assert np.abs(confidence - threshold).min() > 2e-3  # no decision hangs on float32
@@ -95,12 +100,17 @@ class Central:
             m = {name: MOMENTUM * m[name] + g[name] for name in w}
             w = {name: w[name] - rate(ROUND * STEPS + s) * (g[name] + MOMENTUM * m[name]) for name in w}
             average = {name: EMA * average[name] + (1 - EMA) * w[name] for name in w}
-            metrics["loss"].append(loss)
-            metrics["mask_rate"].append(accepted.mean())
-            metrics["threshold"].append(status[0])
+            metrics["server/loss"].append(loss)
+            metrics["server/mask_rate"].append(accepted.mean())
+            metrics["server/threshold"].append(status[0])
+            correct, passed = correct + (label == TRUTH[rows])[accepted].sum(), passed + accepted.sum()
         assert order_shows == adaptive
         if not adaptive:
-            del metrics["threshold"]
+            del metrics["server/threshold"]
+        drawn = self.batches.size
+        shares = {"label_ratio": passed / drawn, "pseudo_label_accuracy": correct / passed, "correct_ratio": correct / drawn}
+        shares |= {"wrong_ratio": (passed - correct) / drawn, "correct_wrong_ratio": correct / (passed - correct)}
+        metrics |= {f"diagnostics/{name}": [value] for name, value in shares.items()}
         return w, average, m, status, metrics
 
     def got(self, name, options, monkeypatch):
@@ -131,7 +141,7 @@ class Central:
         pool = jnp.asarray(self.pool)
         labeled = Examples(pool, jnp.asarray(self.labeled), jnp.int32(4), jnp.asarray(self.labels))
         unlabeled = Examples(pool, jnp.asarray(self.unlabeled), jnp.int32(9), None)
-        data = ServerData(labeled, unlabeled, unlabeled, jnp.int32(ROUND))
+        data = ServerData(labeled, unlabeled, jnp.asarray(TRUTH[self.unlabeled]), unlabeled, jnp.int32(ROUND))
         new, metrics = jax.jit(method.server_update)(state, Aggregate((), 0.0), data, jax.random.key(1))
         logits = method.predict(new, pool, jnp.ones(16, bool))
         return new, layer, metrics, logits
@@ -160,6 +170,14 @@ def saf(outputs, accepted, status):
 CASES = {
     "fixmatch": ("fixmatch_central", {"confidence": 0.55}),
     "freematch": ("freematch_central", {"fairness_weight": 0.4, "threshold_decay": LAMBDA}),
+    "freematch, a quantile": (
+        "freematch_central",
+        {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "threshold_quantile": 0.8},
+    ),
+    "freematch, in a range": (
+        "freematch_central",
+        {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "least_threshold": 0.5, "most_threshold": 0.56},
+    ),
     "freematch, cut off": ("freematch_central", {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "threshold_clip": 0.61}),
 }
 
@@ -176,9 +194,9 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
     for got, expected in zip(state.status, status, strict=False):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert bool(state.status) == (name == "freematch_central")
-    assert set(got_metrics) == {f"server/{key}" for key in metrics}
+    assert set(got_metrics) == set(metrics)
     for key, values in metrics.items():
-        got = got_metrics[f"server/{key}"]
+        got = got_metrics[key]
         np.testing.assert_allclose(got.total / got.weight, np.mean(values), rtol=1e-5, err_msg=key)
     # What is evaluated is the average.
     x = plain(central.pool.astype(float)).reshape(16, -1)
@@ -192,7 +210,9 @@ def test_the_learning_rate_follows_the_schedule_from_step_to_step():
 
     @jax.jit
     def of_round(number):
-        return step_inputs(training, MU, ServerData(examples, examples, examples, number), jax.random.key(0)).learning_rate
+        return step_inputs(
+            training, MU, ServerData(examples, examples, None, examples, number), jax.random.key(0)
+        ).learning_rate
 
     got = [of_round(jnp.int32(number)) for number in range(ROUNDS)]
     np.testing.assert_allclose(np.ravel(got), [rate(t) for t in range(STEPS * ROUNDS)], rtol=1e-5)

@@ -252,7 +252,7 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
     state = FedConState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
     # One batch of all labels: the mean over it does not feel the order.
     labeled = Examples(jnp.asarray(pool), jnp.arange(LABELS), jnp.int32(LABELS), jnp.asarray(y))
-    data = ServerData(labeled, labeled, labeled, jnp.int32(max(0, trainings - 1)))
+    data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)))
     state, metrics = server_training()(state, data, jax.random.key(0))
     assert_close(state.weights.params["Dense_0"], w)
     assert_close(state.teacher["Dense_0"], teacher)

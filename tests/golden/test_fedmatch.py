@@ -312,7 +312,7 @@ class ServerSide:
         images = jnp.asarray(self.problem.pool)
         count = jnp.int32(LABELED if labels_at == "server" else 0)
         labeled = Examples(images, jnp.asarray(self.problem.labeled_rows), count, jnp.asarray(LABELS))
-        self.data = ServerData(labeled, labeled, labeled, jnp.int32(3))
+        self.data = ServerData(labeled, labeled, None, labeled, jnp.int32(3))
 
     def parts(self, state):
         return [layer(part) for part in state.weights.params]

@@ -131,12 +131,13 @@ def expected_client(data, name, options, num_labeled, largest):
         elif released:
             j, dj = j / CLASSES, dj / CLASSES
         ce = -np.log((q * onehot).sum(1))[has_label]
-        beta = np.exp(-5 * (1 - min(SO_FAR + epoch + 1, 10) / 10) ** 2)
+        ahead = EPOCHS if released else 0
+        beta = np.exp(-5 * (1 - min(SO_FAR + ahead + epoch + 1, 10) / 10) ** 2)
         share = has_label / (len(batch) if released else max(has_label.sum(), 1))  # Eq. 6
         residual = share[:, None] * (q - onehot) + options.consistency_weight * beta / len(batch) * dj  # Eq. 7
         w, m = sgd(w, gradient(own, residual), m)
         by_epochs = getattr(options, "alpha_counts", "") == "epochs"
-        ramp = SO_FAR + epoch + 1 if by_epochs else STEPS + s + 1
+        ramp = SO_FAR + ahead + epoch + 1 if by_epochs else STEPS + s + 1
         alpha = min(1 - 1 / (ramp + 1), largest)
         t = {key: alpha * t[key] + (1 - alpha) * w[key] for key in w}  # Eq. 3
         loss, consistency, count = loss + ce.sum(), consistency + j.sum(), count + len(batch)
@@ -249,7 +250,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     if one_net:
         stacked = jax.tree.map(lambda u: u[None], fedsiam.fedsiam_layers.Upload(update, jnp.zeros(1)))
         aggregate = Aggregate(stacked, jnp.float32([9]))
-    server = ServerData(given.labeled, given.unlabeled, given.unlabeled, jnp.int32(2))
+    server = ServerData(given.labeled, given.unlabeled, None, given.unlabeled, jnp.int32(2))
     state, metrics = jax.jit(method.server_update)(state, aggregate, server, KEY)
 
     averaged = [{key: a[key] - b[key] for key in a} for a, b in zip(networks, moves, strict=True)]

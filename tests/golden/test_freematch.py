@@ -11,7 +11,7 @@ from fedjax_ssl.ssl.freematch import Status
 CLASSES, DECAY = 4, 0.9
 
 
-update = jax.jit(freematch.update, static_argnames=("decay", "largest"))
+update = jax.jit(freematch.update, static_argnames=("decay", "largest", "quantile"))
 
 
 def softmax(z):
@@ -35,16 +35,17 @@ def padded(probs):
     return jnp.asarray(rows, jnp.float32), jnp.array([True] * 2 + [False] * 3 + [True] * (len(probs) - 2))
 
 
-@pytest.mark.parametrize("largest", [1.0, 0.3])
-def test_the_status_averages_confidence_outputs_and_pseudo_labels_over_batches(largest):
+@pytest.mark.parametrize(("largest", "quantile"), [(1.0, 0.0), (0.3, 0.0), (1.0, 0.8)])
+def test_the_status_averages_confidence_outputs_and_pseudo_labels_over_batches(largest, quantile):
     tau, p, h = 1 / CLASSES, np.full(CLASSES, 1 / CLASSES), np.full(CLASSES, 1 / CLASSES)
     status = freematch.start(CLASSES)
     taus = []
     for probs in batches(3):
-        tau = min(DECAY * tau + (1 - DECAY) * probs.max(1).mean(), largest)
+        of_batch = np.quantile(probs.max(1), quantile) if quantile else probs.max(1).mean()
+        tau = min(DECAY * tau + (1 - DECAY) * of_batch, largest)
         p = DECAY * p + (1 - DECAY) * probs.mean(0)
         h = DECAY * h + (1 - DECAY) * shares(probs)
-        status = update(status, *padded(probs), decay=DECAY, largest=largest)
+        status = update(status, *padded(probs), decay=DECAY, largest=largest, quantile=quantile)
         np.testing.assert_allclose(status.tau, tau, rtol=1e-6)
         np.testing.assert_allclose(status.probs, p, rtol=1e-6)
         np.testing.assert_allclose(status.histogram, h, rtol=1e-6)
@@ -53,9 +54,10 @@ def test_the_status_averages_confidence_outputs_and_pseudo_labels_over_batches(l
     assert len(set(taus)) == (3 if largest == 1 else 2)  # the cut-off acts from the second batch on, and not before
 
 
-def test_a_batch_without_examples_leaves_the_status():
+@pytest.mark.parametrize("quantile", [0.0, 0.8])
+def test_a_batch_without_examples_leaves_the_status(quantile):
     status = update(freematch.start(CLASSES), *padded(batches(1)[0]), decay=DECAY)
-    got = update(status, jnp.full((2, CLASSES), jnp.nan), jnp.zeros(2, bool), decay=DECAY)
+    got = update(status, jnp.full((2, CLASSES), jnp.nan), jnp.zeros(2, bool), decay=DECAY, quantile=quantile)
     jax.tree.map(np.testing.assert_array_equal, got, status)
 
 

@@ -42,7 +42,7 @@ class Server:
         """What the server may read at the end of round `number`, counted from 0."""
         images, labels = jnp.asarray(self.data.train.images), jnp.asarray(self.data.train.labels)
         labeled = Examples(images, jnp.asarray(self.rows), jnp.int32(LABELS), labels[self.rows])
-        return ServerData(labeled, labeled, labeled, jnp.int32(number))
+        return ServerData(labeled, labeled, None, labeled, jnp.int32(number))
 
     def prepared(self) -> dict[str, np.ndarray]:
         state, _ = jax.jit(self.method.prepare)(self.state, self.given(0), jax.random.key(1))

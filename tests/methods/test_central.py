@@ -29,7 +29,7 @@ class Server:
         rows, pool = jnp.asarray(data.server.index[0]), jnp.asarray(data.pooled.index[0])
         labeled = Examples(images, rows, jnp.int32(len(rows)), labels[rows])
         unlabeled = Examples(images, pool, jnp.int32(len(pool)), None)
-        self.data = ServerData(labeled, unlabeled, unlabeled, jnp.int32(0))
+        self.data = ServerData(labeled, unlabeled, labels[pool], unlabeled, jnp.int32(0))
         self.start = jax.jit(lambda key: self.method.init(key, spec)[0])
         self.update = lambda state, data: self.method.server_update(state, Aggregate((), 0.0), data, jax.random.key(1))
         self.round = jax.jit(self.update)

@@ -69,7 +69,7 @@ class Run:
         """The server's work at the end of round 1 with this average of updates and the first `labels` of its labels."""
         index = jnp.asarray(self.data.server.index[0])
         labeled = Examples(self.images, index, jnp.int32(len(index) if labels is None else labels), self.labels[index])
-        data = ServerData(labeled, labeled, labeled, jnp.int32(0))
+        data = ServerData(labeled, labeled, None, labeled, jnp.int32(0))
         return self.server_update(state, Aggregate(update, jnp.float32(weight)), data, jax.random.key(5))[0]
 
 

@@ -103,7 +103,8 @@ def test_without_siamese_networks_unlabeled_images_do_not_train():
         outputs.append(update(shared, (), fedsiam.ClientState(jnp.int32(0), jnp.int32(0), ()), shard, KEY))
     one, two = outputs
     assert distance(one.update.params, two.update.params) == 0 < norm(one.update.params)
-    assert one.metrics["client/consistency_loss"].total != two.metrics["client/consistency_loss"].total
+    assert "client/consistency_loss" not in one.metrics
+    assert one.metrics["cost/forward_passes"] == one.metrics["cost/backward_passes"]  # no pass for a target
 
 
 def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_network():
@@ -118,6 +119,13 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
         got = pair.following(task, lambda _, a=alpha: jnp.float32(a))(target, online, step, batch)
         np.testing.assert_allclose(got.params["w"], params)
         np.testing.assert_allclose(got.stats["mean"], stats)
+
+
+def test_a_server_without_labels_keeps_no_state_of_a_training_and_has_no_loss():
+    simulator = tiny.experiment("fedsiam_mt", labels_at="clients").simulator
+    state, _ = simulator.initialize(0)
+    assert state.server.fine_tune == ()
+    assert "server/loss" not in simulator.round(state)[1]
 
 
 def test_the_server_trains_after_the_clients():
