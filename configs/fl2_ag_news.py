@@ -5,7 +5,7 @@
     python -m launch.run --config=configs/fl2_ag_news.py:paper,labels=20,split=iid --config.data.path=ag_news.npz
 
 The paper's 20 epochs are taken as local ones; its optimizer, which it does not state, as CIFAR-10's. Its code has no loader.
-`method=semifl` runs SemiFL in this setting, without mixup.
+`method=semifl` runs SemiFL in this setting, without mixup, `method=fedmatch` FedMatch.
 Expected result: none measured yet. Run time: minutes; a linear classifier on 768 features.
 """
 

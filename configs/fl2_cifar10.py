@@ -4,7 +4,8 @@
 
 Expected (the paper's Table 1, mean and standard deviation of 3 seeds, in %; not yet reproduced here): 40 labels 81.5 (7.4) IID,
 43.5 (7.5) Dirichlet .3, 36.4 (1.4) Dirichlet .1; 10 labels 38.9 (11.1), 24.3 (4.5), 19.2 (5.7).
-`method=semifl` runs SemiFL in this setting, as the paper does: 40 labels 75.3 (2.8), 38.0 (2.7), 19.9 (7.5); 10 labels 10.0.
+`method=` runs the paper's baselines in this setting; 40 labels: `semifl` 75.3 (2.8), 38.0 (2.7), 19.9 (7.5); `fedmatch`
+25.4 (2.8), 25.2 (3.5), 25.6 (2.2); `fedcon` 23.3 (6.2), 26.5 (2.1), 25.4 (2.3). With 10 labels they have 10.0 to 16.9.
 Run time: made for an accelerator. On two CPU cores two rounds with `--config.cohort_size=2 --config.client.epochs=1` take
 minutes, compilation included.
 """
