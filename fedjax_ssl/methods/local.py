@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -63,11 +63,17 @@ class Training(NamedTuple):
         return batching.shuffled(key, mask, self.batch_size, epochs=self.epochs, steps=self.steps)
 
     def paired_schedule(
-        self, key: jax.Array, labeled: jax.Array, unlabeled: jax.Array, unlabeled_batch_size: int
+        self,
+        key: jax.Array,
+        labeled: jax.Array,
+        unlabeled: jax.Array,
+        unlabeled_batch_size: int,
+        *,
+        larger_counts: bool = False,
     ) -> batching.PairedSchedule:
         """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m]."""
-        sizes = (self.batch_size, unlabeled_batch_size)
-        return batching.paired(key, (labeled, unlabeled), sizes, epochs=self.epochs, steps=self.steps)
+        sizes, length = (self.batch_size, unlabeled_batch_size), {"epochs": self.epochs, "steps": self.steps}
+        return batching.paired(key, (labeled, unlabeled), sizes, larger_counts=larger_counts, **length)
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
@@ -328,7 +334,9 @@ def mean_loss(values: jax.Array, used: jax.Array) -> tuple[jax.Array, Mean]:
     return losses.masked_mean(values, used), mean(values, used)
 
 
-def supervised_gradient(task: Task, examples: Examples, *, view: View | None = None, kept: Kept | None = None) -> Gradient:
+def supervised_gradient(
+    task: Task, examples: Examples | Mixture, *, view: View | None = None, kept: Kept | None = None
+) -> Gradient:
     """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2).
 
     Args:
@@ -347,14 +355,14 @@ def supervised_gradient(task: Task, examples: Examples, *, view: View | None = N
     return gradient
 
 
-def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array) -> jax.Array:
-    """Softmax outputs of every example under one random weak view each, outside of training.
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> jax.Array:
+    """Softmax outputs of every example outside of training, under one random weak view each or in the plain view.
 
     Args:
         task: the network.
         weights: its weights.
         examples: n rows.
-        key: PRNG key; example i draws from fold_in(key, i), whatever batch it is in.
+        key: PRNG key; example i draws its weak view from fold_in(key, i), whatever batch it is in. None: plain views.
 
     Returns:
         float32 [n, C]; rows beyond `examples.count` are unspecified.
@@ -368,7 +376,7 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
 
     def step(s: jax.Array, probs: jax.Array) -> jax.Array:
         batch = batching.in_order(s, examples.count, n, size)
-        views = jax.vmap(weak)(batch.positions)
+        views = task.views.plain(examples.take(batch.positions)) if key is None else jax.vmap(weak)(batch.positions)
         outputs = jax.nn.softmax(task.eval_logits(weights, views, batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
 
