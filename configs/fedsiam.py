@@ -20,6 +20,19 @@ DATA: dict[str, dict[str, dict[str, Any]]] = {
 LINEAR = {"curve": "linear", "pi_rounds": 3}
 RECTANGLE = {"curve": "rectangle", "pi_rounds": 10, "end_round": 40}
 REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
+PHASES = {"fedsem": {"labeled_rounds": 30}}
+"""Methods of two phases -> what sets them in 50 rounds (Section 4.1)."""
+BASELINES: dict[str, dict[str, Any]] = {
+    "fedavg": {"data.labeled": "none"},
+    "fixmatch": {
+        "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
+    },
+    "fedmatch": {"method.confidence": 0.95},
+}  # fmt: skip
+"""What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold."""
+FEDMATCH_AT_CLIENTS = {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}
+PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
+"""The baselines that the released code trains on hard labels alone, with momentum .5 and no weight decay."""
 
 
 def make(
@@ -60,10 +73,30 @@ def make(
         config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = server_rounds, 1, 100, 5
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, **curve}
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
+    repeats = REPEATS.get(gamma, 1)
     if released:
-        own |= {"normalization": "released", "alpha_counts": "epochs", "labeled_repeats": REPEATS.get(gamma, 1)}
+        own |= {"normalization": "released", "alpha_counts": "epochs", "labeled_repeats": repeats}
     config.method.update({key: value for key, value in own.items() if word in OURS and key in config.method})
+    config.method.update(PHASES.get(word, {}))
+    config.update_from_flattened_dict(BASELINES.get(word, {}))
+    if word == "fedmatch" and at == "clients":
+        config.update_from_flattened_dict(FEDMATCH_AT_CLIENTS)
+    if released and word not in OURS:
+        _released_baseline(config, word, repeats)
     return config
+
+
+def _released_baseline(config: ConfigDict, word: str, repeats: int) -> None:
+    """Sets another method as the released code has it: labeled data `repeats` times an epoch, FedAvg's once.
+
+    Labeled examples count the epochs of most: they make `repeats` times as many. FedSem's do in its first phase alone.
+    """
+    if word in PLAIN_SGD:
+        config.client.optimizer.update(momentum=0.5, weight_decay=0.0)
+    if "labeled_repeats" in config.method:
+        config.method.labeled_repeats = repeats
+    elif word != "fedavg":
+        config.client.epochs *= repeats
 
 
 def _one_of(key: str, given: dict[str, str], accepted: Any) -> str:

@@ -5,7 +5,7 @@
 J is the squared error where the split is IID, else KL; the released code has it the other way round for iid and noniid1.
 
 Expected (the paper, in %, IID, gamma .1, labels at the clients; not yet reproduced here): Pi 60.87, MT 64.44, D 64.12,
-no siamese 60.78; 63.52 with KL in place of the squared error.
+no siamese 60.78, FedSem 50.61; 63.52 with KL in place of the squared error.
 Run time: made for an accelerator.
 """
 

@@ -30,11 +30,13 @@ class DataSpec(NamedTuple):
         image_shape: of one of the network's inputs: (H, W, ch), or (D,) for features of texts.
         num_classes: C.
         num_clients: K.
+        client_rows: n, rows of a client's table of unlabeled examples, for methods that keep something for each of them.
     """
 
     image_shape: tuple[int, ...]
     num_classes: int
     num_clients: int
+    client_rows: int = 1
 
 
 class Cohort(NamedTuple):

@@ -105,7 +105,13 @@ def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 
 
 
 def paired(
-    key: jax.Array, masks: tuple[jax.Array, jax.Array], batch_sizes: tuple[int, int], *, epochs: int = 0, steps: int = 0
+    key: jax.Array,
+    masks: tuple[jax.Array, jax.Array],
+    batch_sizes: tuple[int, int],
+    *,
+    epochs: int = 0,
+    steps: int = 0,
+    larger_counts: bool = False,
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
@@ -118,8 +124,18 @@ def paired(
         batch_sizes: (B, B_u).
         epochs: number of epochs, or 0.
         steps: number of steps, or 0.
+        larger_counts: whether an epoch is one through the set that has more batches, in place of the labeled examples.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
+    if larger_counts and epochs:
+        # Each goes through as many epochs as the other has batches in all, at most.
+        batches = [epochs * -(-mask.shape[0] // size) for mask, size in zip(masks, batch_sizes, strict=True)]
+        both = [
+            shuffled(*inputs, steps=most)
+            for *inputs, most in zip((labeled_key, unlabeled_key), masks, batch_sizes, batches[::-1], strict=True)
+        ]
+        total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
+        return PairedSchedule(both[0], both[1], batch_sizes[1], total)
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)
     rows, length = labeled.positions.shape
     most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table

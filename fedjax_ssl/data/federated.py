@@ -131,6 +131,21 @@ def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1) -> Mix
     )
 
 
+def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Array, labeled_repeats: int = 1) -> Mixture:
+    """`mix` of the labeled examples and of those unlabeled ones that have a pseudo-label, which is their label then.
+
+    Args:
+        labeled: n rows.
+        unlabeled: m rows.
+        pseudo: int32 [m], -1: none, as an example without one that takes no part.
+        labeled_repeats: how often each labeled example is there.
+    """
+    examples = mix(labeled, unlabeled, labeled_repeats)
+    has_label = jnp.concatenate([jnp.ones(len(examples.index) - len(pseudo), bool), pseudo >= 0])
+    labels = jnp.concatenate([examples.labels[: -len(pseudo)], jnp.maximum(pseudo, 0)])
+    return examples._replace(labels=labels, mask=examples.mask & has_label)
+
+
 def pack(rows: Sequence[np.ndarray]) -> Table:
     """Index table of ragged rows: one integer array of pool positions per holder."""
     counts = np.array([len(row) for row in rows], np.int32)

@@ -55,6 +55,7 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     _check_scenario(settings, method)
     with naming("data"):
         data = split.federate(dataset, settings.data, settings.seed)
+    spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and not method.host_data:

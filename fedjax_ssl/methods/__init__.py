@@ -11,6 +11,7 @@ from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
 from fedjax_ssl.methods.fedmatch import fedmatch
+from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
 from fedjax_ssl.methods.fixmatch import fixmatch
 from fedjax_ssl.methods.fl2 import fl2
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "fedavg_pp": fedavg_pp,
     "fedprox": fedprox,
+    "fedsem": fedsem,
 }
 
 PROX_MU: dict[str, float] = {"fedprox": 0.01}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods import passes
 from fedjax_ssl.methods.passes import Passes
@@ -65,11 +65,17 @@ class Training(NamedTuple):
         return batching.shuffled(key, mask, self.batch_size, epochs=self.epochs, steps=self.steps)
 
     def paired_schedule(
-        self, key: jax.Array, labeled: jax.Array, unlabeled: jax.Array, unlabeled_batch_size: int
+        self,
+        key: jax.Array,
+        labeled: jax.Array,
+        unlabeled: jax.Array,
+        unlabeled_batch_size: int,
+        *,
+        larger_counts: bool = False,
     ) -> batching.PairedSchedule:
         """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m]."""
-        sizes = (self.batch_size, unlabeled_batch_size)
-        return batching.paired(key, (labeled, unlabeled), sizes, epochs=self.epochs, steps=self.steps)
+        sizes, length = (self.batch_size, unlabeled_batch_size), {"epochs": self.epochs, "steps": self.steps}
+        return batching.paired(key, (labeled, unlabeled), sizes, larger_counts=larger_counts, **length)
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
@@ -329,7 +335,9 @@ def mean_loss(values: jax.Array, used: jax.Array) -> tuple[jax.Array, Mean]:
     return losses.masked_mean(values, used), mean(values, used)
 
 
-def supervised_gradient(task: Task, examples: Examples, *, view: View | None = None, kept: Kept | None = None) -> Gradient:
+def supervised_gradient(
+    task: Task, examples: Examples | Mixture, *, view: View | None = None, kept: Kept | None = None
+) -> Gradient:
     """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2).
 
     Args:
@@ -348,14 +356,14 @@ def supervised_gradient(task: Task, examples: Examples, *, view: View | None = N
     return gradient
 
 
-def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array) -> tuple[jax.Array, Passes]:
-    """Softmax outputs of every example under one random weak view each, outside of training.
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> tuple[jax.Array, Passes]:
+    """Softmax outputs of every example outside of training, under one random weak view each or in the plain view.
 
     Args:
         task: the network.
         weights: its weights.
         examples: n rows.
-        key: PRNG key; example i draws from fold_in(key, i), whatever batch it is in.
+        key: PRNG key; example i draws its weak view from fold_in(key, i), whatever batch it is in. None: plain views.
 
     Returns:
         float32 [n, C], rows beyond `examples.count` unspecified; and the passes that it took.
@@ -364,13 +372,14 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
     size = min(task.batch_size, n)
     num_batches = -(-examples.count // size)
 
-    def weak(position: jax.Array) -> jax.Array:
-        return task.views.weak(jax.random.fold_in(key, position), examples.take(position[None]))[0]
+    def views_of(positions: jax.Array) -> jax.Array:
+        if key is None:
+            return task.views.plain(examples.take(positions))
+        return jax.vmap(lambda i: task.views.weak(jax.random.fold_in(key, i), examples.take(i[None]))[0])(positions)
 
     def step(s: jax.Array, probs: jax.Array) -> jax.Array:
         batch = batching.in_order(s, examples.count, n, size)
-        views = jax.vmap(weak)(batch.positions)
-        outputs = jax.nn.softmax(task.eval_logits(weights, views, batch.mask))
+        outputs = jax.nn.softmax(task.eval_logits(weights, views_of(batch.positions), batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
 
     none = jnp.zeros((-(-n // size) * size, task.num_classes), jnp.float32)

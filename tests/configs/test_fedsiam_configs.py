@@ -57,6 +57,11 @@ LINEAR = {"method.curve": "linear", "method.pi_rounds": 3, "method.saved": 0.5, 
 RECTANGLE = LINEAR | {"method.curve": "rectangle", "method.pi_rounds": 10, "method.end_round": 40}
 KL, PI, MT, D = ({"method.consistency": "kl"}, *({"method.name": f"fedsiam_{name}"} for name in ("pi", "mt", "d")))
 EPOCHS, STEPS = {"method.alpha_counts": "epochs"}, {"method.alpha_counts": "steps"}
+PLAIN = OPTIMIZER | {"client.optimizer.momentum": 0.5, "client.optimizer.weight_decay": 0.0, "model.variant": "released"}
+FEDSEM = {"method.name": "fedsem", "method.labeled_rounds": 30, "method.labeled_repeats": 1}
+
+FIXMATCH = {"method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False}
+FEDMATCH = {"method.confidence": 0.95, "method.helpers": 2}
 
 CASES = {
     "fedsiam_mnist": CLIENTS | MNIST | D | LINEAR | STEPS | {"data.partition": "iid"},
@@ -82,8 +87,26 @@ CASES = {
     "fedsiam_cifar10:d,variant=released": RELEASED | CIFAR | KL | EPOCHS | {"client.batch_size": 30},
     "fedsiam_cifar10:d,variant=released,split=noniid1": RELEASED
     | (CIFAR | D | {"client.batch_size": 30, "data.partition": "class_grid"}),
-    # Other methods run in the same setting.
-    "fedsiam_mnist:fixmatch,labels_at=server": OPTIMIZER | MNIST | {"method.name": "fixmatch", "data.strong": "fedsiam"},
+    # Other methods run in the same setting, the released code's with labeled data three times an epoch, FedAvg's once; those
+    # without a loss on unlabeled data have momentum .5 and no weight decay there.
+    "fedsiam_mnist:fedsem": OPTIMIZER | MNIST | FEDSEM | {"rounds": 50, "client.epochs": 5, "client.batch_size": 10},
+    "fedsiam_mnist:fedsem,variant=released": PLAIN | MNIST | FEDSEM | {"method.labeled_repeats": 3, "client.epochs": 5},
+    "fedsiam_svhn:fedsem,variant=released,gamma=0.2": PLAIN | SVHN | FEDSEM | {"method.labeled_repeats": 2},
+    "fedsiam_cifar10:fedavg": OPTIMIZER | CIFAR | {"client.epochs": 5},
+    "fedsiam_cifar10:fedavg,variant=released": PLAIN
+    | (CIFAR | {"client.epochs": 5, "data.labeled": "none", "client.batch_size": 30}),
+    "fedsiam_cifar10:fedavg_pp,variant=released": PLAIN | CIFAR | {"client.epochs": 15, "data.labeled": "default"},
+    "fedsiam_mnist:fixmatch,variant=released": OPTIMIZER | MNIST | {"client.epochs": 15},
+    "fedsiam_mnist:fedmatch,variant=released,gamma=0.15": OPTIMIZER | MNIST | {"client.epochs": 10},
+    "fedsiam_svhn:fedavg": OPTIMIZER | SVHN | {"data.labeled": "none", "data.weak": "fedsiam"},
+    "fedsiam_svhn:fedavg_pp": OPTIMIZER | SVHN | {"data.labeled": "default"},
+    "fedsiam_mnist:fixmatch": OPTIMIZER | MNIST | FIXMATCH,
+    "fedsiam_mnist:fedmatch": OPTIMIZER | MNIST | FEDMATCH | {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6},
+    "fedsiam_mnist:fedmatch,labels_at=server": OPTIMIZER | MNIST | FEDMATCH | {"method.lambda_l1": 1e-5},
+    "fedsiam_mnist:fixmatch,labels_at=server": FIXMATCH
+    | OPTIMIZER
+    | MNIST
+    | {"method.name": "fixmatch", "data.strong": "fedsiam"},
 }
 
 

@@ -1,0 +1,195 @@
+"""FedSem (Albaseer et al. 2020): FedAvg on labels, then on all data, with pseudo-labels that are made once in between.
+
+As FedSiam describes and compares it: the first phase's last model labels every unlabeled example by its largest output, without
+a threshold, and training goes on from that model. The pseudo-labels never change: a client that is first drawn late in the
+second phase labels its data by the model that ended the first, which the server keeps and sends to it.
+
+Clients are averaged alike whatever their data, as in FedSiam's released code. Different from that code:
+
+- The model that is returned is the last one, not the best one on test data.
+- Pseudo-labels are made on plain images; the code's are augmented then as they are in training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.methods import local
+from fedjax_ssl.methods import server as server_side
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.passes import Passes
+from fedjax_ssl.methods.server import Server, ServerState
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.metrics import Metrics, Sum, num_bytes
+from fedjax_ssl.ssl import pseudo_labels
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSemOptions:
+    """FedSem's own settings.
+
+    Attributes:
+        labeled_rounds: R1, the rounds of the first phase; all others are the second's.
+        labeled_repeats: how often an epoch of the first phase goes through the labeled examples (`released`: 3 or 2); in the
+            second every example counts once.
+    """
+
+    labeled_rounds: int = 30
+    labeled_repeats: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("labeled_rounds", "labeled_repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"method.{name}: got {getattr(self, name)}, accepted: a number >= 1")
+
+
+class Broadcast(NamedTuple):
+    """What goes down to every client.
+
+    Attributes:
+        weights: the global model.
+        labeler: the model that makes pseudo-labels, the last one of the first phase.
+        learning_rate: float32 scalar, this round's.
+        round: int32 scalar, its number from 0.
+    """
+
+    weights: Weights
+    labeler: Weights
+    learning_rate: jax.Array
+    round: jax.Array
+
+
+class ClientState(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+        pseudo: int32 [n], pseudo-labels; -1: none yet.
+        optimizer: its optimizer's state, `()` if not persistent.
+    """
+
+    pseudo: jax.Array
+    optimizer: PyTree
+
+
+def check_phases(labeled_rounds: int, rounds: int) -> None:
+    """Raises ValueError where the first phase leaves no round to the second."""
+    if labeled_rounds >= rounds:
+        raise ValueError(f"method.labeled_rounds: got {labeled_rounds}, accepted: a number < rounds = {rounds}")
+
+
+def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptions = FedSemOptions()) -> Method:
+    """FedSem, for labels at the clients.
+
+    Every example with a label is seen in the view `data.labeled`; those to be labeled in the plain view. In the first phase a
+    client without labels takes no part, and nothing of the unlabeled data is touched.
+
+    Args:
+        task: network and views.
+        client: local training, in both phases.
+        server: aggregation and statistics, with the number of rounds.
+        options: the first phase.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: the first phase is as long as the run.
+    """
+    check_phases(options.labeled_rounds, server.rounds)
+
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+        state = server_side.init(task, server, key, spec)
+        none = jnp.full((spec.num_clients, spec.client_rows), -1, jnp.int32)
+        clients = ClientState(none, client.init_many(state.weights.params, spec.num_clients))
+        return state._replace(own=state.weights), clients
+
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+        return Broadcast(state.weights, state.own, client.learning_rate(cohort.round), cohort.round), ()
+
+    return Method(
+        init=init,
+        prepare=partial(server_side.prepare, task, server),
+        broadcast=broadcast,
+        client_update=partial(client_update, task, client, options),
+        server_update=partial(finish_round, task, server, options),
+        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
+        labels_at=("clients",),
+    )
+
+
+def finish_round(
+    task: Task,
+    server: Server,
+    options: FedSemOptions,
+    state: ServerState,
+    aggregate: Aggregate,
+    data: ServerData,
+    key: jax.Array,
+) -> tuple[ServerState, Metrics]:
+    """The average, and the statistics; the model that makes pseudo-labels is the global one until the first phase ends."""
+    new, metrics = server_side.finish_round(task, server, state, aggregate, data, key)
+    first_phase = data.round < options.labeled_rounds
+    labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
+    return new._replace(own=labeler), metrics
+
+
+def client_update(
+    task: Task,
+    client: Training,
+    options: FedSemOptions,
+    shared: Broadcast,
+    _: PyTree,
+    kept: ClientState,
+    shard: Shard,
+    key: jax.Array,
+) -> ClientOutput:
+    """One client's round: in the second phase it labels its data if it has not yet, then it trains on what has a label."""
+    order_key, train_key = jax.random.split(key)
+    second_phase, mask = shared.round >= options.labeled_rounds, shard.unlabeled.mask
+    to_label = second_phase & jnp.any(mask & (kept.pseudo < 0))
+    pseudo, of_labeling = label_once(task, shared.labeler, shard, kept.pseudo, to_label)
+    examples = training_set(options, shard, pseudo, second_phase)
+    trained = local.train(
+        task,
+        client,
+        local.supervised_gradient(task, examples),
+        (shared.weights, kept.optimizer),
+        client.schedule(order_key, examples.mask),
+        learning_rate=shared.learning_rate,
+        key=train_key,
+    )
+    update = task.update(shared.weights, trained.weights)
+    # In the first round of the second phase the global model is the one that makes the labels: nothing else has to be sent.
+    sent = num_bytes(shared.weights) + jnp.where(
+        to_label & (shared.round > options.labeled_rounds), num_bytes(shared.labeler), 0
+    )
+    metrics = {
+        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling),
+        **pseudo_labels.diagnostics(pseudo, shard.truth, pseudo >= 0, mask & second_phase),
+        "comm/bytes_down": Sum(sent.astype(jnp.int32)),
+    }
+    return ClientOutput(update, jnp.where(jnp.any(examples.mask), 1.0, 0.0), ClientState(pseudo, trained.kept), metrics)
+
+
+def label_once(task: Task, labeler: Weights, shard: Shard, pseudo: jax.Array, to_label: jax.Array) -> tuple[jax.Array, Passes]:
+    """Pseudo-labels int32 [n]: the labeler's largest outputs if `to_label` bool scalar is set, else `pseudo` as it is."""
+    # No example, no pass: the loop over them has length 0.
+    examples = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
+    probs, passes = local.class_probabilities(task, labeler, examples, None)
+    return jnp.where(examples.mask, pseudo_labels.harden(probs).label, pseudo), passes
+
+
+def training_set(options: FedSemOptions, shard: Shard, pseudo: jax.Array, second_phase: jax.Array) -> Mixture:
+    """What a client trains on: labeled examples, `labeled_repeats` times, or once beside all pseudo-labeled ones."""
+    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, options.labeled_repeats)
+    copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
+    return examples._replace(mask=examples.mask & ~(copies & second_phase))

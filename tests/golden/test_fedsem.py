@@ -1,0 +1,207 @@
+"""FedSem against NumPy: whole client updates in both phases, pseudo-labels that are made once, and what is sent.
+
+One compiled client update serves all: the phase follows from the round. Labeled examples count twice in the first phase.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
+from fedjax_ssl.methods.local import torch_sgd
+from fedjax_ssl.methods.server import Server
+from fedjax_ssl.methods.task import Task, Weights
+from tests.golden.linear_clients import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    LABELED,
+    LABELS,
+    MOMENTUM,
+    OUTPUTS,
+    RATE,
+    SIDE,
+    TRUTH,
+    UNLABELED,
+    Client,
+    InOrder,
+    assert_metrics,
+    assert_same,
+    plain,
+    softmax,
+)
+
+R1 = 3
+SIZE = 4 * (SIDE * SIDE * CLASSES + CLASSES)
+NONE = np.full(UNLABELED + 1, -1, np.int32)
+MADE = np.append(OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
+OTHERS = np.append((TRUTH + 1) % CLASSES, -1)
+
+
+def views():
+    def upright(images):
+        return plain(images.astype(jnp.float32))
+
+    return Views(
+        plain=upright,
+        weak=lambda key, images: jnp.nan * images,  # no part of FedSem
+        strong=lambda key, images: jnp.nan * images,
+        labeled=lambda key, images: upright(images)[:, ::-1],
+    )
+
+
+@functools.cache
+def problem():
+    """(method, jitted client update, client, the model that is trained), whose labeler is the client's linear model."""
+    task = Task(models.build("linear", num_classes=CLASSES), views(), CLASSES, "static", 4, labels_at=("clients",))
+    training = InOrder(torch_sgd(momentum=MOMENTUM), lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    server = Server(optax.sgd(1.0), training, 0, None, rounds=R1 + 2)
+    options = FedSemOptions(labeled_rounds=R1, labeled_repeats=2)
+    method = fedsem(task=task, client=training, server=server, options=options)
+    rng = np.random.default_rng(5)
+    start = {"kernel": 0.3 * rng.standard_normal((SIDE * SIDE, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
+    return method, jax.jit(method.client_update), Client(), start
+
+
+def named(tree):
+    (name,) = jax.eval_shape(lambda: problem()[0].init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[
+        0
+    ].weights.params
+    return {name: jax.tree.map(jnp.float32, tree)}
+
+
+def got(round, pseudo, *, labeled=LABELED, unlabeled=UNLABELED):
+    _, update, client, start = problem()
+    labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
+    rows = Examples(jnp.asarray(client.pool), jnp.asarray(client.labeled_index), jnp.int32(labeled), labels)
+    others = Examples(jnp.asarray(client.pool), jnp.asarray(client.index), jnp.int32(unlabeled), None)
+    shard = Shard(rows, others, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
+    shared = Broadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
+    momentum = jax.tree.map(jnp.zeros_like, named(start))
+    optimizer = jax.tree.unflatten(
+        jax.tree.structure(torch_sgd(momentum=MOMENTUM).init(named(start))), jax.tree.leaves(momentum)
+    )
+    return update(shared, (), ClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
+
+
+def expected(x, y):
+    """(update, sum of the losses, examples seen) of SGD with momentum on the mean cross-entropy of batches in order."""
+    start = problem()[3]
+    w, m, loss, seen = dict(start), dict.fromkeys(start, 0.0), 0.0, 0
+    for _ in range(EPOCHS):
+        for at in range(0, len(y), BATCH):
+            images, labels = x[at : at + BATCH], y[at : at + BATCH]
+            p = softmax(images @ w["kernel"] + w["bias"])
+            loss, seen = loss - np.log(p[np.arange(len(labels)), labels]).sum(), seen + len(labels)
+            residual = (p - np.eye(CLASSES)[labels]) / len(labels)
+            g = {"kernel": images.T @ residual, "bias": residual.sum(0)}
+            m = {name: MOMENTUM * m[name] + g[name] for name in w}
+            w = {name: w[name] - RATE * m[name] for name in w}
+    return {name: start[name] - w[name] for name in w}, loss, seen
+
+
+def flipped(client):
+    """The unlabeled images as they are trained on: in the labeled view."""
+    return plain(client.pool[client.index[:UNLABELED]].astype(float))[:, ::-1].reshape(UNLABELED, -1)
+
+
+def check(output, x, y, *, down, diagnostics, labeled_rows=0):
+    update, loss, seen = expected(x, y)
+    (params,) = output.update.params.values()
+    assert_same(params, update)
+    assert output.weight == 1
+    rows = EPOCHS * -(-len(y) // BATCH) * BATCH
+    expected_metrics = {
+        "client/loss": (loss, seen),
+        "comm/bytes_down": (down,),
+        "comm/bytes_up": (SIZE,),
+        "perf/client_images": (seen,),
+        "cost/forward_passes": (rows + labeled_rows,),
+        "cost/backward_passes": (rows,),
+    }
+    assert_metrics(output.metrics, expected_metrics | diagnostics)
+
+
+def ratios(right, used, total):
+    names = ("label_ratio", "pseudo_label_accuracy", "correct_ratio", "wrong_ratio", "correct_wrong_ratio")
+    values = (used, total), (right, used), (right, total), (used - right, total), (right, used - right)
+    return {f"diagnostics/{name}": value for name, value in zip(names, values, strict=True)}
+
+
+def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
+    x, y = np.tile(problem()[2].labeled, (2, 1)), np.tile(LABELS, 2)
+    output = got(R1 - 1, NONE)
+    check(output, x, y, down=SIZE, diagnostics=ratios(0, 0, 0))
+    np.testing.assert_array_equal(output.client_state.pseudo, NONE)
+
+
+@pytest.mark.parametrize(("round", "down"), [(R1, SIZE), (R1 + 1, 2 * SIZE)])
+def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
+    """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
+    client = problem()[2]
+    right = int((OUTPUTS.argmax(1) == TRUTH).sum())
+    assert 0 < right < UNLABELED
+    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OUTPUTS.argmax(1))
+    output = got(round, NONE)
+    check(output, x, y, down=down, diagnostics=ratios(right, UNLABELED, UNLABELED), labeled_rows=8)  # two batches of 4
+    np.testing.assert_array_equal(output.client_state.pseudo, MADE)
+
+
+def test_labels_that_were_made_stay():
+    client = problem()[2]
+    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OTHERS[:UNLABELED])
+    output = got(R1 + 1, OTHERS)
+    check(output, x, y, down=SIZE, diagnostics=ratios(0, UNLABELED, UNLABELED))
+    np.testing.assert_array_equal(output.client_state.pseudo, OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("round", "labeled", "unlabeled", "images"),
+    [(0, 0, 7, 0), (R1, 0, 7, 7), (R1, 5, 0, 5), (0, 5, 0, 10), (R1 + 1, 0, 0, 0)],
+)
+def test_clients_without_labels_or_data_take_part_once_they_have_something_to_train_on(round, labeled, unlabeled, images):
+    output = got(round, NONE, labeled=labeled, unlabeled=unlabeled)
+    assert output.weight == (1 if images else 0)
+    assert output.metrics["perf/client_images"].total == EPOCHS * images
+    assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(output.update)])).all()
+    assert (np.asarray(output.client_state.pseudo) >= 0).sum() == (unlabeled if round >= R1 else 0)
+    assert output.metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
+
+
+def test_the_labeler_is_the_model_that_ends_the_first_phase():
+    method, _, _, start = problem()
+    state, clients = method.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, UNLABELED + 1))
+    assert clients.pseudo.shape == (4, UNLABELED + 1)
+    assert np.all(clients.pseudo == -1)
+    weights = []
+    for round in range(R1 + 2):
+        shared, _ = method.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
+        weights.append(shared.weights.params)
+        if round >= R1:
+            jax.tree.map(np.testing.assert_array_equal, shared.labeler.params, weights[R1])
+        aggregate = Aggregate(Weights(named(start), ()), jnp.float32(2))
+        data = ServerData(None, None, None, None, jnp.int32(round))
+        state, _ = method.server_update(state, aggregate, data, jax.random.key(0))
+    assert not np.allclose(jax.tree.leaves(weights[R1])[0], jax.tree.leaves(weights[R1 + 1])[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "message"),
+    [
+        ({"labeled_rounds": 0}, 5, "method.labeled_rounds: got 0, accepted: a number >= 1"),
+        ({"labeled_repeats": 0}, 5, "method.labeled_repeats: got 0, accepted: a number >= 1"),
+        ({"labeled_rounds": 5}, 5, "method.labeled_rounds: got 5, accepted: a number < rounds = 5"),
+    ],
+)
+def test_wrong_options_are_refused(options, rounds, message):
+    server = Server(None, None, 0, None, rounds=rounds)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fedsem(task=None, client=None, server=server, options=FedSemOptions(**options))
