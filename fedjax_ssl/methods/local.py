@@ -37,6 +37,8 @@ class Training(NamedTuple):
         persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
         prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
         rounds: R, the rounds of the run, over which a method may anneal something.
+        counts: how many labeled and unlabeled examples each client has, K pairs of integers, for shapes that must fit the
+            largest client; `()` where they are not known.
     """
 
     optimizer: optax.GradientTransformation
@@ -47,6 +49,7 @@ class Training(NamedTuple):
     persistent: bool = True
     prox_mu: float = 0.0
     rounds: int = 1
+    counts: tuple[tuple[int, int], ...] = ()
 
     def init(self, params: PyTree) -> PyTree:
         """The optimizer state that the holder keeps between trainings, `()` if none."""
@@ -65,11 +68,19 @@ class Training(NamedTuple):
         return batching.shuffled(key, mask, self.batch_size, epochs=self.epochs, steps=self.steps)
 
     def paired_schedule(
-        self, key: jax.Array, labeled: jax.Array, unlabeled: jax.Array, unlabeled_batch_size: int
+        self,
+        key: jax.Array,
+        labeled: jax.Array,
+        unlabeled: jax.Array,
+        unlabeled_batch_size: int,
+        entries: jax.Array | None = None,
     ) -> batching.PairedSchedule:
-        """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m]."""
+        """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m].
+
+        `entries`: how many of an unlabeled batch are used, see `batching.paired`.
+        """
         sizes = (self.batch_size, unlabeled_batch_size)
-        return batching.paired(key, (labeled, unlabeled), sizes, epochs=self.epochs, steps=self.steps)
+        return batching.paired(key, (labeled, unlabeled), sizes, epochs=self.epochs, steps=self.steps, entries=entries)
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
@@ -149,6 +160,7 @@ class Step(NamedTuple):
         taken: bool scalar, whether the step is taken: one that is not leaves weights, statistics and the optimizer's state as
             they are, though its metrics count. None: every step is.
         teacher_stats: the norm statistics of the teacher's batch, for a teacher that keeps its own.
+        teacher: the teacher after this step, where the step itself trains it.
     """
 
     grad: PyTree
@@ -156,6 +168,7 @@ class Step(NamedTuple):
     metrics: Metrics
     taken: jax.Array | None = None
     teacher_stats: PyTree = ()
+    teacher: PyTree = ()
 
 
 class Trained(NamedTuple):
