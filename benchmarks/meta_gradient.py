@@ -5,7 +5,7 @@
 The plain step is FixMatch's, one forward and one backward pass over the labeled, weak and strong views, with the same Adam.
 FedDure's have the meta-gradient in its direct and in its nested form; without F-reg (`no_f`) the step is all but the
 meta-gradient, so that its cost is the difference of the two; without C-reg (`no_c`) it goes through theta. The networks:
-FedDure's ResNet-9 on 32x32 color images, 10 labeled and 20 unlabeled examples a batch (`--unlabeled=90`: as many as on CIFAR-10,
+FedDure's ResNet-9 on 32x32 color images, 10 labeled and 20 unlabeled examples a batch (`--unlabeled=90`: as many as on CIFAR-10
 split IID), and the small network of the digits, 8 and 24. Random images, no augmentation, one client, steps in a compiled loop
 as in training. Cases take turns, so that other work on the machine meets all of them; after one run each to warm up, the median
 and the quartiles of wall time per step, the median of processor time over all threads, and both as multiples of the plain

@@ -28,7 +28,7 @@ import optax
 
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.methods import local, paired
+from fedjax_ssl.methods import local, paired, passes
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Teacher, Training
 from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method
@@ -347,7 +347,7 @@ def regulate(
     if options.regulators != "no_f":
         if options.meta_gradient == "direct":
             ahead = f_reg.look_ahead(phi, pseudo_gradient(w), options.eta_s)
-            change = f_reg.tangent(pullback, logits, jax.grad(labeled_loss)(ahead))
+            change = passes.tangent(pullback, logits, jax.grad(labeled_loss)(ahead))
             meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
         else:
             meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)

@@ -19,7 +19,6 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 
@@ -58,24 +57,6 @@ def instance_weights(w: PyTree, probs: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(hidden @ w["output"]["kernel"] + w["output"]["bias"])[:, 0]
 
 
-def tangent(pullback: Callable[[jax.Array], tuple[PyTree]], outputs: jax.Array, direction: PyTree) -> jax.Array:
-    """J v, how outputs change along a direction in parameter space, from their pullback c -> J^T c.
-
-    The pullback is linear in c, and its transpose is J. So the forward pass that made it is shared, and reverse mode is all
-    that the network has to know (`hybrid` convolutions know no other). The cost is that of `jax.jvp`.
-
-    Args:
-        pullback: of `jax.vjp`.
-        outputs: float [B, C], what it was made of, for shape and dtype.
-        direction: v, a pytree like the parameters.
-
-    Returns:
-        Like `outputs`.
-    """
-    _, transposed = jax.vjp(pullback, jnp.zeros_like(outputs))
-    return transposed((direction,))[0]
-
-
 def direct_gradient(
     loss: Callable[[PyTree, jax.Array], jax.Array], w: PyTree, outputs: jax.Array, change: jax.Array, rate: float
 ) -> PyTree:
@@ -85,7 +66,7 @@ def direct_gradient(
         loss: (w, z) -> G.
         w: F-reg's parameters.
         outputs: z [B, C].
-        change: J v [B, C], see `tangent`.
+        change: J v [B, C], how they change along v.
         rate: the look-ahead's learning rate.
     """
 

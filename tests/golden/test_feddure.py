@@ -188,7 +188,20 @@ class Expected:
             of_labels["client/reward"] = (sum(step["reward"] for step in self.seen), steps)
         for name, of in (("client/loss", "ce_s"), ("client/unlabeled_loss", "ce_u")):
             of_labels[name] = (all_of(of).sum(), len(all_of(of)))
-        return of_labels | traffic(sum(len(a) + len(b) for a, b in STEPS))
+        for name, rows in zip(("forward", "backward"), self.rows(), strict=True):
+            of_labels[f"cost/{name}_passes"] = (rows * steps,)
+        return traffic(sum(len(a) + len(b) for a, b in STEPS), 0) | of_labels
+
+    def rows(self):
+        """Rows that a step takes forward and back: theta's, and phi's strong and labeled views."""
+        all_views, strong, labeled = BATCH + 2 * UNLABELED_BATCH, UNLABELED_BATCH, BATCH
+        if self.options.regulators == "no_f":  # both losses of the reward
+            return all_views + strong + 2 * labeled, all_views + strong
+        if self.options.meta_gradient == "nested":  # forward once more, back twice: the step, and the way back through it
+            return all_views + 2 * strong + 3 * labeled, all_views + 3 * strong + labeled
+        if self.options.regulators == "no_c":
+            return all_views + 2 * strong + labeled, all_views + strong + labeled
+        return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
 
 
 def linear_task():
