@@ -1,4 +1,4 @@
-"""The benchmark of FedDure's meta-gradient on a network that compiles in seconds."""
+"""The benchmark of FedDure's meta-gradient: its table, and one of its programs on a network that compiles in seconds."""
 
 import json
 import sys
@@ -6,9 +6,19 @@ import sys
 from benchmarks import meta_gradient
 
 
+SMALL = {"linear": ({"name": "linear"}, (4, 4, 1), 2, 3, 2)}
+
+
+def test_a_program_runs_the_steps_of_a_client(monkeypatch):
+    monkeypatch.setattr(meta_gradient, "NETWORKS", SMALL)
+    output = meta_gradient.program("linear", "direct", 0)()
+    assert output.metrics["client/loss"].weight == 2 * 2
+    assert output.metrics["client/unlabeled_loss"].weight == 2 * 3
+
+
 def test_it_prints_a_table_and_writes_it(monkeypatch, tmp_path, capsys):
-    small = {"linear": ({"name": "linear"}, (4, 4, 1), 2, 3, 2)}
-    monkeypatch.setattr(meta_gradient, "NETWORKS", small)
+    monkeypatch.setattr(meta_gradient, "NETWORKS", SMALL)
+    monkeypatch.setattr(meta_gradient, "program", lambda *_: lambda: sum(range(1000)))
     monkeypatch.setattr(sys, "argv", ["meta_gradient", "--repeats=2", f"--json={tmp_path / 'out.json'}"])
     meta_gradient.main()
     table = capsys.readouterr().out.splitlines()

@@ -4,6 +4,8 @@ F-reg's gradient, the second-order one (Eq. 5), is by central differences; all o
 [D + 1, C] whose last row is the bias, and F-reg is one flat vector.
 """
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,6 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods import feddure as module
 from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
 from fedjax_ssl.methods.local import Training, torch_sgd
 from fedjax_ssl.methods.server import Broadcast
@@ -45,6 +46,7 @@ from tests.golden.linear_clients import (
     traffic,
 )
 
+module = importlib.import_module("fedjax_ssl.methods.feddure")  # the package has the function by this name
 ETA_S, ETA_W, THRESHOLD = 0.2, 0.05, 0.7
 SHAPES = {
     ("hidden", "kernel"): (CLASSES, 128),
@@ -325,8 +327,8 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
 # --- the sign of the reward ------------------------------------------------------------------------------------------------
 
 
-def lesson(label):
-    """A step's batches whose labeled and strong views are the same, and what `regulate` makes of pseudo-labels for them."""
+def reward_of():
+    """Pseudo-labels -> their reward, for a step whose labeled and strong views are the same."""
     views = np.random.default_rng(0).standard_normal((4, SIDE, SIDE, 1)).astype(np.float32)
     labels, mask = np.array([0, 1, 2, 0]), np.ones(4, bool)
     task = linear_task()
@@ -336,13 +338,13 @@ def lesson(label):
     w = regulators.init(jax.random.key(2), CLASSES)
     before = Regulators(weights.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
     seen = Seen(views, labels, mask, views, views, mask)
-    return regulate(setup, seen, label, mask, weights, before, jax.random.key(0))[1]
+    return jax.jit(lambda label: regulate(setup, seen, label, mask, weights, before, jax.random.key(0))[1])
 
 
 def test_right_pseudo_labels_are_rewarded_and_wrong_ones_punished():
-    right = np.array([0, 1, 2, 0])
-    assert lesson(right) > 1e-3
-    assert lesson((right + 1) % 3) < -1e-3
+    right, reward = np.array([0, 1, 2, 0]), reward_of()
+    assert reward(right) > 1e-3
+    assert reward((right + 1) % 3) < -1e-3
 
 
 def test_a_positive_reward_lowers_the_loss_of_the_pseudo_labels(monkeypatch):
@@ -356,10 +358,11 @@ def test_a_positive_reward_lowers_the_loss_of_the_pseudo_labels(monkeypatch):
     shard = Shard(labeled, Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None), jnp.zeros(8, jnp.int32))
     batch = Pair(*(Batch(jnp.arange(n), jnp.ones(n, bool)) for n in (3, UNLABELED)))
 
+    @jax.jit
     def gradient(reward):
-        monkeypatch.setattr(module, "regulate", lambda *args: (args[-2], jnp.float32(reward)))
+        monkeypatch.setattr(module, "regulate", lambda *args: (args[-2], reward))
         step = module.gradient(setup, shard)(weights, batch, jax.random.key(0), Regulators((), (), (), ()))
-        return np.vstack([step.grad[name]["kernel"], step.grad[name]["bias"]])
+        return jnp.vstack([step.grad[name]["kernel"], step.grad[name]["bias"]])
 
     of_reward = gradient(0.5) - gradient(0.0)
     theta = np.vstack([client.params["kernel"], client.params["bias"]])
