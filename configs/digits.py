@@ -43,13 +43,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedsiam_mt": {},
     "fedsiam_d": {},
     "supervised": {"server.sbn_data": "labeled"},
+    "feddure": {
+        "data.labels_at": "clients", "method.eta_s": 3e-3, "method.eta_w": 3e-3, "client.optimizer.name": "adam",
+        "client.optimizer.learning_rate": 3e-3, "client.optimizer.weight_decay": 0.0, "client.optimizer.persistent": False,
+    },
     "fedavg": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedavg_pp": {"data.labels_at": "clients"},
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedsem": {"data.labels_at": "clients", "method.labeled_rounds": 20},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL | {"server.optimizer.learning_rate": 0.1},
-}
+}  # fmt: skip
 """What differs from method to method, as dotted keys; the first is the default."""
 
 LEARNING_RATES: dict[str, dict[str, float]] = {

@@ -51,12 +51,14 @@ class PairedSchedule(NamedTuple):
         unlabeled: epochs over the unlabeled ones, as many as the steps take.
         unlabeled_batch_size: B_u.
         steps: int32 scalar, number of local steps.
+        entries: int32 scalar in [1, B_u], how many entries of an unlabeled batch the holder uses; None: all.
     """
 
     labeled: Schedule
     unlabeled: Schedule
     unlabeled_batch_size: int
     steps: jax.Array
+    entries: Any = None
 
 
 class Pair(NamedTuple):
@@ -112,6 +114,7 @@ def paired(
     epochs: int = 0,
     steps: int = 0,
     larger_counts: bool = False,
+    entries: jax.Array | None = None,
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
@@ -125,6 +128,7 @@ def paired(
         epochs: number of epochs, or 0.
         steps: number of steps, or 0.
         larger_counts: whether an epoch is one through the set that has more batches, in place of the labeled examples.
+        entries: int32 scalar in [1, B_u], the holder's own size of an unlabeled batch, the rest of which is masked; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:
@@ -140,13 +144,17 @@ def paired(
     rows, length = labeled.positions.shape
     most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
     unlabeled = shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=most)
-    alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // batch_sizes[1])
-    return PairedSchedule(labeled, unlabeled, batch_sizes[1], jnp.where(labeled.size > 0, labeled.steps, alone))
+    if entries is not None:  # batches then begin anywhere: one that begins at the last example stays within the row
+        unlabeled = unlabeled._replace(positions=jnp.pad(unlabeled.positions, ((0, 0), (0, batch_sizes[1]))))
+    alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // (batch_sizes[1] if entries is None else entries))
+    total = jnp.where(labeled.size > 0, labeled.steps, alone)
+    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries)
 
 
 def take_pair(schedule: PairedSchedule, step: jax.Array, batch_size: int) -> Pair:
     """The two batches of local step `step` (int32 scalar, 0-based), the labeled one of `batch_size`."""
-    return Pair(take(schedule.labeled, step, batch_size), take(schedule.unlabeled, step, schedule.unlabeled_batch_size))
+    unlabeled = take(schedule.unlabeled, step, schedule.unlabeled_batch_size, schedule.entries)
+    return Pair(take(schedule.labeled, step, batch_size), unlabeled)
 
 
 def num_epochs(schedule: Schedule, batch_size: int) -> jax.Array:
@@ -154,16 +162,19 @@ def num_epochs(schedule: Schedule, batch_size: int) -> jax.Array:
     return -(-schedule.steps // _steps_per_epoch(schedule, batch_size))
 
 
-def _steps_per_epoch(schedule: Schedule, batch_size: int) -> jax.Array:
+def _steps_per_epoch(schedule: Schedule, batch_size: int | jax.Array) -> jax.Array:
     return jnp.maximum(-(-schedule.size // batch_size), 1)
 
 
-def take(schedule: Schedule, step: jax.Array, batch_size: int) -> Batch:
-    """The batch of local step `step` (int32 scalar, 0-based)."""
-    per_epoch = _steps_per_epoch(schedule, batch_size)
-    epoch, start = step // per_epoch, (step % per_epoch) * batch_size
+def take(schedule: Schedule, step: jax.Array, batch_size: int, entries: jax.Array | None = None) -> Batch:
+    """The batch of local step `step` (int32 scalar, 0-based), of which the first `entries` are used (None: all)."""
+    used = batch_size if entries is None else entries
+    per_epoch = _steps_per_epoch(schedule, used)
+    epoch, start = step // per_epoch, (step % per_epoch) * used
     positions = jax.lax.dynamic_slice(schedule.positions, (epoch, start), (1, batch_size))[0]
-    return Batch(positions, start + jnp.arange(batch_size) < schedule.size, step, epoch)
+    place = jnp.arange(batch_size)
+    mask = start + place < schedule.size
+    return Batch(positions, mask if entries is None else mask & (place < entries), step, epoch)
 
 
 def stream(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Batch:

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
@@ -51,11 +53,12 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
     with naming("model"):
         task = _task(settings, views, dataset.num_classes, conv)
-    method = METHODS[settings.method["name"]](task=task, client=_client(settings), server=_server(settings), options=options)
-    _check_scenario(settings, method)
     with naming("data"):
         data = split.federate(dataset, settings.data, settings.seed)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
+    client, server = _client(settings, data), _server(settings)
+    method = METHODS[settings.method["name"]](task=task, client=client, server=server, options=options)
+    _check_scenario(settings, method)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and not method.host_data:
@@ -171,10 +174,11 @@ def _num_params(task: Task, spec: DataSpec) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _client(settings: Settings) -> Training:
+def _client(settings: Settings, data: FederatedData) -> Training:
     client = settings.client
     training = _training(client.optimizer, settings.rounds, client.batch_size, client.epochs, client.steps)
-    return training._replace(prox_mu=settings.method.get("prox_mu", 0.0))
+    counts = np.stack([data.labeled.count, data.unlabeled.count], axis=1)
+    return training._replace(prox_mu=settings.method.get("prox_mu", 0.0), counts=counts)
 
 
 def _server(settings: Settings) -> Server:

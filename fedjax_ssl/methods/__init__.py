@@ -10,6 +10,7 @@ from fedjax_ssl.method import Method
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
+from fedjax_ssl.methods.feddure import feddure
 from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
@@ -22,6 +23,7 @@ from fedjax_ssl.methods.uda import uda
 METHODS: dict[str, Callable[..., Method]] = {
     "fl2": fl2,
     "fedcon": fedcon,
+    "feddure": feddure,
     "fedmatch": fedmatch,
     "fixmatch": fixmatch,
     "semifl": semifl,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_ssl.data import batching
@@ -37,6 +38,8 @@ class Training(NamedTuple):
         persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
         prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
         rounds: R, the rounds of the run, over which a method may anneal something.
+        counts: how many labeled and unlabeled examples each client has, NumPy int32 [K, 2], for shapes that must fit the largest
+            client; None where they are not known.
     """
 
     optimizer: optax.GradientTransformation
@@ -47,6 +50,7 @@ class Training(NamedTuple):
     persistent: bool = True
     prox_mu: float = 0.0
     rounds: int = 1
+    counts: np.ndarray | None = None
 
     def init(self, params: PyTree) -> PyTree:
         """The optimizer state that the holder keeps between trainings, `()` if none."""
@@ -72,10 +76,14 @@ class Training(NamedTuple):
         unlabeled_batch_size: int,
         *,
         larger_counts: bool = False,
+        entries: jax.Array | None = None,
     ) -> batching.PairedSchedule:
-        """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m]."""
+        """A batch of labeled and one of unlabeled examples per step, over the examples in the masks bool [n] and bool [m].
+
+        `larger_counts` and `entries`, how many of an unlabeled batch are used: see `batching.paired`.
+        """
         sizes, length = (self.batch_size, unlabeled_batch_size), {"epochs": self.epochs, "steps": self.steps}
-        return batching.paired(key, (labeled, unlabeled), sizes, larger_counts=larger_counts, **length)
+        return batching.paired(key, (labeled, unlabeled), sizes, larger_counts=larger_counts, entries=entries, **length)
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
@@ -155,6 +163,7 @@ class Step(NamedTuple):
         taken: bool scalar, whether the step is taken: one that is not leaves weights, statistics and the optimizer's state as
             they are, though its metrics count. None: every step is.
         teacher_stats: the norm statistics of the teacher's batch, for a teacher that keeps its own.
+        teacher: the teacher after this step, where the step itself trains it.
     """
 
     grad: PyTree
@@ -162,6 +171,7 @@ class Step(NamedTuple):
     metrics: Metrics
     taken: jax.Array | None = None
     teacher_stats: PyTree = ()
+    teacher: PyTree = ()
 
 
 class Trained(NamedTuple):

@@ -117,11 +117,26 @@ def mark(outputs: jax.Array) -> jax.Array:
     return same(outputs)
 
 
-def jvp(function: Callable, primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
-    """`jax.jvp`. The tangents' pass counts as one more forward pass through each network, which is about what it takes."""
-    if _counting.get() is None:
-        return jax.jvp(function, primals, tangents)
-    return function(*primals), function(*primals)  # what is marked has no jvp; for shapes these will do
+def tangent(pullback: Callable[[jax.Array], tuple[PyTree]], outputs: jax.Array, direction: PyTree) -> jax.Array:
+    """J v: how a network's outputs change along a direction in parameter space, from their pullback c -> J^T c.
+
+    The pullback is linear, and its transpose is J: the forward pass that made it is shared, and the network needs no rule but
+    that of reverse mode, the only one that `hybrid` convolutions have. It is about the work of one or two forward passes, and
+    counts as one.
+
+    Args:
+        pullback: what `jax.vjp` gave for a network's parameters.
+        outputs: float [B, ...], of the same network.
+        direction: v, a pytree like the parameters.
+
+    Returns:
+        Like `outputs`.
+    """
+    if counting := _counting.get():
+        counting.forward += counting.times * outputs.shape[0]
+        return jnp.zeros_like(outputs)
+    _, transposed = jax.vjp(pullback, jnp.zeros_like(outputs))
+    return transposed((direction,))[0]
 
 
 def metrics(passes: Passes) -> Metrics:

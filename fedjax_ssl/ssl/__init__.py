@@ -1,5 +1,29 @@
-"""Pure functions that semi-supervised methods share: thresholds, losses, mixup, agreement, averages, perturbations."""
+"""Pure functions that semi-supervised methods share: thresholds, losses, mixup, averages, perturbations, regulators."""
 
-from fedjax_ssl.ssl import agreement, ema, freematch, losses, mixup, pseudo_labels, sharpness, siamese, thresholds, tsa
+from fedjax_ssl.ssl import (
+    agreement,
+    ema,
+    freematch,
+    losses,
+    mixup,
+    pseudo_labels,
+    regulators,
+    sharpness,
+    siamese,
+    thresholds,
+    tsa,
+)
 
-__all__ = ["agreement", "ema", "freematch", "losses", "mixup", "pseudo_labels", "sharpness", "siamese", "thresholds", "tsa"]
+__all__ = [
+    "agreement",
+    "ema",
+    "freematch",
+    "losses",
+    "mixup",
+    "pseudo_labels",
+    "regulators",
+    "sharpness",
+    "siamese",
+    "thresholds",
+    "tsa",
+]

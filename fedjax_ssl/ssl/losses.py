@@ -1,4 +1,4 @@
-"""Losses per example, and the masked mean that reduces them."""
+"""Losses per example, and the masked mean that reduces them; masked quantiles."""
 
 from __future__ import annotations
 
@@ -112,3 +112,23 @@ def masked_mean(values: jax.Array, where: jax.Array, denominator: jax.Array | No
     divisor = jnp.asarray(jnp.sum(where) if denominator is None else denominator, jnp.float32)
     total = jnp.sum(jnp.where(where, values, 0.0))
     return jnp.where(divisor > 0, total / jnp.where(divisor > 0, divisor, 1.0), 0.0)
+
+
+def masked_quantile(values: jax.Array, where: jax.Array, q: float | jax.Array) -> jax.Array:
+    """The q-quantile of `values` over `where`, interpolated linearly as NumPy does; infinity where nothing is selected.
+
+    Args:
+        values: float32, any shape; entries outside may be NaN.
+        where: bool of the same shape.
+        q: scalar in [0, 1].
+
+    Returns:
+        float32 scalar.
+    """
+    chex.assert_equal_shape([values, where])
+    ordered = jnp.sort(jnp.where(where, values, jnp.inf), axis=None)
+    last = jnp.sum(where) - 1
+    position = q * last
+    below = jnp.clip(jnp.floor(position).astype(jnp.int32), 0)
+    low, high = ordered[below], ordered[jnp.clip(below + 1, 0, last)]
+    return jnp.where(last >= 0, low + (position - below) * (high - low), jnp.inf)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.ssl import losses
+
 PyTree = Any
 # Under this a layer's norm counts as 0: FSM stays finite, and large where the other network's layer is not 0.
 LEAST_NORM = 1e-12
@@ -138,13 +140,7 @@ def boundary(window: Window, tau: jax.Array) -> jax.Array:
     Returns:
         float32 scalar.
     """
-    used = jnp.broadcast_to(window.used[..., None], window.values.shape)
-    ordered = jnp.sort(jnp.where(used, window.values, jnp.inf), axis=None)
-    last = jnp.sum(used) - 1
-    position = (1.0 - tau) * last
-    below = jnp.clip(jnp.floor(position).astype(jnp.int32), 0)
-    low, high = ordered[below], ordered[jnp.clip(below + 1, 0, last)]
-    return jnp.where(last >= 0, low + (position - below) * (high - low), jnp.inf)
+    return losses.masked_quantile(window.values, jnp.broadcast_to(window.used[..., None], window.values.shape), 1.0 - tau)
 
 
 def uploaded(distances: jax.Array, bound: jax.Array, tau: jax.Array) -> jax.Array:

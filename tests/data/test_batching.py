@@ -142,3 +142,23 @@ def test_pairs_without_unlabeled_examples_and_without_any():
 def test_a_number_of_paired_steps():
     for labeled, unlabeled in ((9, 8), (0, 8), (9, 0)):
         assert len(pairs(labeled, unlabeled, steps=5)) == 5
+
+
+def test_a_holder_may_use_fewer_entries_of_an_unlabeled_batch():
+    """The batches are those of its own size, in shapes of a larger one; without labels its own size counts the epochs."""
+    masks = jnp.ones(7, bool), jnp.ones(10, bool)
+    own = batching.paired(jax.random.key(0), masks, (3, 4), epochs=3)
+    shared = jax.jit(lambda entries: batching.paired(jax.random.key(0), masks, (3, 9), epochs=3, entries=entries))(jnp.int32(4))
+    assert own.steps == shared.steps == 9
+    drawn = []
+    for s in range(9):
+        one, other = (batching.take_pair(schedule, jnp.int32(s), 3) for schedule in (own, shared))
+        assert other.unlabeled.positions.shape == (9,)
+        got, expected = (np.asarray(b.unlabeled.positions)[np.asarray(b.unlabeled.mask)] for b in (other, one))
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(other.labeled.positions, one.labeled.positions)
+        drawn.append(got.tolist())
+    assert [len(batch) for batch in drawn] == [4, 4, 2] * 3
+    assert sorted(i for batch in drawn[3:6] for i in batch) == list(range(10))
+    alone = batching.paired(jax.random.key(0), (jnp.zeros(7, bool), masks[1]), (3, 9), epochs=3, entries=jnp.int32(4))
+    assert alone.steps == 9

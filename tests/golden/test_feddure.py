@@ -1,0 +1,373 @@
+"""FedDure against NumPy in float64: a whole `client_update` of a linear softmax network, equation by equation.
+
+F-reg's gradient, the second-order one (Eq. 5), is by central differences; all others are written out. Networks are matrices
+[D + 1, C] whose last row is the bias, and F-reg is one flat vector.
+"""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.batching import Batch, Pair
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Shard
+from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
+from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.server import Broadcast
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.ssl import regulators
+from tests.golden.linear_clients import (
+    BATCH,
+    CLASSES,
+    DECAY,
+    EPOCHS,
+    LABELED,
+    LABELS,
+    MOMENTUM,
+    RATE,
+    SIDE,
+    STEPS,
+    TRUTH,
+    UNLABELED,
+    UNLABELED_BATCH,
+    Client,
+    InOrder,
+    assert_metrics,
+    assert_same,
+    diagnostics,
+    plain,
+    softmax,
+    traffic,
+)
+
+module = importlib.import_module("fedjax_ssl.methods.feddure")  # the package has the function by this name
+ETA_S, ETA_W, THRESHOLD = 0.2, 0.05, 0.7
+SHAPES = {
+    ("hidden", "kernel"): (CLASSES, 128),
+    ("hidden", "bias"): (128,),
+    ("output", "kernel"): (128, 1),
+    ("output", "bias"): (1,),
+}
+
+
+class Adam:
+    """Kingma and Ba 2015, before the learning rate."""
+
+    def __init__(self, m=0.0, v=0.0, t=0):
+        self.m, self.v, self.t = m, v, t
+
+    def __call__(self, w, g):
+        self.t, self.m, self.v = self.t + 1, 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
+        return self.m / (1 - 0.9**self.t) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
+
+
+class SGD:
+    """With Nesterov momentum and weight decay."""
+
+    def __init__(self):
+        self.m = 0.0
+
+    def __call__(self, w, g):
+        g = g + DECAY * w
+        self.m = MOMENTUM * self.m + g
+        return g + MOMENTUM * self.m
+
+
+OPTIMIZERS = {
+    "sgd": (SGD, torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)),
+    "adam": (Adam, optax.scale_by_adam()),
+}
+
+
+def ones(x):
+    return np.hstack([x, np.ones((len(x), 1))])
+
+
+def ce(z, y):
+    return -np.log(softmax(z)[np.arange(len(y)), y])
+
+
+def unflat(w):
+    """F-reg's parameters by name, from the flat vector."""
+    sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
+    parts = np.split(w, np.cumsum(sizes)[:-1])
+    tree = {"hidden": {}, "output": {}}
+    for (layer, name), part in zip(SHAPES, parts, strict=True):
+        tree[layer][name] = part.reshape(SHAPES[layer, name])
+    return tree
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(tree[layer][name]) for layer, name in SHAPES])
+
+
+def f_reg(w, s):
+    """F-reg's weights of outputs s [B, C], and their slopes in s [B, C]."""
+    w = unflat(w)
+    hidden = s @ w["hidden"]["kernel"] + w["hidden"]["bias"]
+    h = 1 / (1 + np.exp(-(np.maximum(hidden, 0) @ w["output"]["kernel"] + w["output"]["bias"])[:, 0]))
+    return h, (h * (1 - h))[:, None] * (((hidden > 0) * w["output"]["kernel"][:, 0]) @ w["hidden"]["kernel"].T)
+
+
+def pseudo_gradient(phi, w, u, y, passed, options):
+    """grad_phi G(w, phi), G = mean_i F(f(u_i; phi); w) CE(y_i, f(u_i; phi))."""
+    s, onehot = softmax(u @ phi), np.eye(CLASSES)[y]
+    if options.regulators == "no_f":
+        return u.T @ (passed[:, None] * (s - onehot)) / len(y)
+    h, slope = f_reg(w, s)
+    residual = h[:, None] * (s - onehot)
+    if not options.detach_freg_input:
+        residual += ce(u @ phi, y)[:, None] * s * (slope - (slope * s).sum(1, keepdims=True))
+    return u.T @ residual / len(y)
+
+
+def meta_gradient(phi, w, u, y, x, labels, options):
+    """grad_w CE(labels, f(x; phi - ETA_S grad_phi G(w, phi))) by central differences."""
+
+    def loss(w):
+        return ce(x @ (phi - ETA_S * pseudo_gradient(phi, w, u, y, None, options)), labels).mean()
+
+    steps = 1e-5 * np.eye(len(w))
+    return np.array([(loss(w + step) - loss(w - step)) / 2e-5 for step in steps])
+
+
+class Expected:
+    """A client's round, as the equations say."""
+
+    def __init__(self, client, options, optimizer, w, adam):
+        self.options, self.seen = options, []
+        self.w, self.f_optimizer = w, adam
+        begin = np.vstack([client.params["kernel"], client.params["bias"]])
+        theta, self.phi, descend = begin, begin, optimizer()
+        self.c_optimizer = optimizer()
+        x, u, strong = ones(client.labeled), ones(client.weak), ones(client.strong)
+        for labeled, unlabeled in STEPS:
+            self.seen.append({"labels": LABELS[labeled], "truth": TRUTH[unlabeled]})
+            theta = theta - RATE * descend(
+                theta, self.gradient(theta, x[labeled], LABELS[labeled], u[unlabeled], strong[unlabeled])
+            )
+        self.update = {"kernel": (begin - theta)[:-1], "bias": (begin - theta)[-1]}
+
+    def gradient(self, theta, x, labels, weak, strong):
+        options, s = self.options, softmax(weak @ theta)
+        y, passed = s.argmax(1), s.max(1) >= THRESHOLD  # Eq. 1
+        assert np.diff(np.sort(s, 1)[:, -2:]).min() > 1e-3  # no decision hangs on float32
+        assert np.abs(s.max(1) - THRESHOLD).min() > 1e-3
+        phi = theta if options.regulators == "no_c" else self.phi
+        reward, m = 0.0, passed.astype(float)
+        if options.regulators != "no_f":
+            meta = meta_gradient(phi, self.w, strong, y, x, labels, options)  # Eqs. 4, 5
+            self.w = self.w - ETA_W * self.f_optimizer(self.w, meta)
+            m = f_reg(self.w, softmax(strong @ theta))[0]  # Eq. 6
+        if options.regulators != "no_c":
+            new = phi - ETA_S * self.c_optimizer(phi, pseudo_gradient(phi, self.w, strong, y, passed, options))  # Eq. 2
+            reward = ce(x @ phi, labels).mean() - ce(x @ new, labels).mean()  # Eq. 3
+            self.phi = new
+        ce_s, ce_u = ce(x @ theta, labels), ce(strong @ theta, y)
+        self.seen[-1] |= {"y": y, "passed": passed, "m": m, "reward": reward, "ce_s": ce_s, "ce_u": ce_u}
+        p, q = softmax(x @ theta) - np.eye(CLASSES)[labels], softmax(strong @ theta) - np.eye(CLASSES)[y]
+        return x.T @ p / len(x) + strong.T @ (m[:, None] * q) / len(q) + reward * strong.T @ q / len(q)  # Eqs. 7 to 10
+
+    def metrics(self):
+        def all_of(name):
+            return np.concatenate([step[name] for step in self.seen])
+
+        no_f, steps = self.options.regulators == "no_f", len(self.seen)
+        accepted = [step["passed"] | (not no_f) for step in self.seen]
+        of_labels = diagnostics([step["y"] for step in self.seen], [step["truth"] for step in self.seen], accepted)
+        if not no_f:
+            del of_labels["client/mask_rate"]
+            of_labels["client/instance_weight_mean"] = (all_of("m").sum(), len(all_of("m")))
+            for name, q in (("p10", 0.1), ("p90", 0.9)):
+                of_labels[f"client/instance_weight_{name}"] = (sum(np.quantile(step["m"], q) for step in self.seen), steps)
+        if self.options.regulators != "no_c":
+            of_labels["client/reward"] = (sum(step["reward"] for step in self.seen), steps)
+        for name, of in (("client/loss", "ce_s"), ("client/unlabeled_loss", "ce_u")):
+            of_labels[name] = (all_of(of).sum(), len(all_of(of)))
+        for name, rows in zip(("forward", "backward"), self.rows(), strict=True):
+            of_labels[f"cost/{name}_passes"] = (rows * steps,)
+        return traffic(sum(len(a) + len(b) for a, b in STEPS), 0) | of_labels
+
+    def rows(self):
+        """Rows that a step takes forward and back: theta's, and phi's strong and labeled views."""
+        all_views, strong, labeled = BATCH + 2 * UNLABELED_BATCH, UNLABELED_BATCH, BATCH
+        if self.options.regulators == "no_f":  # both losses of the reward
+            return all_views + strong + 2 * labeled, all_views + strong
+        if self.options.meta_gradient == "nested":  # forward once more, back twice: the step, and the way back through it
+            return all_views + 2 * strong + 3 * labeled, all_views + 3 * strong + labeled
+        if self.options.regulators == "no_c":
+            return all_views + 2 * strong + labeled, all_views + strong + labeled
+        return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
+
+
+def linear_task():
+    views = Views(
+        plain=lambda images: plain(images.astype(jnp.float32)),
+        weak=lambda key, images: plain(images.astype(jnp.float32)),
+        strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
+        labeled=lambda key, images: plain(images.astype(jnp.float32))[:, ::-1],
+    )
+    return Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4, labels_at=("clients",))
+
+
+def got(client, options, optimizer, w, adam):
+    """(update, weight, client state, metrics) of the method's client, F-reg as the client kept it."""
+    task = linear_task()
+    training = InOrder(optimizer, lambda _: None, BATCH, epochs=EPOCHS, persistent=False)
+    method = feddure(task=task, client=training, server=None, options=options)
+    (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
+    params = {name: jax.tree.map(jnp.float32, client.params)}
+    kept = ClientState((), (), ())
+    if options.regulators != "no_f":
+        moments = (jax.tree.map(jnp.float32, unflat(leaf)) for leaf in (adam.m, adam.v))
+        kept = ClientState((), jax.tree.map(jnp.float32, unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
+    pool = jnp.asarray(client.pool)
+    labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
+    labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
+    unlabeled = Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None)
+    shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
+    shared = Broadcast(Weights(params, {}), jnp.float32(RATE), jnp.int32(0))
+    output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
+    return output.update.params[name], output.weight, output.client_state, output.metrics
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        ("sgd", {}),
+        ("adam", {"meta_gradient": "nested"}),
+        ("sgd", {"detach_freg_input": True}),
+        ("sgd", {"regulators": "no_c"}),
+        ("sgd", {"regulators": "no_f"}),
+    ],
+    ids=["both", "nested, adam", "detached", "no_c", "no_f"],
+)
+def test_a_client_update_is_what_the_equations_say(optimizer, changes):
+    rng, options = (
+        np.random.default_rng(1),
+        FedDureOptions(confidence=THRESHOLD, eta_s=ETA_S, eta_w=ETA_W, unlabeled_batch_size=UNLABELED_BATCH, **changes),
+    )
+    client = Client()
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    w, m, v = rng.standard_normal(size) / 4, 1e-3 * rng.standard_normal(size), 1e-5 * rng.uniform(0.5, 1, size)
+    in_numpy, in_jax = OPTIMIZERS[optimizer]
+    expected = Expected(client, options, in_numpy, w, Adam(m, v, 7))
+    update, weight, state, metrics = got(client, options, in_jax, w, Adam(m, v, 7))
+    assert_same(update, expected.update)
+    assert weight == LABELED + UNLABELED
+    assert_metrics(metrics, expected.metrics())
+    assert state.optimizer == ()
+    if options.regulators == "no_f":
+        assert state == ((), (), ())
+        assert 0 < metrics["client/mask_rate"].total < metrics["client/mask_rate"].weight
+        return
+    adam = expected.f_optimizer
+    assert state.w_optimizer.count == adam.t == 7 + len(STEPS)
+    for value, wanted in (
+        (flat(state.w) - w, expected.w - w),
+        (flat(state.w_optimizer.mu), adam.m),
+        (flat(state.w_optimizer.nu), adam.v),
+    ):
+        np.testing.assert_allclose(value, wanted, rtol=2e-3, atol=1e-4 * np.abs(wanted).max())
+    weights = [step["m"] for step in expected.seen]
+    assert max(map(np.ptp, weights)) > 0.05  # examples differ in weight
+
+
+def test_f_reg_has_the_papers_size_and_a_start_of_its_own_for_each_key():
+    first, second = (regulators.init(jax.random.key(seed), 10) for seed in (0, 1))
+    assert sum(leaf.size for leaf in jax.tree.leaves(first)) == 1537
+    for layer, fan_in in (("hidden", 10), ("output", 128)):
+        for leaf, other in zip(first[layer].values(), second[layer].values(), strict=True):
+            assert np.abs(leaf).max() <= fan_in**-0.5
+            assert not np.any(leaf == other)
+
+
+# --- the two forms of the meta-gradient ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "detached", "no_c"),
+    [("mlp", False, False), ("mlp", True, False), ("mlp", False, True), ("cnn", False, False)],
+    ids=["mlp", "detached", "no_c", "batch norm and hybrid convolutions"],
+)
+def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
+    """Of networks with two layers and more, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
+    rng, shape = np.random.default_rng(0), (4, 4, 1)
+    sizes = {"mlp": {"hidden": 8}, "cnn": {"width": 2}}[network]
+    task = Task(models.build(network, num_classes=CLASSES, conv="hybrid", **sizes), None, CLASSES, "static", 4)
+    theta, phi = (task.init(jax.random.key(seed), shape) for seed in (0, 1))
+    views = rng.standard_normal((11, *shape)).astype(np.float32)
+    views[[4, 9, 10]] = np.nan
+    masks = np.isfinite(views[:, 0, 0, 0])
+    seen = Seen(views[:5], np.array([0, 2, 1, 1, 0]), masks[:5], None, views[5:], masks[5:])
+    w = regulators.init(jax.random.key(2), CLASSES)
+    label, passed = np.array([1, 0, 2, 2, 1, 0]), np.ones(6, bool)
+    gradients = []
+    for form in ("direct", "nested"):
+        ablation = "no_c" if no_c else "both"
+        options = FedDureOptions(meta_gradient=form, eta_s=0.3, detach_freg_input=detached, regulators=ablation)
+        setup = Setup(task, Training(optax.identity(), lambda _: None, 5, epochs=1), options)
+        before = Regulators(() if no_c else phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
+        after, _ = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))(
+            before
+        )
+        gradients.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(after.w_optimizer.mu)]))
+    direct, nested = gradients
+    assert np.isfinite(direct).all()
+    assert np.linalg.norm(nested) > 1e-6
+    np.testing.assert_allclose(direct, nested, rtol=1e-3, atol=1e-4 * np.abs(nested).max())
+
+
+# --- the sign of the reward ------------------------------------------------------------------------------------------------
+
+
+def reward_of():
+    """Pseudo-labels -> their reward, for a step whose labeled and strong views are the same."""
+    views = np.random.default_rng(0).standard_normal((4, SIDE, SIDE, 1)).astype(np.float32)
+    labels, mask = np.array([0, 1, 2, 0]), np.ones(4, bool)
+    task = linear_task()
+    weights = task.init(jax.random.key(0), (SIDE, SIDE, 1))
+    options = FedDureOptions(unlabeled_batch_size=4, eta_s=0.1)
+    setup = Setup(task, Training(optax.identity(), lambda _: None, 4, epochs=1), options)
+    w = regulators.init(jax.random.key(2), CLASSES)
+    before = Regulators(weights.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
+    seen = Seen(views, labels, mask, views, views, mask)
+    return jax.jit(lambda label: regulate(setup, seen, label, mask, weights, before, jax.random.key(0))[1])
+
+
+def test_right_pseudo_labels_are_rewarded_and_wrong_ones_punished():
+    right, reward = np.array([0, 1, 2, 0]), reward_of()
+    assert reward(right) > 1e-3
+    assert reward((right + 1) % 3) < -1e-3
+
+
+def test_a_positive_reward_lowers_the_loss_of_the_pseudo_labels(monkeypatch):
+    """g_d, what a reward adds to theta's gradient, descends towards the pseudo-labels of the strong views."""
+    client, task = Client(), linear_task()
+    (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
+    weights = Weights({name: jax.tree.map(jnp.float32, client.params)}, {})
+    setup = Setup(task, Training(optax.identity(), lambda _: None, 3, epochs=1), FedDureOptions(regulators="no_f"))
+    pool, labels = jnp.asarray(client.pool), jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)
+    labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
+    shard = Shard(labeled, Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None), jnp.zeros(8, jnp.int32))
+    batch = Pair(*(Batch(jnp.arange(n), jnp.ones(n, bool)) for n in (3, UNLABELED)))
+
+    @jax.jit
+    def gradient(reward):
+        monkeypatch.setattr(module, "regulate", lambda *args: (args[-2], reward))
+        step = module.gradient(setup, shard)(weights, batch, jax.random.key(0), Regulators((), (), (), ()))
+        return jnp.vstack([step.grad[name]["kernel"], step.grad[name]["bias"]])
+
+    of_reward = gradient(0.5) - gradient(0.0)
+    theta = np.vstack([client.params["kernel"], client.params["bias"]])
+    y, strong = (ones(client.weak) @ theta).argmax(1), ones(client.strong)
+    before, after = (ce(strong @ network, y).mean() for network in (theta, theta - 0.01 * of_reward))
+    assert after < before
+    q = softmax(strong @ theta) - np.eye(CLASSES)[y]
+    np.testing.assert_allclose(of_reward, 0.5 * strong.T @ q / len(y), rtol=1e-4, atol=1e-5)

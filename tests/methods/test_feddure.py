@@ -1,0 +1,159 @@
+"""FedDure's edge cases and ablations: unlabeled batches of a client's own size, F-reg's state, clients without data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.methods.feddure import FedDureOptions, feddure, largest_batch, own_batch_size
+from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.task import Task
+from fedjax_ssl.simulation.cohort import sample
+from tests import tiny
+from tests.methods.test_labels_at_clients import EPOCHS, Client, flat
+
+
+@pytest.mark.parametrize(
+    ("labeled", "unlabeled", "expected"),
+    [
+        (50, 450, 90),  # CIFAR-10, IID
+        (50, 550, 110),  # Fashion-MNIST
+        (50, 850, 170),  # CINIC-10
+        (50, 2100, 105),  # 420, divided by 4
+        (14, 40, 10),  # one batch of labels, and so four of unlabeled examples
+        (25, 40, 10),  # 2.5 rounds to 2
+        (35, 40, 10),  # 3.5 rounds to 4
+        (34, 40, 13),
+        (110, 5, 5),  # fewer than batches
+        (0, 12, 3),
+        (50, 0, 0),
+    ],
+)
+def test_a_clients_own_batch_size_is_the_released_codes_rule(labeled, unlabeled, expected):
+    assert own_batch_size(np.int32(labeled), np.int32(unlabeled), 10) == expected
+    assert own_batch_size(jnp.int32(labeled), jnp.int32(unlabeled), 10) == expected
+
+
+def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
+    training = Training(
+        torch_sgd(), lambda _: None, 10, epochs=1, counts=np.array([[50, 450], [20, 400], [110, 1100], [10, 0]])
+    )
+    assert largest_batch(training) == 100
+    assert largest_batch(training._replace(counts=np.array([[5, 0]]))) == 1
+    with pytest.raises(ValueError, match=r"^method.unlabeled_batch_size: got 0 .*accepted: a number >= 1$"):
+        feddure(task=None, client=training._replace(counts=None), server=None)
+
+
+@pytest.mark.parametrize(
+    "options", [{"regulators": "none"}, {"meta_gradient": "none"}, {"eta_s": 0.0}, {"eta_w": -1.0}, {"confidence": 1.5}]
+)
+def test_a_wrong_option_is_named(options):
+    with pytest.raises(ValueError, match=rf"^method.{next(iter(options))}: got .*accepted: "):
+        FedDureOptions(**options)
+    with pytest.raises(ValueError, match=r"^method.unlabeled_batch_size: got -1, accepted: "):
+        FedDureOptions(unlabeled_batch_size=-1)
+
+
+@pytest.fixture(scope="module")
+def client():
+    return Client("feddure", method__eta_s=0.05, method__eta_w=0.05)
+
+
+def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):
+    output = client(labeled=9, unlabeled=20)
+    steps = EPOCHS * 2  # nine labels in batches of 8
+    assert output.metrics["client/loss"].weight == EPOCHS * 9
+    assert output.metrics["client/unlabeled_loss"].weight == steps * 5  # a quarter of 20
+    assert output.metrics["client/reward"].weight == steps
+    assert output.metrics["perf/client_images"].total == EPOCHS * 9 + steps * 5
+    assert output.weight == 29
+    assert output.client_state.w_optimizer.count == steps
+    assert np.isfinite(flat(output)).all()
+
+
+def test_a_client_without_labels_learns_from_its_pseudo_labels_and_its_f_reg_stays(client):
+    output = client(labeled=0)
+    assert np.linalg.norm(flat(output.update)) > 0
+    assert np.isfinite(flat(output.update)).all()
+    assert output.weight == 20
+    np.testing.assert_array_equal(flat(output.client_state[1:]), flat(client.kept[1:]))
+    for name in ("loss", "reward"):
+        assert output.metrics[f"client/{name}"] == (0, 0)  # no value
+    assert 0 < output.metrics["client/instance_weight_mean"].total / output.metrics["client/instance_weight_mean"].weight < 1
+
+
+def test_a_client_of_labels_alone_trains_on_them(client):
+    output = client(unlabeled=0)
+    assert output.weight == 9
+    assert output.metrics["client/reward"] == output.metrics["client/instance_weight_p10"] == (0, 0)
+    np.testing.assert_array_equal(flat(output.client_state[1:]), flat(client.kept[1:]))
+    assert output.metrics["perf/client_images"].total == EPOCHS * 9
+    assert np.isfinite(flat(output)).all()
+    assert np.linalg.norm(flat(output.update)) > 0
+
+
+def test_a_client_without_data_takes_no_part(client):
+    output = client(labeled=0, unlabeled=0)
+    assert output.weight == 0
+    assert not np.any(flat(output.update))
+    np.testing.assert_array_equal(flat(output.client_state), flat(client.kept))
+
+
+def test_what_lies_beyond_the_counts_changes_nothing(client):
+    before, images, labels = client(), client.images, client.labels
+    client.images = images.at[client.labeled[9:]].set(255).at[client.unlabeled[20:]].set(255)
+    client.labels = (labels + 1).at[client.labeled[:9]].set(labels[client.labeled[:9]])
+    after = client()
+    client.images, client.labels = images, labels
+    np.testing.assert_array_equal(flat((before.update, before.client_state)), flat((after.update, after.client_state)))
+
+
+def passes(monkeypatch, expected: list[int], **overrides) -> bool:
+    """Whether each step that is traced has these passes in training mode: their examples, padded ones included, in order."""
+    seen, original = [], Task.train_logits
+
+    def recorded(self, weights, images, mask, key=None):
+        seen.append(len(images))
+        return original(self, weights, images, mask, key)
+
+    client = Client("feddure", method__unlabeled_batch_size=6, **overrides)
+    update = client.update
+    client.update = lambda *args: jax.eval_shape(update, *args)
+    monkeypatch.setattr(Task, "train_logits", recorded)
+    client()
+    monkeypatch.undo()
+    return bool(seen) and seen == expected * (len(seen) // len(expected))
+
+
+def test_theta_sees_one_batch_of_all_views_and_the_passes_are_shared(monkeypatch):
+    """8 labeled and 6 unlabeled examples: theta sees 8 + 6 + 6 views at once; look-ahead and C-reg's step share a pass of 6."""
+    assert passes(monkeypatch, [20, 6, 8, 8, 8])
+    assert passes(monkeypatch, [20, 6, 8], method__regulators="no_c")
+    assert passes(monkeypatch, [20, 6, 8, 8], method__regulators="no_f")
+
+
+def test_without_f_reg_clients_keep_nothing_and_without_c_reg_there_is_no_reward():
+    plain = {"method__eta_s": 0.05, "method__eta_w": 0.05}
+    no_f = Client("feddure", method__regulators="no_f", method__confidence=0.4, **plain)
+    output = no_f()
+    assert output.client_state[1:] == no_f.kept[1:] == ((), ())
+    assert not any("instance_weight" in name for name in output.metrics)
+    accepted, total = output.metrics["client/mask_rate"]
+    assert 0 < accepted < total == 20
+    no_c = Client("feddure", method__regulators="no_c", **plain)()
+    assert "client/reward" not in no_c.metrics
+    assert "client/instance_weight_mean" in no_c.metrics
+    assert "client/mask_rate" not in no_c.metrics
+
+
+def test_f_reg_moves_at_the_clients_that_take_part_alone():
+    experiment = tiny.experiment("feddure", network="linear")
+    state, _ = experiment.simulator.initialize(0)
+    before, ids = jax.tree.map(np.array, state.clients), sample(state.key, jnp.int32(0), 8, 5).ids
+    state, row = experiment.simulator.round(state)
+    after, took_part = jax.tree.map(np.array, state.clients), np.isin(np.arange(8), ids)
+    moved = np.any(before.w["hidden"]["kernel"] != after.w["hidden"]["kernel"], axis=(1, 2))
+    np.testing.assert_array_equal(moved, took_part)
+    np.testing.assert_array_equal(after.w_optimizer.count > 0, took_part)
+    assert len({leaf.tobytes() for leaf in before.w["hidden"]["kernel"]}) == 8  # each has its own start
+    assert 0 < row["client/instance_weight_p10"] < row["client/instance_weight_mean"] < row["client/instance_weight_p90"] < 1
