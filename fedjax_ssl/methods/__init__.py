@@ -10,6 +10,7 @@ from fedjax_ssl.method import Method
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
+from fedjax_ssl.methods.fedlabel import fedlabel
 from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
@@ -36,6 +37,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedavg_pp": fedavg_pp,
     "fedprox": fedprox,
     "fedsem": fedsem,
+    "fedlabel": fedlabel,
 }
 
 PROX_MU: dict[str, float] = {"fedprox": 0.01}

@@ -10,7 +10,9 @@ from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
 # Methods whose clients receive one model and send one back, and what they send besides, in bytes.
-ONE_MODEL = {"fl2": 4} | dict.fromkeys(("fixmatch", "semifl", "uda", "fedavg", "fedavg_pp", "fedprox", "fedsiam_pi"), 0)
+ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
+    ("fixmatch", "semifl", "uda", "fedavg", "fedavg_pp", "fedprox", "fedsiam_pi"), 0
+)
 LEAVES_OUT = ("semifl",)  # a client that accepts nothing sends nothing
 NOTHING_SENT = ("supervised", "freematch_central", "fixmatch_central")
 FRACTIONS = ("diagnostics/label_ratio", "diagnostics/pseudo_label_accuracy", "diagnostics/correct_ratio", "client/mask_rate")
