@@ -142,3 +142,19 @@ def test_pairs_without_unlabeled_examples_and_without_any():
 def test_a_number_of_paired_steps():
     for labeled, unlabeled in ((9, 8), (0, 8), (9, 0)):
         assert len(pairs(labeled, unlabeled, steps=5)) == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
+def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
+    mask = np.zeros(11, bool)
+    mask[np.random.default_rng(0).permutation(11)[:count]] = True
+    got = batches(batching.draws(jax.random.key(0), jnp.asarray(mask), 4, 20), 4)
+    assert len(got) == (20 if count else 0)
+    for batch in got:
+        assert len(batch) == len(set(batch)) == min(count, 4)
+        assert set(batch) <= set(np.flatnonzero(mask).tolist())
+    if count == 9:  # not epochs: an example of one batch may be in the next, and each comes about equally often
+        assert any(set(a) & set(b) for a, b in zip(got, got[1:], strict=False))
+        times = np.bincount(np.concatenate(got), minlength=11)[mask]
+        assert times.min() >= 2
+        assert times.max() <= 17
