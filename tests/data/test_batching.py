@@ -1,5 +1,7 @@
 """Shuffled epochs and sweeps: every example once per epoch, in batches of fixed shape."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +156,7 @@ def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
         assert len(batch) == len(set(batch)) == min(count, 4)
         assert set(batch) <= set(np.flatnonzero(mask).tolist())
     if count == 9:  # not epochs: an example of one batch may be in the next, and each comes about equally often
-        assert any(set(a) & set(b) for a, b in zip(got, got[1:], strict=False))
+        assert any(set(a) & set(b) for a, b in itertools.pairwise(got))
         times = np.bincount(np.concatenate(got), minlength=11)[mask]
         assert times.min() >= 2
         assert times.max() <= 17

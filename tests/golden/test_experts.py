@@ -54,7 +54,7 @@ def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
     np.testing.assert_allclose(got.confidence, best.max(1), rtol=1e-5)
     ratio = np.array([1.0 if i == 5 else min(a, b) / max(a, b) for i, (a, b) in enumerate(zip(*h, strict=True))])
     np.testing.assert_allclose(got.ratio, ratio, rtol=1e-4)
-    assert (0 < ratio[:3]).all()
+    assert (ratio[:3] > 0).all()
     assert (ratio[:3] < 0.95).all()
     other = np.where(np.array(SURER_LOCAL)[:, None], GLOBAL, LOCAL)
     np.testing.assert_allclose(jax.nn.softmax(got.other), other, atol=1e-6)

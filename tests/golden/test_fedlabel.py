@@ -1,8 +1,8 @@
 """FedLabel against NumPy: a whole client update of each variant, and the server's two halves.
 
-The network normalizes its inputs as batch norm does, and is linear after that, so that each gradient is written out, and it
-shows whose statistics are used and tracked. The views draw nothing: the strong one mirrors an image from left to right, the weak
-one from top to bottom, the labeled one is its negative. There are fewer labels than a batch has, so that each has them all.
+The network normalizes its inputs as batch norm does and is linear after that: each gradient is written out, and it shows whose
+statistics are used and tracked. The views draw nothing: the strong one mirrors an image from left to right, the weak one from
+top to bottom, the labeled one is its negative. There are fewer labels than a batch has, so that each has them all.
 """
 
 import functools
@@ -233,9 +233,14 @@ def unlabeled_batches_in_order(monkeypatch):
     monkeypatch.setattr("fedjax_ssl.data.batching.draws", in_order)
 
 
+def draw_nothing(view, *arguments):
+    """The view of (images,) or (key, images)."""
+    return view(arguments[-1].astype(jnp.float32))
+
+
 def method_of(options):
-    views = {name: (lambda f: lambda *args: f(args[-1].astype(jnp.float32)))(f) for name, f in VIEWS.items()}
-    task = Task(ModelFns(None, apply), Views(**views), CLASSES, "running", 4, SHARE, labels_at=("clients",))
+    views = Views(**{name: functools.partial(draw_nothing, view) for name, view in VIEWS.items()})
+    task = Task(ModelFns(None, apply), views, CLASSES, "running", 4, SHARE, labels_at=("clients",))
     client = Training(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: None, BATCH, steps=TAU)
     server = Server(optax.sgd(1.0), client, 0, StaticNorm("cohort", "examples", 4, 4))
     return client, fedlabel(task=task, client=client, server=server, options=options)
