@@ -159,7 +159,9 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     ) -> tuple[ServerState, Metrics]:
         return finish_round(task, server, state, merge(aggregate), data, key)
 
-    return method._replace(init=init, server_update=method.server_update if options.aggregation == "sum" else server_update)
+    if options.aggregation == "halves":
+        method = method._replace(server_update=server_update)
+    return method._replace(init=init, server_training=("after",))
 
 
 def merge(aggregate: Aggregate) -> Aggregate:
@@ -190,7 +192,8 @@ def client_update(setup: Setup, shared: Broadcast, _: PyTree, kept: ClientState,
     else:
         update = together(*changes)
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
-    both = labeled._replace(metrics=metrics, images=labeled.images + unlabeled.images)
+    images, passes = labeled.images + unlabeled.images, labeled.passes.plus(unlabeled.passes)
+    both = labeled._replace(metrics=metrics, images=images, passes=passes)
     optimizers = ClientState(labeled.kept, unlabeled.kept)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 

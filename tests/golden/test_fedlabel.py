@@ -184,6 +184,10 @@ class Problem:
             "passing": max(len(used), 1),
         }[options.counts]
         self.labels = diagnostics([label[drawn]], [TRUTH[drawn]], [passing[drawn]])
+        experts, nets = (
+            (2 if both else 1),
+            (2 if both and options.augment == "strong" else 1),
+        )  # passes of a step on unlabeled data
         size, models = 4 * (9 * CLASSES + CLASSES + 9 + 9), 2 if options.aggregation == "halves" else 1
         metrics = {
             **self.labels,
@@ -192,6 +196,8 @@ class Problem:
             "comm/bytes_down": (size,),
             "comm/bytes_up": (models * size + 4,),
             "perf/client_images": (TAU * LABELED + ORDER.size,),
+            "cost/forward_passes": (BATCH * (TAU + len(ORDER) * (experts + nets)),),
+            "cost/backward_passes": (BATCH * (TAU + len(ORDER) * nets),),
         }
         if both:
             metrics["client/consistency_loss"] = (kl_sum, agreed[used].sum())

@@ -126,6 +126,15 @@ def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_hal
     assert client(labeled=0, unlabeled=0).weight == 0
 
 
+def test_a_confidence_that_equals_the_threshold_is_not_enough():
+    client = Client(method__confidence=0.1)
+    # Every output is uniform, over ten classes.
+    client.server = client.server._replace(weights=jax.tree.map(jnp.zeros_like, client.server.weights))
+    output = client(labeled=0)
+    assert output.metrics["client/mask_rate"] == (0, STEPS * BATCH)
+    assert finite(output)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "accepted"),
     [
