@@ -12,7 +12,7 @@ LABELS_AT = {
     "fedmatch": ("server", "clients"),
     "uda": ("clients", "server"),
     **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
-    **dict.fromkeys(("feddure", "fedavg", "fedavg_pp", "fedprox", "fedsem"), ("clients",)),
+    **dict.fromkeys(("feddure", "fedlabel", "fedavg", "fedavg_pp", "fedprox", "fedsem"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]

@@ -1,4 +1,4 @@
-"""Mini-batches of fixed shape over a varying number of examples: shuffled epochs, pairs of them, full streams, sweeps."""
+"""Mini-batches of fixed shape over a varying number of examples: shuffled epochs, pairs of them, draws, streams, sweeps."""
 
 from __future__ import annotations
 
@@ -104,6 +104,21 @@ def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 
     count = jnp.sum(mask, dtype=jnp.int32)
     total = jnp.where(count > 0, steps, 0) if steps else epochs * -(-count // batch_size)
     return Schedule(positions, count, total)
+
+
+def draws(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Schedule:
+    """A number of batches, each drawn anew from all examples in `mask`, without replacement within it.
+
+    Where there are fewer than B examples every batch has all of them.
+
+    Args:
+        key: PRNG key.
+        mask: bool [n], the examples to use, in any position.
+        batch_size: B.
+        steps: number of batches; none where there is no example.
+    """
+    full = shuffled(key, mask, batch_size, steps=steps)  # the first batches of epochs that end after them
+    return full._replace(positions=full.positions[:, :batch_size], size=jnp.minimum(full.size, batch_size))
 
 
 def paired(

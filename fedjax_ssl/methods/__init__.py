@@ -11,6 +11,7 @@ from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
 from fedjax_ssl.methods.feddure import feddure
+from fedjax_ssl.methods.fedlabel import fedlabel
 from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedavg_pp": fedavg_pp,
     "fedprox": fedprox,
     "fedsem": fedsem,
+    "fedlabel": fedlabel,
 }
 
 PROX_MU: dict[str, float] = {"fedprox": 0.01}

@@ -216,6 +216,7 @@ def own_batch_size(labeled: Any, unlabeled: Any, batch_size: int) -> jax.Array:
 def largest_batch(client: Training) -> int:
     """The largest of the clients' own B_u, at least 1: the shape of all unlabeled batches."""
     counts = client.counts
+    assert counts is not None
     return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], client.batch_size))), 1)
 
 

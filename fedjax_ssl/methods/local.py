@@ -38,8 +38,8 @@ class Training(NamedTuple):
         persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
         prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
         rounds: R, the rounds of the run, over which a method may anneal something.
-        counts: how many labeled and unlabeled examples each client has, NumPy int32 [K, 2], for shapes that must fit the largest
-            client; None where they are not known.
+        counts: how many labeled and unlabeled examples each client has, NumPy int32 [K, 2], for shapes that must fit the
+            largest client; None where they are not known.
     """
 
     optimizer: optax.GradientTransformation

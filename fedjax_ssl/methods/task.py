@@ -119,6 +119,10 @@ class Task(NamedTuple):
         """Statistics after a training step on a batch with `batch_stats`."""
         return norm.running(stats, batch_stats, self.norm_momentum) if self.norm == "running" else stats
 
+    def in_turn(self, stats: PyTree, first: PyTree, second: PyTree) -> PyTree:
+        """The statistics of one batch with which `track` ends where it would with those of two, one after the other."""
+        return jax.tree.map(lambda s, a, b: b + (1.0 - self.norm_momentum) * (a - s), stats, first, second)
+
     def update(self, broadcast: Weights, local: Weights) -> Weights:
         """The pseudo-gradient broadcast - local; statistics travel only where clients track them."""
 

@@ -28,7 +28,7 @@ def kl_divergence(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
     """KL(softmax(target_logits) || softmax(logits)), in nats; no gradient reaches the target.
 
     (FL)^2, Eq. 13: the target is the clean model's output Q, the other side the perturbed model's Q*. FedSiam, Eq. 5 before
-    its mean: the target is the target network's output.
+    its mean: the target is the target network's output. FedLabel, Eq. 6 in the usual order: the target is the other expert's.
 
     Args:
         target_logits: float [B, C].
@@ -41,6 +41,24 @@ def kl_divergence(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
     target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
     output = jax.nn.log_softmax(logits.astype(jnp.float32))
     return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
+
+
+def reverse_kl(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
+    """KL(softmax(logits) || softmax(target_logits)), in nats; no gradient reaches the target.
+
+    FedLabel, Eq. 6 in the order in which it is printed.
+
+    Args:
+        target_logits: float [B, C].
+        logits: float [B, C].
+
+    Returns:
+        float32 [B], >= 0 up to rounding.
+    """
+    chex.assert_equal_shape([target_logits, logits])
+    target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
+    output = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return jnp.sum(jnp.exp(output) * (output - target), axis=-1)
 
 
 def sharpened_kl(weak_logits: jax.Array, strong_logits: jax.Array, temperature: float) -> jax.Array:

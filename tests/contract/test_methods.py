@@ -10,7 +10,7 @@ from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
 # Methods whose clients receive one model and send one back, and what they send besides, in bytes.
-ONE_MODEL = {"fl2": 4} | dict.fromkeys(
+ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
     ("fixmatch", "semifl", "uda", "feddure", "fedavg", "fedavg_pp", "fedprox", "fedsiam_pi"), 0
 )
 LEAVES_OUT = ("semifl",)  # a client that accepts nothing sends nothing

@@ -1,5 +1,7 @@
 """Shuffled epochs and sweeps: every example once per epoch, in batches of fixed shape."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,3 +164,19 @@ def test_a_holder_may_use_fewer_entries_of_an_unlabeled_batch():
     assert sorted(i for batch in drawn[3:6] for i in batch) == list(range(10))
     alone = batching.paired(jax.random.key(0), (jnp.zeros(7, bool), masks[1]), (3, 9), epochs=3, entries=jnp.int32(4))
     assert alone.steps == 9
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
+def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
+    mask = np.zeros(11, bool)
+    mask[np.random.default_rng(0).permutation(11)[:count]] = True
+    got = batches(batching.draws(jax.random.key(0), jnp.asarray(mask), 4, 20), 4)
+    assert len(got) == (20 if count else 0)
+    for batch in got:
+        assert len(batch) == len(set(batch)) == min(count, 4)
+        assert set(batch) <= set(np.flatnonzero(mask).tolist())
+    if count == 9:  # not epochs: an example of one batch may be in the next, and each comes about equally often
+        assert any(set(a) & set(b) for a, b in itertools.pairwise(got))
+        times = np.bincount(np.concatenate(got), minlength=11)[mask]
+        assert times.min() >= 2
+        assert times.max() <= 17

@@ -1,0 +1,78 @@
+"""FedLabel's experts against NumPy: how sure an output is, whose label counts, how much the other's, and both orders of KL."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.ssl import experts, losses
+
+# Softmax outputs of the two experts on six images, and what they decide by variance (of three classes).
+GLOBAL = np.array(
+    [[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.6, 0.4, 0.0], [1 / 3, 1 / 3, 1 / 3]]
+)
+LOCAL = np.array(
+    [[0.1, 0.6, 0.3], [0.05, 0.9, 0.05], [0.2, 0.7, 0.1], [0.2, 0.3, 0.5], [0.05, 0.15, 0.8], [1 / 3, 1 / 3, 1 / 3]]
+)
+SURER_LOCAL = [False, True, False, False, True, False]  # image 3 is a tie, as is 5: the global expert wins
+LABEL = [0, 1, 1, 0, 2, 0]
+AGREED = [False, False, True, False, False, True]
+
+
+def logits(probs, shift=0.0):
+    with np.errstate(divide="ignore"):
+        return jnp.asarray(np.maximum(np.log(probs), -200) + shift, jnp.float32)
+
+
+def variance(p):
+    return ((p - 1 / 3) ** 2).sum(-1) / 2
+
+
+def inverse_entropy(p):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 / (-np.where(p > 0, p * np.log(p), 0).sum(-1) + 1e-5)
+
+
+MEASURES = {"variance": variance, "entropy": inverse_entropy}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_how_sure_an_output_is(name):
+    certain, uniform = np.eye(3)[:1], np.full((1, 3), 1 / 3)
+    probs = np.concatenate([GLOBAL, LOCAL, certain, uniform])
+    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
+    got = experts.decide(logits(GLOBAL, 3.0), logits(LOCAL), name)  # a softmax knows of no shift
+    h = [MEASURES[name](p) for p in (GLOBAL, LOCAL)]
+    assert got.local.tolist() == SURER_LOCAL == (h[1] > h[0] + 1e-9).tolist()
+    assert got.label.tolist() == LABEL
+    assert got.agreed.tolist() == AGREED
+    best = np.where(np.array(SURER_LOCAL)[:, None], LOCAL, GLOBAL)
+    np.testing.assert_allclose(got.confidence, best.max(1), rtol=1e-5)
+    ratio = np.array([1.0 if i == 5 else min(a, b) / max(a, b) for i, (a, b) in enumerate(zip(*h, strict=True))])
+    np.testing.assert_allclose(got.ratio, ratio, rtol=1e-4)
+    assert (ratio[:3] > 0).all()
+    assert (ratio[:3] < 0.95).all()
+    other = np.where(np.array(SURER_LOCAL)[:, None], GLOBAL, LOCAL)
+    np.testing.assert_allclose(jax.nn.softmax(got.other), other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "target_first"), [(losses.kl_divergence, True), (losses.reverse_kl, False)], ids=["target first", "net first"]
+)
+def test_both_orders_of_kl_and_their_gradients(function, target_first):
+    t, p = GLOBAL[:4], LOCAL[:4]
+    got, back = jax.vjp(function, logits(t), logits(p))
+    to_target, to_net = back(jnp.arange(1.0, 5.0))
+    scale = np.arange(1.0, 5.0)[:, None]
+    if target_first:
+        kl, gradient = (t * np.log(t / p)).sum(1), p - t
+    else:
+        kl = (p * np.log(p / t)).sum(1)
+        gradient = p * (np.log(p / t) - kl[:, None])
+    np.testing.assert_allclose(got, kl, rtol=1e-5)
+    np.testing.assert_allclose(to_net, scale * gradient, rtol=1e-4, atol=1e-6)
+    assert not np.any(to_target)
