@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg_pp": {"data.labels_at": "clients"},
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedsem": {"data.labels_at": "clients", "method.labeled_rounds": 20},
+    "fedtrinet": {"data.labels_at": "clients", "method.labeled_rounds": 15, "model.norm": "running"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL | {"server.optimizer.learning_rate": 0.1},
 }
