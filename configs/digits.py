@@ -52,6 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedsem": {"data.labels_at": "clients", "method.labeled_rounds": 20},
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10},
+    "fedtrinet": {"data.labels_at": "clients", "method.labeled_rounds": 15, "model.norm": "running"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL | {"server.optimizer.learning_rate": 0.1},
 }  # fmt: skip

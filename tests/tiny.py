@@ -12,7 +12,7 @@ LABELS_AT = {
     "fedmatch": ("server", "clients"),
     "uda": ("clients", "server"),
     **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
-    **dict.fromkeys(("feddure", "fedlabel", "fedavg", "fedavg_pp", "fedprox", "fedsem"), ("clients",)),
+    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg", "fedavg_pp", "fedprox"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
@@ -38,7 +38,7 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
         if decay in tree.method:
             tree.method[decay] = 0.9  # an average over the few steps that there are
     if "labeled_rounds" in tree.method:
-        tree.method.labeled_rounds = 2  # so that both phases have rounds, and a resume falls between them
+        tree.method.labeled_rounds = 1  # so that pseudo-labels are there from round 2 on
     if "pi_rounds" in tree.method:
         tree.method.pi_rounds = 0  # so that layers are chosen from round 1 on
     tree.rounds, tree.cohort_size, tree.eval_every, tree.checkpoint_every = 4, 5, 2, 2

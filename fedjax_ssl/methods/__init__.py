@@ -15,6 +15,7 @@ from fedjax_ssl.methods.fedlabel import fedlabel
 from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
+from fedjax_ssl.methods.fedtrinet import fedtrinet
 from fedjax_ssl.methods.fixmatch import fixmatch
 from fedjax_ssl.methods.fl2 import fl2
 from fedjax_ssl.methods.semifl import semifl
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedprox": fedprox,
     "fedsem": fedsem,
     "fedlabel": fedlabel,
+    "fedtrinet": fedtrinet,
 }
 
 PROX_MU: dict[str, float] = {"fedprox": 0.01}

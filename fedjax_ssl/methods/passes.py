@@ -7,7 +7,8 @@ marked outputs, and again those of their gradients as often as one is taken. Out
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,11 @@ class Passes(NamedTuple):
     def plus(self, other: Passes) -> Passes:
         """Both."""
         return Passes(self.forward + other.forward, self.backward + other.backward)
+
+
+def total(parts: Iterable[Passes]) -> Passes:
+    """All of them."""
+    return functools.reduce(Passes.plus, parts, Passes())
 
 
 class _Count:

@@ -310,13 +310,13 @@ def with_statistics(task: Task, settings: StaticNorm, weights: Weights, data: Se
     if "server" in task.labels_at:
         total = _collect(task, settings, weights, data.labeled, settings.labeled_batch_size, total)
     if settings.data == "cohort":
-        total = _collect(task, settings, weights, _flatten(data.next_cohort), settings.unlabeled_batch_size, total)
+        total = _collect(task, settings, weights, flatten(data.next_cohort), settings.unlabeled_batch_size, total)
     elif settings.data == "all":
         total = _collect(task, settings, weights, data.unlabeled, settings.unlabeled_batch_size, total)
     return weights._replace(stats=norm.finish(total, weights.stats))
 
 
-def _flatten(examples: Examples) -> Examples:
+def flatten(examples: Examples) -> Examples:
     """The examples of M holders [M, n] as those of one, real ones first, in order."""
     order = jnp.argsort(~examples.mask.ravel(), stable=True)
     return examples._replace(index=examples.index.ravel()[order], count=jnp.sum(examples.count))

@@ -39,9 +39,9 @@ class Weights(NamedTuple):
     stats: PyTree
 
 
-def join(backbone: Weights, classifier: Weights) -> Weights:
-    """A network's weights from the parts that `Task.split` gives."""
-    return Weights({**backbone.params, **classifier.params}, {**backbone.stats, **classifier.stats})
+def join(first: Weights, rest: Weights) -> Weights:
+    """A network's weights from the two parts that `Task.split` gives."""
+    return Weights({**first.params, **rest.params}, {**first.stats, **rest.stats})
 
 
 class Task(NamedTuple):
@@ -96,15 +96,18 @@ class Task(NamedTuple):
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return passes.mark(features), stats
 
-    def split(self, weights: Weights) -> tuple[Weights, Weights]:
-        """The weights of the backbone, which makes features, and those of the classifier; `join` puts them together."""
-        names = self.model.backbone()
+    def split(self, weights: Weights, names: frozenset[str] | None = None) -> tuple[Weights, Weights]:
+        """The weights of the layers `names` and those of all others; `join` puts them together.
 
-        def only(tree: PyTree, of_backbone: bool) -> PyTree:
-            return {name: layer for name, layer in tree.items() if (name in names) == of_backbone}
+        Without names: those of the backbone, which makes features, and those of the classifier.
+        """
+        first = self.model.backbone() if names is None else names
 
-        backbone, classifier = (Weights(*(only(tree, which) for tree in weights)) for which in (True, False))
-        return backbone, classifier
+        def only(tree: PyTree, of_first: bool) -> PyTree:
+            return {name: layer for name, layer in tree.items() if (name in first) == of_first}
+
+        named, others = (Weights(*(only(tree, which) for tree in weights)) for which in (True, False))
+        return named, others
 
     def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""

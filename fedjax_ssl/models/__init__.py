@@ -1,4 +1,4 @@
-"""Networks as pure functions: `build(name, num_classes=C)` gives `ModelFns(init, apply, features, backbone)`."""
+"""Networks as pure functions: `build(name, num_classes=C)` gives `ModelFns`."""
 
 from __future__ import annotations
 
@@ -88,12 +88,16 @@ class ModelFns(NamedTuple):
             classifier's parameters may be left out.
         backbone: () -> the layers that `features` consists of, by their names at the top of params and stats; all others are
             the classifier's. A network of one's own may leave both out: it is all classifier.
+        first_blocks: () -> the layers of the first blocks, which FedTriNet shares, named likewise: the first two convolutions
+            (`mnist_cnn`, `cifar_cnn`, `cnn`), the stem and the first stage (residual networks), the hidden layer (`mlp`); with
+            their batch norm. None of `linear`, nor of a network that leaves it out.
     """
 
     init: Callable[[jax.Array, tuple[int, ...]], tuple[PyTree, PyTree]]
     apply: Apply
     features: Apply = _inputs_as_features
     backbone: Callable[[], frozenset[str]] = frozenset
+    first_blocks: Callable[[], frozenset[str]] = frozenset
 
 
 def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "float32", **options: Any) -> ModelFns:
@@ -172,7 +176,7 @@ def _pure(module: nn.Module, dtype: str) -> ModelFns:
         variables = jax.eval_shape(init_features, jax.random.key(0), jnp.zeros((1, 32, 32, 3), dtype))
         return frozenset(variables.get("params", {}))
 
-    return ModelFns(init, forward(), forward(features_only=True), backbone)
+    return ModelFns(init, forward(), forward(features_only=True), backbone, getattr(module, "first_blocks", frozenset))
 
 
 def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:

@@ -30,6 +30,11 @@ class CNN(nn.Module):
     conv: Callable[..., nn.Module] = Conv
     width: int = 16
 
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"})
+
     @nn.compact
     def __call__(
         self, x: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
@@ -61,6 +66,11 @@ class MnistCNN(nn.Module):
     conv: Callable[..., nn.Module] = Conv
     variant: Literal["paper", "released"] = "paper"
     initialization: InitializationName = "torch"
+
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
     def __call__(
@@ -101,6 +111,11 @@ class CifarCNN(nn.Module):
     conv: Callable[..., nn.Module] = Conv
     variant: Literal["paper", "released"] = "paper"
     initialization: InitializationName = "torch"
+
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Conv_0", "BatchNorm_0", "Conv_1"})
 
     @nn.compact
     def __call__(

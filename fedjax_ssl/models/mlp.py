@@ -47,6 +47,11 @@ class MLP(nn.Module):
     conv: Callable[..., nn.Module] = Conv
     hidden: int = 64
 
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Dense_0"})
+
     @nn.compact
     def __call__(
         self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False

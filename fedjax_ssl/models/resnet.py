@@ -74,6 +74,11 @@ class ResNet(nn.Module):
     depth: Literal[18, 34, 50] = 18
     initialization: InitializationName = "torch"
 
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
+
     @nn.compact
     def __call__(
         self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False

@@ -42,6 +42,14 @@ class ResNet9(nn.Module):
     variant: Literal["feddure", "fedmatch", "semifl"] = "feddure"
     initialization: Literal["paper", "torch", "flax", "kaiming"] = "paper"
 
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns. The first stage of `feddure` and `fedmatch` is that of 128 channels, with its residual."""
+        if self.variant == "semifl":
+            return frozenset({"Conv_0", "Block_0"})
+        layers = ("Conv", "BatchNorm") if self.variant == "feddure" else ("Conv",)
+        return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
+
     @nn.compact
     def __call__(
         self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False

@@ -71,6 +71,11 @@ class WideResNet(nn.Module):
         if self.depth % 6 != 4 or self.depth < 10:
             raise ValueError(f"depth={self.depth} for wide_resnet: accepted: 6 n + 4 with n >= 1 (10, 16, 22, 28, ...)")
 
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset({"Conv_0", *(f"Block_{i}" for i in range((self.depth - 4) // 6))})
+
     @nn.compact
     def __call__(
         self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False

@@ -57,6 +57,24 @@ def per_class(tau: jax.Array, mean_probs: jax.Array) -> jax.Array:
     return mean_probs / jnp.where(largest > 0, largest, 1.0) * tau
 
 
+def falling(base: jax.Array, round: jax.Array, *, protected: bool) -> jax.Array:
+    """FedTriNet's threshold q on sums of three networks' probabilities, which falls from round to round.
+
+        q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m, or as before if not `protected`
+
+    Args:
+        base: float32 scalar in [0, 1], m: the mean confidence of the first phase's model.
+        round: int32 scalar, r: rounds of the second phase before this one.
+        protected: whether q rises to 1.4 m once it has fallen to .84 m at r = 35.
+
+    Returns:
+        float32 scalar; <= 0 without protection from r = 50 on, where everything passes.
+    """
+    fallen = 1.0 - 0.02 * round.astype(jnp.float32)
+    factor = jnp.where(round < 10, 1.0, jnp.where(protected & (round >= 35), 0.5, fallen))
+    return 2.8 * base * factor
+
+
 def passes(values: jax.Array, threshold: jax.Array | float, *, strict: bool) -> jax.Array:
     """Whether a confidence passes its threshold.
 

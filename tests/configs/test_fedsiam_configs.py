@@ -92,6 +92,8 @@ CASES = {
     "fedsiam_mnist:fedsem": OPTIMIZER | MNIST | FEDSEM | {"rounds": 50, "client.epochs": 5, "client.batch_size": 10},
     "fedsiam_mnist:fedsem,variant=released": PLAIN | MNIST | FEDSEM | {"method.labeled_repeats": 3, "client.epochs": 5},
     "fedsiam_svhn:fedsem,variant=released,gamma=0.2": PLAIN | SVHN | FEDSEM | {"method.labeled_repeats": 2},
+    "fedsiam_mnist:fedtrinet,variant=released": OPTIMIZER
+    | (MNIST | {"method.name": "fedtrinet", "method.labeled_rounds": 20, "client.epochs": 5}),
     "fedsiam_cifar10:fedavg": OPTIMIZER | CIFAR | {"client.epochs": 5},
     "fedsiam_cifar10:fedavg,variant=released": PLAIN
     | (CIFAR | {"client.epochs": 5, "data.labeled": "none", "client.batch_size": 30}),

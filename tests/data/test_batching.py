@@ -180,3 +180,19 @@ def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
         times = np.bincount(np.concatenate(got), minlength=11)[mask]
         assert times.min() >= 2
         assert times.max() <= 17
+
+
+def test_the_larger_set_counts_the_epochs_of_pairs_where_it_is_asked_to():
+    got = pairs(5, 8, epochs=2, larger_counts=True)  # 2 batches and 3
+    assert [len(first) for first, _ in got] == [4, 1, 4, 1, 4, 1]
+    for epoch in (got[:3], got[3:]):
+        assert sorted(i for _, second in epoch for i in second) == list(range(8))
+    got = pairs(9, 2, epochs=2, larger_counts=True)
+    assert [len(second) for _, second in got] == [2] * 6
+    for epoch in (got[:3], got[3:]):
+        assert sorted(i for first, _ in epoch for i in first) == list(range(9))
+    few = pairs(1, 8, (1, 1), epochs=3, larger_counts=True)
+    assert [first for first, _ in few] == [[0]] * 24
+    for labeled, unlabeled in ((0, 7), (7, 0), (0, 0)):
+        assert [len(pairs(labeled, unlabeled, epochs=2, larger_counts=True))] == [2 * max(-(-labeled // 4), -(-unlabeled // 3))]
+    assert len(pairs(9, 8, steps=5, larger_counts=True)) == 5

@@ -46,6 +46,33 @@ def test_features_need_the_backbone_alone(name, options, image_shape, num_featur
     assert batch_stats == whole[1]
 
 
+FIRST = {
+    "cifar_cnn": {"Conv_0", "BatchNorm_0", "Conv_1"},
+    "mnist_cnn": {"Conv_0", "Conv_1"},
+    "cnn": {"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"},
+    "mlp": {"Dense_0"},
+    "linear": set(),
+    "wide_resnet": {"Conv_0", "Block_0"},  # depth 10: one block a stage
+    "resnet": {"Conv_0", "BatchNorm_0", "ResidualBlock_0", "ResidualBlock_1"},
+    "resnet9 feddure": {f"{layer}_{i}" for layer in ("Conv", "BatchNorm") for i in range(4)},
+    "resnet9 fedmatch": {f"Conv_{i}" for i in range(4)},
+    "resnet9 semifl": {"Conv_0", "Block_0"},
+}
+
+
+@pytest.mark.parametrize(("name", "options", "image_shape", "num_features", "classifier"), CASES)
+def test_first_blocks_are_layers_of_the_network(name, options, image_shape, num_features, classifier):
+    model = build(name, num_classes=5, **options)
+    expected = FIRST[f"{name} {options['variant']}" if name == "resnet9" else name]
+    assert model.first_blocks() == expected
+    whole = Weights(*shapes(model, image_shape))
+    first, rest = Task(model, None, 5, "static", 4).split(whole, model.first_blocks())
+    assert set(first.params) == expected
+    assert set(first.stats) == {layer for layer in expected if layer in whole.stats}
+    assert join(first, rest) == whole
+    assert expected.isdisjoint(classifier)
+
+
 def test_every_network_is_among_the_cases():
     assert {name for name, *_ in CASES} == set(MODELS)
 

@@ -1,0 +1,352 @@
+"""FedTriNet (Che et al. 2021): permanent pseudo-labels by three networks, under a threshold that falls.
+
+First phase: FedAvg on labels. Second phase: each client drawn joins the global model's first blocks to the rest of the network
+that it last trained, fine-tunes that rest on its labels, and adds up the softmax outputs of three networks: its last one, the
+joined one and the global one. An example whose largest sum passes the threshold has its label from then on. Training starts
+from the joined network, and the whole network is uploaded.
+
+All settings are the released code's, which alone is at hand for them. Clients are averaged alike whatever their data. Averaging
+first blocks apart gives those of the averaged networks, so the global model alone travels; what the server keeps of each client
+is the client's state here, a network each. Different from the code:
+
+- All three networks make pseudo-labels, outside of training, on plain images. The code drops one by default, under a threshold
+  made for three, and its networks are in training mode at batch size 1.
+- The first blocks are the same two convolutions throughout, and frozen in fine-tuning, their statistics too. The code splits
+  CIFAR-10's network after the first in places, and freezes nothing there.
+- The base confidence is that of the last model of the first phase on all data of the clients drawn for the round to come, each
+  of which reports two numbers. The code takes the test set's.
+- Fine-tuning and CE_l are on labeled examples alone. In the code pseudo-labeled ones join that set, and in fine-tuning with
+  their true labels.
+- An epoch on pairs of batches goes through the larger of both sets, and a pair is one forward pass. The code's ends with the
+  shorter one of pseudo-labeled examples and of all, in two passes.
+- Before its first phase the code draws every client once. Here that round of training is part of the first phase, and of the
+  second for a client that the first never drew: it then trains once on its labels, from the global model of that time.
+- A client without labels takes no part in the first phase; its last network is the global one as long as it has trained none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.batching import Batch, Pair
+from fedjax_ssl.data.federated import with_pseudo_labels
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.methods import local, passes
+from fedjax_ssl.methods import server as server_side
+from fedjax_ssl.methods.fedsem import check_phases
+from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
+from fedjax_ssl.methods.passes import Passes
+from fedjax_ssl.methods.server import Server, ServerState
+from fedjax_ssl.methods.task import Task, Weights, dropout_key, join, substream
+from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
+
+PyTree = Any
+ENOUGH = 10  # pseudo-labels that a client gains in one round, from which round on they are weighed by alpha
+RAMP, LARGEST = (50, 150), 0.15  # local epochs over which alpha rises, and to what
+EPOCHS = 5  # local epochs that a round counts as in alpha's ramp, as in the code, where E = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class FedTriNetOptions:
+    """FedTriNet's own settings.
+
+    Attributes:
+        labeled_rounds: rounds of the first phase; all others are the second's.
+        threshold_protection: whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by
+            round 50.
+    """
+
+    labeled_rounds: int = 40
+    threshold_protection: bool = True
+
+    def __post_init__(self) -> None:
+        if self.labeled_rounds < 1:
+            raise ValueError(f"method.labeled_rounds: got {self.labeled_rounds}, accepted: a number >= 1")
+
+
+class Broadcast(NamedTuple):
+    """What goes down to every client.
+
+    Attributes:
+        weights: the global model.
+        threshold: float32 scalar, q, on sums of three probabilities.
+        learning_rate: float32 scalar, this round's.
+        round: int32 scalar, the number in the second phase, from 0; negative in the first phase.
+    """
+
+    weights: Weights
+    threshold: jax.Array
+    learning_rate: jax.Array
+    round: jax.Array
+
+
+class ClientState(NamedTuple):
+    """What is kept of a client.
+
+    Attributes:
+        seen: bool, whether it has trained. If not, `last` means nothing.
+        last: the network that it uploaded last.
+        pseudo: int32 [n], pseudo-labels; -1: none.
+        weighed: bool, whether a round has brought ENOUGH of them.
+        optimizer: its optimizer's state, `()` if not persistent.
+    """
+
+    seen: jax.Array
+    last: Weights
+    pseudo: jax.Array
+    weighed: jax.Array
+    optimizer: PyTree
+
+
+def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
+    """FedTriNet, for labels at the clients. Every example that trains is seen in the view `data.labeled`.
+
+    Args:
+        task: network and views. The network says which are its first blocks (`ModelFns.first_blocks`).
+        client: local training; fine-tuning is the same with a fresh optimizer.
+        server: aggregation and statistics, with the number of rounds.
+        options: the first phase, and the threshold.
+
+    Returns:
+        The method. Its client states have a network each.
+
+    Raises:
+        ValueError: the first phase is as long as the run.
+    """
+    check_phases(options.labeled_rounds, server.rounds)
+
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+        state, k = server_side.init(task, server, key, spec), spec.num_clients
+        clients = ClientState(
+            seen=jnp.zeros(k, bool),
+            last=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights),
+            pseudo=jnp.full((k, spec.client_rows), -1, jnp.int32),
+            weighed=jnp.zeros(k, bool),
+            optimizer=client.init_many(state.weights.params, k),
+        )
+        return state._replace(own=jnp.zeros(())), clients
+
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+        round = cohort.round - options.labeled_rounds
+        threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
+        return Broadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
+
+    return Method(
+        init=init,
+        prepare=partial(server_side.prepare, task, server),
+        broadcast=broadcast,
+        client_update=partial(client_update, task, client),
+        server_update=partial(finish_round, task, server, options),
+        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
+        labels_at=("clients",),
+    )
+
+
+def finish_round(
+    task: Task,
+    server: Server,
+    options: FedTriNetOptions,
+    state: ServerState,
+    aggregate: Aggregate,
+    data: ServerData,
+    key: jax.Array,
+) -> tuple[ServerState, Metrics]:
+    """The average, and the statistics; at the end of the first phase the base confidence m, the state's `own`."""
+    state, metrics = server_side.finish_round(task, server, state, aggregate, data, key)
+
+    def measure() -> jax.Array:
+        examples = server_side.flatten(data.next_cohort)
+        probs, _ = local.class_probabilities(task, state.weights, examples, None)
+        return losses.masked_mean(pseudo_labels.harden(probs).confidence, examples.mask)
+
+    last_of_phase = data.round + 1 == options.labeled_rounds
+    return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
+
+
+# --- a client ----------------------------------------------------------------------------------------------------------
+
+
+def client_update(
+    task: Task, client: Training, shared: Broadcast, _: PyTree, kept: ClientState, shard: Shard, key: jax.Array
+) -> ClientOutput:
+    """One client's round. What is of the other phase is a loop of length 0."""
+    first_key, tune_key, train_key = jax.random.split(key, 3)
+    second_phase = shared.round >= 0
+    on_labels = train_on_labels(task, client, shared, kept, shard, ~second_phase | ~kept.seen, first_key)
+    last = _where(kept.seen, kept.last, on_labels.weights)
+    tuned = fine_tune(task, client, shared, last, shard, second_phase, tune_key)
+    networks = (last, tuned.weights, shared.weights)
+    new, of_labeling = pseudo_label(task, networks, shard, kept.pseudo, shared)
+    gained = (new >= 0) & (kept.pseudo < 0)
+    weighed = kept.weighed | (jnp.sum(gained) >= ENOUGH)
+    on_both = train_on_both(task, client, shared, (tuned.weights, kept.optimizer), shard, (new, weighed), train_key)
+
+    uploaded = _where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
+    took_part = uploaded.images > 0
+    update = task.update(shared.weights, _where(took_part, uploaded.weights, shared.weights))
+    images = on_labels.images + tuned.images + on_both.images
+    trained = uploaded._replace(images=images, passes=passes.total(t.passes for t in (on_labels, tuned, on_both)))
+    sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # its confidence on all its data, and their number
+    metrics = {
+        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling),
+        **pseudo_labels.diagnostics(new, shard.truth, new >= 0, shard.unlabeled.mask & second_phase),
+        "client/threshold": mean(shared.threshold, second_phase),
+        "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
+        "comm/bytes_up": Sum(sent.astype(jnp.int32)),
+    }
+    last = _where(took_part, uploaded.weights, kept.last)
+    state = ClientState(kept.seen | took_part, last, new, weighed, uploaded.kept)
+    return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
+
+
+def splice(task: Task, shared: Weights, last: Weights) -> Weights:
+    """The joined network: the first blocks of `shared`, and all other layers of `last`; their statistics likewise."""
+    names = task.model.first_blocks()
+    return join(task.split(shared, names)[0], task.split(last, names)[1])
+
+
+def train_on_labels(
+    task: Task, client: Training, shared: Broadcast, kept: ClientState, shard: Shard, trains: jax.Array, key: jax.Array
+) -> Trained:
+    """The global model after E epochs on a client's labels, as in FedAvg, where the bool scalar `trains` is set."""
+    order_key, train_key = jax.random.split(key)
+    return local.train(
+        task,
+        client,
+        local.supervised_gradient(task, shard.labeled),
+        (shared.weights, kept.optimizer),
+        client.schedule(order_key, shard.labeled.mask & trains),
+        learning_rate=shared.learning_rate,
+        key=train_key,
+    )
+
+
+def fine_tune(
+    task: Task, client: Training, shared: Broadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
+) -> Trained:
+    """The joined network after E epochs on a client's labels, its first blocks as they are, where `trains` is set."""
+    order_key, train_key = jax.random.split(key)
+    names = task.model.first_blocks()
+    frozen, rest = task.split(splice(task, shared.weights, last), names)
+    of_all = local.supervised_gradient(task, shard.labeled)
+
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+        step = of_all(join(frozen, weights), batch, key)
+        _, (grad, stats) = task.split(Weights(step.grad, step.batch_stats), names)
+        return step._replace(grad=grad, batch_stats=stats)
+
+    trained = local.train(
+        task,
+        client._replace(persistent=False, prox_mu=0.0),
+        gradient,
+        (rest, ()),
+        client.schedule(order_key, shard.labeled.mask & trains),
+        learning_rate=shared.learning_rate,
+        key=train_key,
+    )
+    return trained._replace(weights=join(frozen, trained.weights))
+
+
+def pseudo_label(
+    task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast
+) -> tuple[jax.Array, Passes]:
+    """Pseudo-labels int32 [n]: `pseudo`, and in the second phase new ones of those without whose summed outputs pass q.
+
+    max_c sum_i softmax(f_i(u))_c >= q,  i over the networks
+    """
+    examples = shard.unlabeled._replace(count=jnp.where(shared.round >= 0, shard.unlabeled.count, 0))
+    outputs, taken = zip(*(local.class_probabilities(task, weights, examples, None) for weights in networks), strict=True)
+    label, confidence = pseudo_labels.harden(jnp.sum(jnp.stack(outputs), axis=0))
+    new = examples.mask & (pseudo < 0) & thresholds.passes(confidence, shared.threshold, strict=False)
+    return jnp.where(new, label, pseudo), passes.total(taken)
+
+
+def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
+    """The weight of CE_p: 0 up to local epoch 50 of the second phase, .15 from 150 on, linear in between; float32 scalar.
+
+    Args:
+        round: int32 scalar, of the second phase, from 0.
+        epoch: int32 scalar, whole local epochs of this round so far.
+    """
+    start, end = RAMP
+    progress = (EPOCHS * round + epoch - start).astype(jnp.float32) / (end - start)
+    return LARGEST * jnp.clip(progress, 0.0, 1.0)
+
+
+def train_on_both(
+    task: Task,
+    client: Training,
+    shared: Broadcast,
+    start: tuple[Weights, PyTree],
+    shard: Shard,
+    labels: tuple[jax.Array, jax.Array],
+    key: jax.Array,
+) -> Trained:
+    """E epochs of the second phase on labeled and pseudo-labeled examples.
+
+    Together as one set until a round has brought a client ENOUGH pseudo-labels; then in pairs of batches, on
+    (CE_l + alpha CE_p) / 2. Nothing in the first phase.
+
+    Args:
+        task: network and views.
+        client: local training.
+        shared: what the server broadcast.
+        start: (weights, kept optimizer state).
+        shard: the client's data.
+        labels: (pseudo-labels int32 [n], bool scalar: whether they are weighed).
+        key: PRNG key.
+
+    Returns:
+        Trained, with the metrics `loss` (of one set, or CE_l) and `unlabeled_loss` (CE_p).
+    """
+    one_keys, pair_keys = jax.random.split(key, (2, 2))
+    pseudo, weighed = labels
+    second_phase = shared.round >= 0
+    train = partial(local.train, task, client, learning_rate=shared.learning_rate)
+    everything = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo)
+    schedule = client.schedule(one_keys[0], everything.mask & second_phase & ~weighed)
+    one = train(local.supervised_gradient(task, everything), start, schedule, key=one_keys[1])
+
+    in_pairs = second_phase & weighed
+    of_labels, of_pseudo = shard.labeled.mask & in_pairs, shard.unlabeled.mask & (pseudo >= 0) & in_pairs
+    pairs = client.paired_schedule(pair_keys[0], of_labels, of_pseudo, client.batch_size, larger_counts=True)
+    end = train(weighed_gradient(task, shard, pseudo, shared.round), (one.weights, one.kept), pairs, key=pair_keys[1])
+    loss = jax.tree.map(jnp.add, one.metrics["loss"], end.metrics["loss"])
+    return end._replace(
+        metrics={**end.metrics, "loss": loss}, images=one.images + end.images, passes=one.passes.plus(end.passes)
+    )
+
+
+def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> Gradient:
+    """The gradient of (CE_l + alpha CE_p) / 2 on a pair of batches, each term the mean over its batch, in one forward pass."""
+
+    def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Step:
+        (labeled, unlabeled), cut = pair, len(pair.labeled.mask)
+        first = task.views.labeled(key, shard.labeled.take(labeled.positions))
+        second = task.views.labeled(substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions))
+        views, mask = jnp.concatenate([first, second]), jnp.concatenate([labeled.mask, unlabeled.mask])
+        targets = jnp.concatenate([shard.labeled.labels[labeled.positions], pseudo[unlabeled.positions]])
+        # The larger set's batches count the epochs of this round; the other's go through more.
+        weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
+
+        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+            logits, stats = task.train_logits(weights._replace(params=params), views, mask, dropout_key(key))
+            ce = losses.cross_entropy(logits, targets)
+            of_labels, of_pseudo = losses.masked_mean(ce[:cut], mask[:cut]), losses.masked_mean(ce[cut:], mask[cut:])
+            return (of_labels + weight * of_pseudo) / 2, (ce, stats)
+
+        grad, (ce, stats) = jax.grad(loss, has_aux=True)(weights.params)
+        metrics = {"loss": mean(ce[:cut], mask[:cut]), "unlabeled_loss": mean(ce[cut:], mask[cut:])}
+        return Step(grad, stats, metrics)
+
+    return gradient
+
+
+def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

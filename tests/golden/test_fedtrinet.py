@@ -1,0 +1,378 @@
+"""FedTriNet against NumPy: whole client updates of both phases, the threshold, alpha, the base confidence, frozen layers.
+
+The network has one hidden layer, its first block. One compiled client update serves all cases. Batches come in order instead of
+shuffled; the labeled view turns images upside down, so that the plain one in its place shows.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.batching import PairedSchedule
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.methods.fedtrinet import Broadcast, ClientState, FedTriNetOptions, alpha, fedtrinet, fine_tune, splice
+from fedjax_ssl.methods.local import torch_sgd
+from fedjax_ssl.methods.server import Server
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.ssl import thresholds
+from tests.golden.linear_clients import InOrder, assert_metrics, in_order, plain, softmax
+
+SIDE, CLASSES, HIDDEN, R1 = 3, 3, 4, 3
+LABELED, UNLABELED, BATCH, EPOCHS, RATE, MOMENTUM = 5, 12, 3, 2, 0.3, 0.9
+LABELS = np.array([0, 2, 1, 1, 0])
+LAYERS = {"Dense_0": ("W0", "b0"), "Dense_1": ("W1", "b1")}
+SIZE = 4 * (SIDE * SIDE * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES)
+SGD = torch_sgd(momentum=MOMENTUM)
+
+
+class Ordered(InOrder):
+    """Batches in order, in pairs too: E epochs through the set that has more of them."""
+
+    def paired_schedule(self, key, labeled, unlabeled, unlabeled_batch_size, *, larger_counts=False):
+        assert larger_counts
+        first, second = in_order(labeled, self.batch_size, 20), in_order(unlabeled, unlabeled_batch_size, 20)
+        batches = [-(-order.size // BATCH) for order in (first, second)]
+        return PairedSchedule(first, second, unlabeled_batch_size, self.epochs * jnp.maximum(*batches))
+
+
+def views():
+    def upright(images):
+        return plain(images.astype(jnp.float32))
+
+    return Views(
+        plain=upright,
+        weak=lambda key, images: jnp.nan * images,  # no part of FedTriNet
+        strong=lambda key, images: jnp.nan * images,
+        labeled=lambda key, images: upright(images)[:, ::-1],
+    )
+
+
+def task_of(network="mlp", norm="static", **options):
+    model = models.build(network, num_classes=CLASSES, **options)
+    return Task(model, views(), CLASSES, norm, 5, labels_at=("clients",))
+
+
+@functools.cache
+def method():
+    """The method and its jitted client update."""
+    training = Ordered(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    server = Server(optax.sgd(1.0), training, 0, None, rounds=R1 + 2)
+    made = fedtrinet(task=task_of(hidden=HIDDEN), client=training, server=server, options=FedTriNetOptions(R1))
+    return made, jax.jit(made.client_update)
+
+
+# --- the network in NumPy ----------------------------------------------------------------------------------------------
+
+
+def outputs(net, x):
+    hidden = np.maximum(x @ net["W0"] + net["b0"], 0)
+    return hidden, softmax(hidden @ net["W1"] + net["b1"])
+
+
+def gradient(net, parts):
+    """Of sum_parts weight * mean cross-entropy, parts: (images, labels, weight)."""
+    total = dict.fromkeys(net, 0.0)
+    for x, y, weight in parts:
+        if len(y):
+            hidden, p = outputs(net, x)
+            r = weight * (p - np.eye(CLASSES)[y]) / len(y)
+            back = (r @ net["W1"].T) * (hidden > 0)
+            new = {"W1": hidden.T @ r, "b1": r.sum(0), "W0": x.T @ back, "b0": back.sum(0)}
+            total = {name: total[name] + new[name] for name in net}
+    return total
+
+
+def sgd(net, momentum, steps, trained=("W0", "b0", "W1", "b1")):
+    """(network, momentum) after steps, each a list of parts, of the layers `trained`."""
+    net, momentum = dict(net), dict(momentum)
+    for parts in steps:
+        g = gradient(net, parts)
+        for name in trained:
+            momentum[name] = MOMENTUM * momentum[name] + g[name]
+            net[name] = net[name] - RATE * momentum[name]
+    return net, momentum
+
+
+def batches(x, y):
+    """Batches in order of one epoch."""
+    return [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(y), BATCH)]
+
+
+class Problem:
+    """A client's data, the global network, its own last one, and a momentum."""
+
+    def __init__(self, seed=2):
+        rng = np.random.default_rng(seed)
+        self.pool = rng.integers(0, 256, (24, SIDE, SIDE, 1)).astype(np.uint8)
+        self.labeled_index, self.index = rng.permutation(24)[: LABELED + 2], rng.permutation(24)[: UNLABELED + 1]
+        self.truth = rng.integers(0, CLASSES, UNLABELED + 1)
+        shapes = {"W0": (SIDE * SIDE, HIDDEN), "b0": (HIDDEN,), "W1": (HIDDEN, CLASSES), "b1": (CLASSES,)}
+        self.shared, self.last, self.momentum = (
+            {name: scale * rng.standard_normal(shape) for name, shape in shapes.items()} for scale in (0.6, 0.6, 0.1)
+        )
+        self.x = self.images(self.labeled_index[:LABELED])
+        self.u, self.plain_u = (self.images(self.index[:UNLABELED], flip=flip) for flip in (True, False))
+
+    def images(self, rows, flip=True):
+        images = plain(self.pool[rows].astype(float))
+        return (images[:, ::-1] if flip else images).reshape(len(rows), -1)
+
+    def fine_tuned(self, last):
+        """The global first layer, and the client's own last one after E epochs on labels, with a momentum of its own."""
+        fused = {**last, "W0": self.shared["W0"], "b0": self.shared["b0"]}
+        steps = [[(*batch, 1.0)] for _ in range(EPOCHS) for batch in batches(self.x, LABELS)]
+        return sgd(fused, dict.fromkeys(fused, 0.0), steps, trained=("W1", "b1"))[0]
+
+    def on_labels(self):
+        return sgd(self.shared, self.momentum, [[(*b, 1.0)] for _ in range(EPOCHS) for b in batches(self.x, LABELS)])
+
+    def sums(self, last, tuned):
+        return sum(outputs(net, self.plain_u)[1] for net in (last, tuned, self.shared))
+
+    def second_phase(self, last, pseudo, threshold, weighed, round):
+        """(network, momentum, pseudo-labels, whether they are weighed, images, rows of the last training) after a round."""
+        tuned = self.fine_tuned(last)
+        total = self.sums(last, tuned)
+        assert np.abs(total.max(1) - threshold).min() > 1e-3  # no decision hangs on float32
+        new = np.where((pseudo < 0) & (total.max(1) >= threshold), total.argmax(1), pseudo)
+        weighed = weighed or ((new >= 0) & (pseudo < 0)).sum() >= 10
+        has = new >= 0
+        if not weighed:
+            one = batches(np.concatenate([self.x, self.u[has]]), np.append(LABELS, new[has]))
+            steps = [[(*batch, 1.0)] for _ in range(EPOCHS) for batch in one]
+        else:
+            labeled, others = batches(self.x, LABELS), batches(self.u[has], new[has])
+            steps = []
+            for epoch in range(EPOCHS):
+                progress = (5 * round + epoch - 50) / 100
+                weight = 0.15 * min(max(progress, 0), 1)
+                count = max(len(labeled), len(others))
+                for s in range(epoch * count, (epoch + 1) * count):
+                    pair = [(*labeled[s % len(labeled)], 0.5)]
+                    steps.append(pair + ([(*others[s % len(others)], weight / 2)] if others else []))
+        seen = sum(len(part[1]) for step in steps for part in step)
+        rows = len(steps) * (2 * BATCH if weighed else BATCH)
+        return *sgd(tuned, self.momentum, steps), new, weighed, seen + EPOCHS * LABELED, rows
+
+    def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
+        images = jnp.asarray(self.pool)
+        rows = Examples(
+            images, jnp.asarray(self.labeled_index), jnp.int32(labeled), jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)
+        )
+        others = Examples(images, jnp.asarray(self.index), jnp.int32(unlabeled), None)
+        shard = Shard(rows, others, jnp.asarray(self.truth, jnp.int32))
+        pseudo = np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1)
+        optimizer = jax.tree.unflatten(jax.tree.structure(SGD.init(named(self.shared))), jax.tree.leaves(named(self.momentum)))
+        kept = ClientState(
+            jnp.array(seen), Weights(named(self.last), {}), jnp.asarray(pseudo, jnp.int32), jnp.array(weighed), optimizer
+        )
+        shared = Broadcast(Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round))
+        return shared, (), kept, shard, jax.random.key(0)
+
+    def got(self, **case):
+        return method()[1](*self.inputs(**case))
+
+
+PROBLEM = Problem()
+
+
+def named(net):
+    return {layer: {"kernel": jnp.float32(net[w]), "bias": jnp.float32(net[b])} for layer, (w, b) in LAYERS.items()}
+
+
+def assert_close(got, expected):
+    """Parameters, relative to the norm of `expected`."""
+    got, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (got, named(expected)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * np.linalg.norm(expected))
+
+
+ON_LABELS = EPOCHS * 2 * BATCH  # rows of two batches
+LABELING = 3 * 15  # rows of three networks, three batches of 5 each
+
+
+def check(output, net, momentum, pseudo, images, *, weighed, passes, up=SIZE, down=SIZE + 4):
+    uploaded = jax.tree.map(lambda a, b: a - b, named(PROBLEM.shared), output.update.params)
+    assert_close(uploaded, net)
+    state = output.client_state
+    assert_close(state.last.params, net)
+    leaves = jax.tree.leaves(state.optimizer)
+    assert_close(jax.tree.unflatten(jax.tree.structure(named(net)), leaves), momentum)
+    np.testing.assert_array_equal(state.pseudo, np.append(pseudo, -1))
+    assert (bool(state.seen), bool(state.weighed), float(output.weight)) == (True, weighed, 1.0)
+    traffic = {"comm/bytes_up": (up,), "comm/bytes_down": (down,), "perf/client_images": (images,)}
+    traffic |= {"cost/forward_passes": (passes[0],), "cost/backward_passes": (passes[1],)}
+    assert_metrics({name: output.metrics[name] for name in traffic}, traffic)
+
+
+def threshold_for(last, gained):
+    """A threshold that so many of the unlabeled examples pass."""
+    largest = np.sort(PROBLEM.sums(last, PROBLEM.fine_tuned(last)).max(1))
+    return largest[-gained:][0] / 2 + largest[-gained - 1] / 2 if gained < UNLABELED else 0.5
+
+
+def test_the_first_phase_is_fedavg_on_labels_and_keeps_what_was_uploaded():
+    net, momentum = PROBLEM.on_labels()
+    for seen in (False, True):
+        output = PROBLEM.got(round=-1, threshold=0.0, seen=seen)
+        passes = (ON_LABELS, ON_LABELS)
+        check(output, net, momentum, np.full(UNLABELED, -1), EPOCHS * LABELED, weighed=False, passes=passes, down=SIZE)
+        assert output.metrics["diagnostics/label_ratio"] == (0, 0)
+        assert output.metrics["client/loss"].weight == EPOCHS * LABELED
+
+
+@pytest.mark.parametrize(
+    ("gained", "round", "weighed", "before"),
+    [
+        (4, 0, False, 0),  # together as one set
+        (10, 4, False, 0),  # enough: in pairs, alpha = 0
+        (11, 20, False, 0),  # alpha = .075 and, in the second epoch, .0765
+        (1, 45, True, 3),  # enough in an earlier round; more batches of labeled examples than of the others; alpha = .15
+        (12, 30, True, 0),
+    ],
+)
+def test_a_round_of_the_second_phase_is_what_the_equations_say(gained, round, weighed, before):
+    threshold = threshold_for(PROBLEM.last, gained + before)
+    sums = PROBLEM.sums(PROBLEM.last, PROBLEM.fine_tuned(PROBLEM.last))
+    pseudo = np.full(UNLABELED, -1)
+    order = np.argsort(sums.max(1))[::-1][:before]  # these pass too, and keep the labels that they have
+    pseudo[order] = (sums.argmax(1)[order] + 1) % CLASSES  # not what the three networks would say now
+    net, momentum, new, now_weighed, images, rows = PROBLEM.second_phase(PROBLEM.last, pseudo, threshold, weighed, round)
+    assert (new >= 0).sum() == gained + before
+    assert now_weighed == (weighed or gained >= 10)
+    output = PROBLEM.got(round=round, threshold=threshold, weighed=weighed, pseudo=pseudo)
+    up = SIZE + (8 if round == 0 else 0)
+    passes = (LABELING + ON_LABELS + rows, ON_LABELS + rows)
+    check(output, net, momentum, new, images, weighed=now_weighed, passes=passes, up=up)
+    right = (new == PROBLEM.truth[:UNLABELED]).sum()
+    assert output.metrics["diagnostics/label_ratio"] == (gained + before, UNLABELED)
+    assert output.metrics["diagnostics/pseudo_label_accuracy"] == (right, gained + before)
+    np.testing.assert_allclose(output.metrics["client/threshold"], (threshold, 1), rtol=1e-6)
+
+
+def test_all_three_networks_count():
+    """Any two of them, and each alone, would pass other examples or label them otherwise."""
+    last = PROBLEM.last
+    three = [outputs(net, PROBLEM.plain_u)[1] for net in (last, PROBLEM.fine_tuned(last), PROBLEM.shared)]
+    threshold = threshold_for(last, 4)
+    passed = set(np.flatnonzero(sum(three).max(1) >= threshold))
+    for i in range(3):
+        without = sum(three[:i] + three[i + 1 :])
+        assert set(np.argsort(without.max(1))[-4:]) != passed or (without.argmax(1) != sum(three).argmax(1))[list(passed)].any()
+
+
+def test_a_client_that_the_first_phase_never_drew_trains_once_on_its_labels_first():
+    last, _ = PROBLEM.on_labels()
+    threshold = threshold_for(last, 4)
+    net, momentum, new, _, images, rows = PROBLEM.second_phase(last, np.full(UNLABELED, -1), threshold, False, 2)
+    output = PROBLEM.got(round=2, threshold=threshold, seen=False)
+    passes = (LABELING + 2 * ON_LABELS + rows, 2 * ON_LABELS + rows)
+    check(output, net, momentum, new, images + EPOCHS * LABELED, weighed=False, passes=passes)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize(("round", "labeled", "unlabeled"), [(-1, 0, 12), (3, 0, 12), (3, 0, 0), (-1, 0, 0), (3, 5, 0)])
+def test_clients_without_labels_or_data(seen, round, labeled, unlabeled):
+    output = PROBLEM.got(round=round, threshold=0.1, seen=seen, labeled=labeled, unlabeled=unlabeled)
+    trains = (round >= 0 and unlabeled > 0) or labeled > 0
+    assert output.weight == (1 if trains else 0)
+    assert bool(output.client_state.seen) == (seen or trains)
+    assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves((output.update, output.client_state.last))])).all()
+    assert (np.asarray(output.client_state.pseudo) >= 0).sum() == (unlabeled if round >= 0 else 0)
+    if not trains:
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(output.update.params))
+        assert_close(output.client_state.last.params, PROBLEM.last)
+    elif not seen and not labeled:  # the global network in place of one of its own
+        own = outputs(PROBLEM.shared, PROBLEM.plain_u)[1].argmax(1)
+        np.testing.assert_array_equal(np.asarray(output.client_state.pseudo)[:UNLABELED], own)
+
+
+def test_clients_in_different_states_side_by_side_are_what_they_are_alone():
+    """Under vmap: one that is new, one that gains many pseudo-labels, one that has some, one without data."""
+    threshold, some = threshold_for(PROBLEM.last, 11), np.where(np.arange(UNLABELED) < 2, 1, -1)
+    cases = [{"seen": False}, {}, {"pseudo": some, "weighed": True}, {"labeled": 0, "unlabeled": 0}]
+    inputs = [PROBLEM.inputs(round=20, threshold=threshold, **case) for case in cases]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *((kept, shard) for _, _, kept, shard, _ in inputs))
+    shared, own, *_, key = inputs[0]
+    update = jax.vmap(lambda kept, shard: method()[0].client_update(shared, own, kept, shard, key))
+    together = jax.jit(update)(*stacked)
+    for k, alone in enumerate(method()[1](*case) for case in inputs):
+        of_k = jax.tree.map(lambda x, k=k: x[k], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_k, alone)
+
+
+def test_the_threshold_falls_and_is_protected():
+    m, rounds = 0.7, jnp.arange(70)
+    for protected in (True, False):
+        late = [1.4 * m] * 35 if protected else [(1 - 0.02 * r) * 2.8 * m for r in range(35, 70)]
+        expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + late
+        np.testing.assert_allclose(thresholds.falling(jnp.float32(m), rounds, protected=protected), expected, atol=1e-6)
+
+
+def test_alpha_rises_from_local_epoch_50_to_150():
+    iteration = np.arange(200)
+    expected = np.where(iteration < 50, 0.0, np.where(iteration > 150, 0.15, (iteration - 50) / 100 * 0.15))
+    np.testing.assert_allclose(alpha(jnp.asarray(iteration // 5), jnp.asarray(iteration % 5)), expected, atol=1e-7)
+
+
+def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the_next_cohorts_data():
+    made, _ = method()
+    state, clients = made.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, UNLABELED + 1))
+    assert clients.pseudo.shape == (4, UNLABELED + 1)
+    rows = np.array([[3, 1, 7, 0], [2, 9, 4, 11]])  # with two rows of padding at the end of the first
+    examples = Examples(jnp.asarray(PROBLEM.pool), jnp.asarray(rows), jnp.asarray([2, 4], jnp.int32), None)
+    step = Weights(jax.tree.map(lambda x: 0.1 * x, named(PROBLEM.last)), ())
+    expected, server_update = 0.0, jax.jit(made.server_update)
+    for round in range(R1 + 2):
+        shared, _ = made.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
+        assert shared.round == round - R1
+        np.testing.assert_allclose(shared.threshold, 2.8 * expected, rtol=1e-5)
+        data = ServerData(None, None, None, examples, jnp.int32(round))
+        state, _ = server_update(state, Aggregate(step, jnp.float32(2)), data, jax.random.key(0))
+        if round == R1 - 1:
+            first, last = (state.weights.params[layer] for layer in LAYERS)
+            net = {"W0": first["kernel"], "b0": first["bias"], "W1": last["kernel"], "b1": last["bias"]}
+            images = PROBLEM.images(np.array([3, 1, 2, 9, 4, 11]), flip=False)
+            expected = outputs({name: np.asarray(leaf, float) for name, leaf in net.items()}, images)[1].max(1).mean()
+
+
+def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
+    """Batch norm that tracks statistics, momentum and weight decay: none of them moves a frozen layer."""
+    task = task_of("cnn", norm="running", width=2)
+    training = Ordered(torch_sgd(momentum=MOMENTUM, weight_decay=0.1), lambda _: None, BATCH, epochs=1, prox_mu=0.1)
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.integers(0, 256, (LABELED, 8, 8, 1)).astype(np.uint8))
+    labeled = Examples(images, jnp.arange(LABELED), jnp.int32(LABELED), jnp.asarray(LABELS))
+    shared, last = (task.init(jax.random.key(seed), (8, 8, 1)) for seed in (1, 2))
+    last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
+    message = Broadcast(shared, None, jnp.float32(RATE), jnp.int32(0))
+    first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
+    joined = splice(task, shared, last)
+    run = jax.jit(lambda: fine_tune(task, training, message, last, Shard(labeled, None, None), True, jax.random.key(3)))
+    tuned = run().weights
+    for got, start, of_shared, of_last in zip(tuned, joined, shared, last, strict=True):
+        assert set(got) == set(of_shared)
+        for layer, leaves in got.items():
+            same = jax.tree.map(np.array_equal, start[layer], (of_shared if layer in first else of_last)[layer])
+            assert all(jax.tree.leaves(same)), layer
+            still = jax.tree.leaves(jax.tree.map(np.array_equal, leaves, start[layer]))
+            assert all(still) if layer in first else not any(still), layer
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        (0, "method.labeled_rounds: got 0, accepted: a number >= 1"),
+        (5, "method.labeled_rounds: got 5, accepted: a number < rounds = 5"),
+    ],
+)
+def test_wrong_options_are_refused(rounds, message):
+    server = Server(None, None, 0, None, rounds=5)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fedtrinet(task=None, client=None, server=server, options=FedTriNetOptions(rounds))
