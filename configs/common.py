@@ -56,6 +56,14 @@ def number(key: str, value: str) -> int:
     return int(value)
 
 
+LOCAL_FIXMATCH: dict[str, Any] = {
+    "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
+}  # fmt: skip
+"""FixMatch as it was published, in each step; its default is (FL)^2's, once a round."""
+FEDMATCH_AT_CLIENTS: dict[str, Any] = {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}
+"""FedMatch's constants where the labels are at the clients; its defaults are those for labels at the server."""
+
+
 def set_split(config: ConfigDict, split: str) -> None:
     """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client), or `dir0.1` (the concentration)."""
     if split in ("iid", "shards"):

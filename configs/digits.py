@@ -72,10 +72,8 @@ Chosen once, from .01, .03 and .1, by a run with 40 labels, IID, at seed 10 (`py
 """
 
 AT_CLIENTS: dict[str, dict[str, Any]] = {
-    "fixmatch": {
-        "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
-    },
-}  # fmt: skip
+    "fixmatch": common.LOCAL_FIXMATCH,
+}
 """What else differs where the labels are at the clients. A method that reads them there alone has that as its default."""
 
 

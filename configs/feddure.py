@@ -22,13 +22,11 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedprox_sl": ("fedprox", {"data.reveal_labels": True}),
     "uda": ("uda", {}),
     "fedprox_uda": ("uda", {"method.prox_mu": 0.01}),
-    "fixmatch": ("fixmatch", {}),
-    "fedprox_fixmatch": ("fixmatch", {"method.prox_mu": 0.01}),
-    "fedmatch": ("fedmatch", {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}),
+    "fixmatch": ("fixmatch", common.LOCAL_FIXMATCH),
+    "fedprox_fixmatch": ("fixmatch", common.LOCAL_FIXMATCH | {"method.prox_mu": 0.01}),
+    "fedmatch": ("fedmatch", common.FEDMATCH_AT_CLIENTS),
 }
 WORDS |= {name: (name, {}) for name in METHODS if name not in WORDS}  # every other method that reads labels at the clients
-FIXMATCH = {"pseudo_labels": "local", "divisor": "batch", "strict": False}
-"""FixMatch as it was published, labels being at the clients."""
 
 
 def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
@@ -59,8 +57,6 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         labels = config.data.num_labels
         each = own_batch_size(labels // CLIENTS, (examples - labels) // CLIENTS, config.client.batch_size)
         config.method.unlabeled_batch_size = int(each)
-    if name == "fixmatch":
-        config.method.update(FIXMATCH)
     config.update_from_flattened_dict(own)
     return config
 

@@ -20,8 +20,9 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """First words for FedLabel itself, and what they set under `method`."""
 OTHERS: dict[str, dict[str, Any]] = {
-    "fixmatch": {"pseudo_labels": "local", "divisor": "batch", "strict": False},
-    "fedprox": {"prox_mu": 0.001},
+    "fixmatch": common.LOCAL_FIXMATCH,
+    "fedmatch": common.FEDMATCH_AT_CLIENTS,
+    "fedprox": {"method.prox_mu": 0.001},
 }
 """What other methods have in this setting besides their defaults."""
 WORDS = (*OURS, *(name for name in METHODS if name != "fedlabel"))
@@ -70,7 +71,8 @@ def make(
         learning_rate=0.003, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0, persistent=False
     )
     config.server.update(momentum=0.0, pretrain=0)
-    config.method.update(OURS.get(word, OTHERS.get(word, {})))
+    config.method.update(OURS.get(word, {}))
+    config.update_from_flattened_dict(OTHERS.get(word, {}))
     if word in OURS:
         config.method.confidence = _number("beta", given, 1.0)
         if given["strong"] == "none":

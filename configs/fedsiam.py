@@ -24,13 +24,10 @@ PHASES = {"fedsem": {"labeled_rounds": 30}, "fedtrinet": {"labeled_rounds": 20}}
 """Methods of two phases -> what sets them in 50 rounds: FedSem's as in Section 4.1, FedTriNet's as 40 of its 100."""
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
-    "fixmatch": {
-        "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
-    },
+    "fixmatch": common.LOCAL_FIXMATCH,
     "fedmatch": {"method.confidence": 0.95},
 }  # fmt: skip
 """What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold."""
-FEDMATCH_AT_CLIENTS = {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}
 PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
 """The baselines that the released code trains on hard labels alone, with momentum .5 and no weight decay."""
 
@@ -80,7 +77,7 @@ def make(
     config.method.update(PHASES.get(word, {}))
     config.update_from_flattened_dict(BASELINES.get(word, {}))
     if word == "fedmatch" and at == "clients":
-        config.update_from_flattened_dict(FEDMATCH_AT_CLIENTS)
+        config.update_from_flattened_dict(common.FEDMATCH_AT_CLIENTS)
     if released and word not in OURS:
         _released_baseline(config, word, repeats)
     return config

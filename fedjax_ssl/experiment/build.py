@@ -22,7 +22,8 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.local import Training, decayed_weights, lars, torch_sgd
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
 from fedjax_ssl.simulation.client_store import HostSimulator

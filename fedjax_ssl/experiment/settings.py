@@ -15,7 +15,7 @@ from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT, Split
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
-from fedjax_ssl.methods.local import DECAYED
+from fedjax_ssl.methods.optimizers import DECAYED
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING, TRAINING
 from fedjax_ssl.methods.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.models.layers import DTYPES, LOWERINGS

@@ -29,7 +29,7 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods import server as server_side
 from fedjax_ssl.methods.local import Gradient, Step, Teacher, Training
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState
+from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights, dropout_key, join
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import ModelFns, predictor
@@ -312,7 +312,7 @@ def finish_round(
 ) -> tuple[FedConState, Metrics]:
     """The server's work at the end of a round: the average of backbones, its training, sBN statistics."""
     backbone, classifier = task.split(state.weights)
-    averaged = server_side.step(server, ServerState(backbone, state.optimizer, ()), aggregate)
-    state = state._replace(weights=join(averaged.weights, classifier), optimizer=averaged.optimizer)
+    backbone, optimizer = server_side.move(server, backbone, state.optimizer, aggregate)
+    state = state._replace(weights=join(backbone, classifier), optimizer=optimizer)
     state, metrics = train_server(task, server, options, state, data, key)
     return state._replace(weights=server_side.with_statistics(task, server.static_norm, state.weights, data)), metrics

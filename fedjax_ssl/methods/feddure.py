@@ -27,7 +27,7 @@ import optax
 
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.methods import local, paired, passes
+from fedjax_ssl.methods import local, passes, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Teacher, Training
 from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method
@@ -66,7 +66,7 @@ class FedDureOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        paired.check(1.0, self.unlabeled_batch_size)
+        semi_supervised.check(1.0, self.unlabeled_batch_size)
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
         for name in ("eta_s", "eta_w"):
@@ -279,7 +279,7 @@ def gradient(setup: Setup, shard: Shard) -> Gradient:
         grad = pullback(cotangent)[0]
         metrics |= regulator_metrics(options, seen, m, reward)
         if options.regulators == "no_f":
-            metrics |= paired.step_metrics(label, passed, shard, pair.unlabeled)
+            metrics |= semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
         else:
             truth = shard.truth[pair.unlabeled.positions]
             metrics |= pseudo_labels.diagnostics(label, truth, seen.mask, seen.mask)

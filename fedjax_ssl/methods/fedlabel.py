@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, paired
+from fedjax_ssl.methods import local, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method, finish_round
@@ -288,7 +288,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
             return value, (ce, kl, stats)
 
         grad, (ce, kl, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"unlabeled_loss": mean(ce, kept), **paired.step_metrics(decision.label, kept, shard, batch)}
+        metrics = {"unlabeled_loss": mean(ce, kept), **semi_supervised.step_metrics(decision.label, kept, shard, batch)}
         if options.experts == "both":
             metrics["local_expert_rate"] = mean(decision.local, kept)
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)

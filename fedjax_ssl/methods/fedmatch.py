@@ -30,7 +30,7 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.methods import local, passes, turns
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState, fine_tune, pretrain, step, with_statistics
+from fedjax_ssl.methods.server import Server, ServerState, fine_tune, move, pretrain, step, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
@@ -207,8 +207,8 @@ def finish_round(
     if setup.labeled_clients:
         state = step(setup.server, state, aggregate)
     else:
-        averaged = step(setup.server, _with_params(state, psi), aggregate)
-        state = _with_params(averaged, Parts(sigma, averaged.weights.params))
+        (psi, stats), optimizer = move(setup.server, state.weights._replace(params=psi), state.optimizer, aggregate)
+        state = state._replace(weights=Weights(Parts(sigma, psi), stats), optimizer=optimizer)
     state, metrics = train_sigma(setup, state, data, key)
     return _with_statistics(setup, state, data), metrics
 

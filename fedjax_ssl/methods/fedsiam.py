@@ -28,11 +28,11 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import fedsiam_layers, local, pair
+from fedjax_ssl.methods import fedsiam_layers, local, mean_teacher
 from fedjax_ssl.methods import server as server_side
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Training
-from fedjax_ssl.methods.pair import Pair
+from fedjax_ssl.methods.mean_teacher import Networks
 from fedjax_ssl.methods.server import Server, ServerState
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
@@ -225,14 +225,14 @@ def _method(
     server: Server,
     options: FedSiamPiOptions,
     alpha_max: AlphaMax,
-    finish: Callable[[ClientOutput, Pair], ClientOutput] = lambda output, _: output,
+    finish: Callable[[ClientOutput, Networks], ClientOutput] = lambda output, _: output,
 ) -> Method:
     """A method of one network, or of a pair; `finish` makes what a client returns of `train_client`'s results."""
     paired = isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         one = task.init(key, spec.image_shape)
-        weights = pair.join(one, one) if paired else one
+        weights = mean_teacher.join(one, one) if paired else one
         fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
         state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
         none = jnp.zeros(spec.num_clients, jnp.int32)
@@ -245,7 +245,7 @@ def _method(
         return finish(*train_client(task, client, options, shared, state, shard, key))
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
-        return lambda state, images, mask: task.predict(getattr(pair.networks(state.weights), which), images, mask)
+        return lambda state, images, mask: task.predict(getattr(mean_teacher.networks(state.weights), which), images, mask)
 
     return Method(
         init=init,
@@ -261,7 +261,7 @@ def _method(
 
 def train_client(
     task: Task, client: Training, options: FedSiamPiOptions, shared: Broadcast, state: ClientState, shard: Shard, key: jax.Array
-) -> tuple[ClientOutput, Pair]:
+) -> tuple[ClientOutput, Networks]:
     """A client's local training: what it returns, and the two networks that it ends with."""
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
@@ -273,7 +273,7 @@ def train_client(
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
-    trained = pair.train(
+    trained = mean_teacher.train(
         task,
         client,
         client_gradient(task, options, examples, epochs),
@@ -284,7 +284,7 @@ def train_client(
         alpha=alpha,
     )
     update = task.update(shared.weights, trained.weights)
-    one = pair.networks(shared.weights).target
+    one = mean_teacher.networks(shared.weights).target
     both_travel = shared.alpha_max > 0
     metrics = {
         **local.client_metrics(trained, down=shared.weights, up=update),
@@ -294,7 +294,7 @@ def train_client(
         state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule, client.batch_size), trained.kept
     )
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
-    return ClientOutput(update, weight, kept, metrics), pair.networks(trained.weights)
+    return ClientOutput(update, weight, kept, metrics), mean_teacher.networks(trained.weights)
 
 
 def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> Gradient:
@@ -357,7 +357,7 @@ def train_server(
     def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights | None = None) -> Step:
         return on_labels(online, batch, key)
 
-    trained = pair.train(
+    trained = mean_teacher.train(
         task,
         training,
         gradient,
@@ -379,7 +379,7 @@ def prepare(
         return train_server(task, server, alpha_max, state, data, key)
 
     state = server_side.pretrain(server, train, state, key)
-    return pair.with_statistics(task, server, state, data), {}
+    return mean_teacher.with_statistics(task, server, state, data), {}
 
 
 def finish_round(
@@ -394,7 +394,7 @@ def finish_round(
     """The server's work at the end of a round: the average (Eq. 2), its training, sBN statistics."""
     state = server_side.step(server, state, aggregate)
     state, metrics = train_server(task, server, alpha_max, state, data, key)
-    return pair.with_statistics(task, server, state, data), metrics
+    return mean_teacher.with_statistics(task, server, state, data), metrics
 
 
 def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.method import Aggregate, ClientOutput
 from fedjax_ssl.methods import server as server_side
-from fedjax_ssl.methods.pair import Pair, networks
+from fedjax_ssl.methods.mean_teacher import Networks, networks
 from fedjax_ssl.methods.server import ServerState
 from fedjax_ssl.methods.task import Weights
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
@@ -35,7 +35,7 @@ def init(state: ServerState, rounds: int, cohort_size: int) -> ServerState:
     return state._replace(own=siamese.empty_window(rounds, cohort_size, len(siamese.layers(state.weights.params.online))))
 
 
-def with_distances(output: ClientOutput, trained: Pair) -> ClientOutput:
+def with_distances(output: ClientOutput, trained: Networks) -> ClientOutput:
     """What a client of D returns: FSM too. The bytes that it sends are the server's to count, once layers are chosen."""
     metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
     distances = siamese.layer_distances(trained.target.params, trained.online.params)
@@ -64,10 +64,10 @@ def choose(
     online = networks(state.weights).online
     names = siamese.layers(online.params)
 
-    def fill(sent: Pair, update: Pair) -> Pair:
+    def fill(sent: Networks, update: Networks) -> Networks:
         # Updates are sent - local: with the target's local value in place of the online one, sent.online - local target.
         instead = jax.tree.map(lambda online, target, u: online - target + u, sent.online, sent.target, update.target)
-        return Pair(siamese.select_layers(names, chosen, update.online, instead), update.target)
+        return Networks(siamese.select_layers(names, chosen, update.online, instead), update.target)
 
     stats_travel = update.stats != ()
     stats = fill(state.weights.stats, update.stats) if stats_travel else ()

@@ -18,11 +18,11 @@ import jax
 
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import local, paired
+from fedjax_ssl.methods import local, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Training, trainable
-from fedjax_ssl.methods.paired import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
 from fedjax_ssl.methods.passes import Passes
+from fedjax_ssl.methods.semi_supervised import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, mean
@@ -60,7 +60,7 @@ class FixMatchOptions:
         check_choices(self)
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        paired.check(self.unlabeled_weight, self.unlabeled_batch_size)
+        semi_supervised.check(self.unlabeled_weight, self.unlabeled_batch_size)
         if self.pseudo_labels == "local" and self.batches == "accepted":
             raise ValueError("method.batches: got 'accepted' with method.pseudo_labels=local, accepted: all")
 
@@ -95,7 +95,7 @@ def fixmatch(
             objective, metrics, besides = _once_per_round(task, options, shared.weights, shard, keys[0])
         else:
             objective, metrics, besides = _in_each_step(options, shard), {}, None
-        output = paired.client_output(task, client, shared, kept, shard, objective, keys[1:], besides)
+        output = semi_supervised.client_output(task, client, shared, kept, shard, objective, keys[1:], besides)
         return output._replace(metrics={**metrics, **output.metrics})
 
     return averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
@@ -125,7 +125,7 @@ def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
         label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
         accepted = batch.mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
         loss = _loss(options, outputs.strong, label, accepted, batch)
-        return loss._replace(metrics=paired.step_metrics(label, accepted, shard, batch))
+        return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, shard, batch))
 
     return _objective(options, unlabeled, shard.unlabeled.mask, weak=True)
 

@@ -20,9 +20,6 @@ from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses
 
 PyTree = Any
-TRUST = 1e-3
-"""LARS' trust coefficient: by how much of its norm a layer's kernel changes in a step of learning rate 1."""
-DECAYED = ("all", "kernels")
 
 
 class Training(NamedTuple):
@@ -86,73 +83,6 @@ class Training(NamedTuple):
         return batching.paired(key, (labeled, unlabeled), sizes, larger_counts=larger_counts, entries=entries, **length)
 
 
-def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
-    """Weight decay as part of the gradient, g <- g + wd w.
-
-    Args:
-        weight_decay: wd; 0: none.
-        on: one of DECAYED: `all` parameters, or the `kernels` of convolutions and linear layers, which leaves out biases and
-            batch norm (FixMatch's and FreeMatch's code).
-    """
-    if not weight_decay:
-        return optax.identity()
-    return optax.add_decayed_weights(weight_decay, mask=_are_kernels if on == "kernels" else None)
-
-
-def _are_kernels(params: PyTree) -> PyTree:
-    return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)
-
-
-def torch_sgd(
-    *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-    decay: str = "all",
-    clip_norm: float = 0.0,
-) -> optax.GradientTransformation:
-    """SGD as PyTorch does it, before the learning rate.
-
-        g <- clip(g);  g <- g + wd w;  m <- mu m + g;  direction = g + mu m (Nesterov) or m
-
-    Clipping is by the global norm, before weight decay. The first step has m = g.
-
-    Args:
-        momentum: mu; 0: none.
-        nesterov: Nesterov's form.
-        weight_decay: wd.
-        decay: what it covers, see `decayed_weights`.
-        clip_norm: the largest global norm; 0: no clipping.
-    """
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-        decayed_weights(weight_decay, decay),
-        optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
-    )
-
-
-def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> optax.GradientTransformation:
-    """LARS as SimCLR and BYOL use it (You et al. 2017), before the learning rate.
-
-        g <- g + wd w;  g <- TRUST ||w|| / ||g|| g (1 g where either norm is 0);  m <- mu m + g;  direction = g + mu m or m
-
-    The first two steps are for kernels alone: biases and batch norm's parameters have plain SGD with momentum. Norms are those
-    of one layer. The learning rate stands outside of the momentum, which differs from SimCLR's only where it changes while
-    the momentum is kept.
-
-    Args:
-        momentum: mu; 0: none.
-        nesterov: Nesterov's form.
-        weight_decay: wd.
-    """
-
-    return optax.chain(
-        decayed_weights(weight_decay, "kernels"),
-        optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), _are_kernels),
-        optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
-    )
-
-
 class Step(NamedTuple):
     """The result of one gradient computation.
 
@@ -198,7 +128,7 @@ View = Callable[[jax.Array, jax.Array], jax.Array]
 """(key, images uint8 [B, H, W, ch]) -> the network's inputs, one of `Views`."""
 Gradient = Callable[..., Step]
 """(weights, a Batch or Pair, the step's key) -> Step; with the teacher as a fourth argument where the training has one."""
-Kept = Callable[[jax.Array, jax.Array], jax.Array]
+Selection = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits [B, C], labels int32 [B]) -> bool [B], the labeled examples that a step's loss keeps."""
 
 
@@ -295,13 +225,13 @@ def cross_entropy_step(
     used: jax.Array,
     mask: jax.Array,
     key: jax.Array,
-    kept: Kept | None = None,
+    selection: Selection | None = None,
 ) -> Step:
-    """`loss_step` for the mean cross-entropy of hard labels int32 [B] over the `used` bool [B] examples that are also `kept`.
+    """`loss_step` for the mean cross-entropy of hard labels int32 [B] over the `used` bool [B] examples in the `selection`.
 
     Where there is none the gradient is 0.
     """
-    return loss_step(task, weights, views, lambda logits: labeled_loss(logits, labels, used, kept), mask, key)
+    return loss_step(task, weights, views, lambda logits: labeled_loss(logits, labels, used, selection), mask, key)
 
 
 def loss_step(
@@ -335,9 +265,11 @@ def loss_step(
     return Step(grad, batch_stats, {"loss": metric})
 
 
-def labeled_loss(logits: jax.Array, labels: jax.Array, used: jax.Array, kept: Kept | None = None) -> tuple[jax.Array, Mean]:
-    """Mean cross-entropy of logits [B, C] over the `used` bool [B] examples that are also `kept`: the loss, and as a metric."""
-    return mean_loss(losses.cross_entropy(logits, labels), used if kept is None else used & kept(logits, labels))
+def labeled_loss(
+    logits: jax.Array, labels: jax.Array, used: jax.Array, selection: Selection | None = None
+) -> tuple[jax.Array, Mean]:
+    """Mean cross-entropy of logits [B, C] over the `used` bool [B] examples in the `selection`: the loss, and as a metric."""
+    return mean_loss(losses.cross_entropy(logits, labels), used if selection is None else used & selection(logits, labels))
 
 
 def mean_loss(values: jax.Array, used: jax.Array) -> tuple[jax.Array, Mean]:
@@ -346,7 +278,7 @@ def mean_loss(values: jax.Array, used: jax.Array) -> tuple[jax.Array, Mean]:
 
 
 def supervised_gradient(
-    task: Task, examples: Examples | Mixture, *, view: View | None = None, kept: Kept | None = None
+    task: Task, examples: Examples | Mixture, *, view: View | None = None, selection: Selection | None = None
 ) -> Gradient:
     """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2).
 
@@ -354,14 +286,14 @@ def supervised_gradient(
         task: the network.
         examples: with their labels.
         view: how they are seen; None: in the view of labeled examples.
-        kept: which of a batch's examples the mean is over, by their outputs; None: all.
+        selection: which of a batch's examples the mean is over, by their outputs; None: all.
     """
     assert examples.labels is not None
     labels, view = examples.labels, view or task.views.labeled
 
     def gradient(weights: Weights, batch: batching.Batch, key: jax.Array) -> Step:
         views = view(key, examples.take(batch.positions))
-        return cross_entropy_step(task, weights, views, labels[batch.positions], batch.mask, batch.mask, key, kept)
+        return cross_entropy_step(task, weights, views, labels[batch.positions], batch.mask, batch.mask, key, selection)
 
     return gradient
 

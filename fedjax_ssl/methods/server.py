@@ -226,17 +226,23 @@ def train_alone(
 
 
 def step(server: Server, state: ServerState, aggregate: Aggregate) -> ServerState:
-    """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k.
+    """`move` of the state's weights."""
+    weights, optimizer = move(server, state.weights, state.optimizer, aggregate)
+    return state._replace(weights=weights, optimizer=optimizer)
+
+
+def move(server: Server, weights: Weights, optimizer: PyTree, aggregate: Aggregate) -> tuple[Weights, PyTree]:
+    """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k: (weights, optimizer's state).
 
     With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics, where clients send them, are
     averaged without momentum. If no client took part, nothing changes, the momentum neither.
     """
-    weights, d = state.weights, aggregate.update
-    change, optimizer = server.optimizer.update(d.params, state.optimizer, weights.params)
+    d = aggregate.update
+    change, moved = server.optimizer.update(d.params, optimizer, weights.params)
     params = optax.apply_updates(weights.params, change)
     stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
-    new = state._replace(weights=Weights(params, stats), optimizer=optimizer)
-    return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, state)
+    new, old = (Weights(params, stats), moved), (weights, optimizer)
+    return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, old)
 
 
 def mean_of_stack(stacked: Aggregate) -> Aggregate:

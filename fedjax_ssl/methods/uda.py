@@ -14,10 +14,10 @@ import jax
 
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
-from fedjax_ssl.methods import local, paired
+from fedjax_ssl.methods import local, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Kept, Training
-from fedjax_ssl.methods.paired import Objective, UnlabeledLoss, UnlabeledOutputs
+from fedjax_ssl.methods.local import Gradient, Selection, Training
+from fedjax_ssl.methods.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task
 from fedjax_ssl.metrics import mean
@@ -51,7 +51,7 @@ class UDAOptions:
             raise ValueError(f"method.temperature: got {self.temperature}, accepted: a number > 0")
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        paired.check(self.unlabeled_weight, self.unlabeled_batch_size)
+        semi_supervised.check(self.unlabeled_weight, self.unlabeled_batch_size)
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:
@@ -71,17 +71,17 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
         The method. Its client state is the local optimizer's, where `client` is persistent.
     """
 
-    def annealed(round: jax.Array) -> Kept:
+    def annealed(round: jax.Array) -> Selection:
         return partial(tsa.kept, eta=tsa.threshold(options.tsa, round / client.rounds, task.num_classes))
 
-    kept_in = None if options.tsa == "none" else annealed
+    selected_in = None if options.tsa == "none" else annealed
 
     def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
             label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
             used = batch.mask & thresholds.passes(confidence, options.confidence, strict=True)
             kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
-            metrics = paired.step_metrics(label, used, shard, batch)
+            metrics = semi_supervised.step_metrics(label, used, shard, batch)
             return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 
         objective = Objective(
@@ -90,11 +90,11 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
             weak=True,
             weight=options.unlabeled_weight,
             batch_size=options.unlabeled_batch_size,
-            kept=kept_in and kept_in(shared.round),
+            selection=selected_in and selected_in(shared.round),
         )
-        return paired.client_output(task, client, shared, kept, shard, objective, jax.random.split(key))
+        return semi_supervised.client_output(task, client, shared, kept, shard, objective, jax.random.split(key))
 
     def fine_tuning(data: ServerData) -> Gradient:
-        return local.supervised_gradient(task, data.labeled, kept=kept_in and kept_in(data.round))
+        return local.supervised_gradient(task, data.labeled, selection=selected_in and selected_in(data.round))
 
     return averaging_method(task, client, server, client_update, labels_at=("server", "clients"), objective=fine_tuning)

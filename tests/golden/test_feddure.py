@@ -18,7 +18,8 @@ from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
-from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Broadcast
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.ssl import regulators

@@ -19,7 +19,8 @@ from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Shard
 from fedjax_ssl.methods.fedlabel import ClientState, FedLabelOptions, Halves, fedlabel
-from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.models import ModelFns

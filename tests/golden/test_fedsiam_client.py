@@ -15,8 +15,9 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods import fedsiam, pair
-from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods import fedsiam, mean_teacher
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Server
 from fedjax_ssl.methods.task import Task, Weights
 
@@ -97,7 +98,7 @@ class Data:
         """Weights of one network or of a pair."""
         (name,) = jax.eval_shape(lambda key: TASK.init(key, (SIDE, SIDE, 1)), KEY).params
         params = [{name: jax.tree.map(jnp.float32, network)} for network in networks]
-        return Weights(params[0], {}) if len(params) == 1 else pair.join(*(Weights(p, {}) for p in params))
+        return Weights(params[0], {}) if len(params) == 1 else mean_teacher.join(*(Weights(p, {}) for p in params))
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
         pool, labels = jnp.asarray(self.pool), jnp.asarray(self.labels)

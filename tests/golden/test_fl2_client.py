@@ -15,7 +15,8 @@ from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, fl2
-from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Broadcast
 from fedjax_ssl.methods.task import Task, Weights
 

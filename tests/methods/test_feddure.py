@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.methods.feddure import FedDureOptions, feddure, largest_batch, own_batch_size
-from fedjax_ssl.methods.local import Training, torch_sgd
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.task import Task
 from fedjax_ssl.simulation.cohort import sample
 from tests import tiny

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import Cohort, DataSpec
-from fedjax_ssl.methods import fedsiam, pair
+from fedjax_ssl.methods import fedsiam, mean_teacher
 from fedjax_ssl.methods.local import Step
 from fedjax_ssl.methods.task import Weights
 from tests import tiny
@@ -31,7 +31,7 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     rows = []
     for state, row in experiment.rounds():
         rows.append(row)
-        online, target = pair.networks(state.server.weights)
+        online, target = mean_teacher.networks(state.server.weights)
         assert (distance(online, target) == 0) == (row["round"] < 3)
         assert (row["eval/accuracy"] == row["eval/accuracy_online"]) == (row["round"] < 3)
     assert [row["client/upload_fraction"] for row in rows] == [0, 0, 1]
@@ -116,7 +116,7 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
     met, task = {"mean": jnp.full(2, 11.0)}, TASK._replace(norm="running")
     for alpha, teacher_stats, params, stats in ((0.75, met, 0.25, 2), (0.75, (), 0.25, 1), (0.0, met, 1, 3)):
         step = Step((), {}, {}, teacher_stats=teacher_stats)
-        got = pair.following(task, lambda _, a=alpha: jnp.float32(a))(target, online, step, batch)
+        got = mean_teacher.following(task, lambda _, a=alpha: jnp.float32(a))(target, online, step, batch)
         np.testing.assert_allclose(got.params["w"], params)
         np.testing.assert_allclose(got.stats["mean"], stats)
 

@@ -1,7 +1,7 @@
 """Two networks that train as one: an online network by gradient steps, and a target that follows it as a moving average.
 
-A pair is a `Weights` whose two fields are Pairs, so that it is broadcast, subtracted, averaged and kept as one network is. The
-functions here take one network too: it is its own target.
+A pair is a `Weights` whose two fields are Networks, so that it is broadcast, subtracted, averaged and kept as one network is.
+The functions here take one network too: it is its own target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedjax_ssl.ssl import ema
 PyTree = Any
 
 
-class Pair(NamedTuple):
+class Networks(NamedTuple):
     """What two networks have of something: of weights, of parameters, of statistics."""
 
     online: Any
@@ -33,14 +33,14 @@ class Pair(NamedTuple):
 
 def join(online: Weights, target: Weights) -> Weights:
     """Two networks as one `Weights`."""
-    return Weights(Pair(online.params, target.params), Pair(online.stats, target.stats))
+    return Weights(Networks(online.params, target.params), Networks(online.stats, target.stats))
 
 
-def networks(weights: Weights) -> Pair:
+def networks(weights: Weights) -> Networks:
     """The two networks' `Weights`."""
-    if not isinstance(weights.params, Pair):
-        return Pair(weights, weights)
-    return Pair(*(Weights(params, stats) for params, stats in zip(weights.params, weights.stats, strict=True)))
+    if not isinstance(weights.params, Networks):
+        return Networks(weights, weights)
+    return Networks(*(Weights(params, stats) for params, stats in zip(weights.params, weights.stats, strict=True)))
 
 
 def train(
@@ -71,7 +71,7 @@ def train(
     """
     weights, kept = start
     online, target = networks(weights)
-    paired = isinstance(weights.params, Pair)
+    paired = isinstance(weights.params, Networks)
     trained = local.train(
         task,
         training,
@@ -111,6 +111,6 @@ def with_statistics(task: Task, server: Server, state: ServerState, data: Server
     def renew(network: Weights) -> Weights:
         return server_side.with_statistics(task, server.static_norm, network, data)
 
-    paired = isinstance(state.weights.params, Pair)
+    paired = isinstance(state.weights.params, Networks)
     weights = join(*map(renew, networks(state.weights))) if paired else renew(state.weights)
     return state._replace(weights=weights)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.methods import local
-from fedjax_ssl.methods.local import Gradient, Kept, Step, Training
+from fedjax_ssl.methods.local import Gradient, Selection, Step, Training
 from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Broadcast
 from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
@@ -66,7 +66,7 @@ class Objective(NamedTuple):
         weak: whether a step also looks at the weak views.
         weight: w, the weight of L_u.
         batch_size: B_u, the unlabeled batch size; 0: as the labeled one.
-        kept: which labeled examples L_s keeps; None: all.
+        selection: which labeled examples L_s is over; None: all.
     """
 
     unlabeled: UnlabeledObjective
@@ -74,7 +74,7 @@ class Objective(NamedTuple):
     weak: bool
     weight: float
     batch_size: int
-    kept: Kept | None = None
+    selection: Selection | None = None
 
 
 def check(unlabeled_weight: float, unlabeled_batch_size: int) -> None:
@@ -163,7 +163,7 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> Gradient:
             if labeled is None:
                 return value, ({"loss": of_unlabeled.mean, **of_unlabeled.metrics}, batch_stats)
             labels = shard.labeled.labels[labeled.positions]
-            supervised, metric = local.labeled_loss(rest, labels, labeled.mask, objective.kept)
+            supervised, metric = local.labeled_loss(rest, labels, labeled.mask, objective.selection)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
             return supervised + value, (metrics, batch_stats)
 
