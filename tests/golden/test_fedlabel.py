@@ -38,9 +38,10 @@ BASE = {"confidence": BETA, "unlabeled_steps": len(ORDER), "consistency_weight":
 VARIANTS = {
     "paper": {},
     "other options": {
-        "measure": "entropy", "kl_order": "net_first", "counts": "distinct", "unlabeled_rate": 0.5, "proximity": 2.0,
+        "measure": "entropy", "expert_view": "weak", "kl_order": "net_first", "counts": "distinct", "unlabeled_rate": 0.5,
+        "proximity": 2.0,
     },
-    "released": RELEASED | {"burn_in": 0},
+    "released": RELEASED | {"burn_in": 0, "expert_view": "plain"},  # the view is above; here some that are kept disagree
     "local expert": {"experts": "local"},
     "global expert": {"experts": "global"},
     "no strong view": {"augment": "none"},
