@@ -310,20 +310,17 @@ def gradient(
     labeled, unlabeled = inputs.labeled, inputs.unlabeled
     labeled_key, weak_key, strong_key = jax.random.split(inputs.key, 3)
     images = data.unlabeled.take(unlabeled.positions)
-    views = jnp.concatenate(
-        [
-            task.views.labeled(labeled_key, data.labeled.take(labeled.positions)),
-            task.views.weak(weak_key, images),
-            task.views.strong(strong_key, images),
-        ]
+    views = (
+        task.views.labeled(labeled_key, data.labeled.take(labeled.positions)),
+        task.views.weak(weak_key, images),
+        task.views.strong(strong_key, images),
     )
-    mask = jnp.concatenate([labeled.mask, unlabeled.mask, unlabeled.mask])
-    sizes = len(labeled.mask), len(labeled.mask) + len(unlabeled.mask)
+    masks = (labeled.mask, unlabeled.mask, unlabeled.mask)
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, Unlabeled]]:
         weights = state.weights._replace(params=params)
-        logits, batch_stats = task.train_logits(weights, views, mask, dropout_key(inputs.key))
-        of_labeled, of_weak, of_strong = jnp.split(logits, sizes)
+        outputs, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
+        of_labeled, of_weak, of_strong = outputs
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
         result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.truth[unlabeled.positions]), state.status)

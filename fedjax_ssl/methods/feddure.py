@@ -254,22 +254,20 @@ def gradient(setup: Setup, shard: Shard) -> Gradient:
 
     def of_step(weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Step:
         seen = see(task, shard, pair, key)
-        views = jnp.concatenate([seen.labeled, seen.weak, seen.strong])
-        masks = jnp.concatenate([seen.labeled_mask, seen.mask, seen.mask])
-        ends = (len(seen.labeled), len(seen.labeled) + len(seen.weak))
+        views, masks = (seen.labeled, seen.weak, seen.strong), (seen.labeled_mask, seen.mask, seen.mask)
 
-        def forward(params: PyTree) -> tuple[jax.Array, PyTree]:
-            return task.train_logits(weights._replace(params=params), views, masks, dropout_key(key))
+        def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
+            return task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
 
         logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
-        _, weak, strong = jnp.split(logits, ends)
+        _, weak, strong = logits
         label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
         passed = seen.mask & thresholds.passes(confidence, options.confidence, strict=False)
         regulators, reward = regulate(setup, seen, label, passed, weights, regulators, key)
         m = instance_weights(options, regulators.w, strong, passed)  # Eq. 6
 
-        def loss(logits: jax.Array) -> tuple[jax.Array, Metrics]:
-            labeled, _, strong = jnp.split(logits, ends)
+        def loss(logits: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
+            labeled, _, strong = logits
             supervised, metric = local.labeled_loss(labeled, seen.labels, seen.labeled_mask)
             ce = losses.cross_entropy(strong, label)
             value = supervised + losses.masked_mean((m + reward) * ce, seen.mask)

@@ -327,22 +327,22 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
     """The gradient of (CE_l + alpha CE_p) / 2 on a pair of batches, each term the mean over its batch, in one forward pass."""
 
     def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Step:
-        (labeled, unlabeled), cut = pair, len(pair.labeled.mask)
-        first = task.views.labeled(key, shard.labeled.take(labeled.positions))
-        second = task.views.labeled(substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions))
-        views, mask = jnp.concatenate([first, second]), jnp.concatenate([labeled.mask, unlabeled.mask])
-        targets = jnp.concatenate([shard.labeled.labels[labeled.positions], pseudo[unlabeled.positions]])
+        labeled, unlabeled = pair
+        views = (
+            task.views.labeled(key, shard.labeled.take(labeled.positions)),
+            task.views.labeled(substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions)),
+        )
+        masks, labels = (labeled.mask, unlabeled.mask), shard.labeled.labels[labeled.positions]
         # The larger set's batches count the epochs of this round; the other's go through more.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
-            logits, stats = task.train_logits(weights._replace(params=params), views, mask, dropout_key(key))
-            ce = losses.cross_entropy(logits, targets)
-            of_labels, of_pseudo = losses.masked_mean(ce[:cut], mask[:cut]), losses.masked_mean(ce[cut:], mask[cut:])
-            return (of_labels + weight * of_pseudo) / 2, (ce, stats)
+        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
+            (first, second), stats = task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
+            of_labels, metric = local.labeled_loss(first, labels, labeled.mask)
+            of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
+            return (of_labels + weight * of_pseudo) / 2, ({"loss": metric, "unlabeled_loss": other}, stats)
 
-        grad, (ce, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"loss": mean(ce[:cut], mask[:cut]), "unlabeled_loss": mean(ce[cut:], mask[cut:])}
+        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(weights.params)
         return Step(grad, stats, metrics)
 
     return gradient

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
 from fedjax_ssl.method import ClientOutput, Shard
@@ -151,19 +150,17 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> Gradient:
         if labeled is not None:
             views.append(task.views.labeled(substream(key, "labeled"), shard.labeled.take(labeled.positions)))
             masks.append(labeled.mask)
-        ends = (len(weak), len(weak) + len(strong))
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            logits, batch_stats = task.train_logits(
-                weights._replace(params=params), jnp.concatenate(views), jnp.concatenate(masks), dropout_key(key)
+            (weak, strong, *rest), batch_stats = task.train_logits_together(
+                weights._replace(params=params), views, masks, dropout_key(key)
             )
-            weak, strong, rest = jnp.split(logits, ends)
             of_unlabeled = objective.unlabeled(UnlabeledOutputs(weak, strong), unlabeled)
             value = objective.weight * of_unlabeled.value
             if labeled is None:
                 return value, ({"loss": of_unlabeled.mean, **of_unlabeled.metrics}, batch_stats)
             labels = shard.labeled.labels[labeled.positions]
-            supervised, metric = local.labeled_loss(rest, labels, labeled.mask, objective.selection)
+            supervised, metric = local.labeled_loss(rest[0], labels, labeled.mask, objective.selection)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
             return supervised + value, (metrics, batch_stats)
 

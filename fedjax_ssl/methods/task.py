@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.methods import passes
@@ -85,6 +88,17 @@ class Task(NamedTuple):
         """
         logits, stats = self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return passes.mark(logits), stats
+
+    def train_logits_together(
+        self, weights: Weights, views: Sequence[jax.Array], masks: Sequence[jax.Array], key: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], PyTree]:
+        """Outputs of several batches in one forward pass, which batch norm sees as one: (logits of each, statistics of all).
+
+        As `train_logits`; a batch may be empty.
+        """
+        ends = list(itertools.accumulate(len(mask) for mask in masks))[:-1]
+        logits, stats = self.train_logits(weights, jnp.concatenate(views), jnp.concatenate(masks), key)
+        return tuple(jnp.split(logits, ends)), stats
 
     def train_features(
         self, weights: Weights, images: jax.Array, mask: jax.Array, key: jax.Array | None = None
