@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import operator
 import os
 import pathlib
 import platform
@@ -197,6 +198,21 @@ def line(cell: Cell, runs: list[dict[str, Any]]) -> str:
     )
 
 
+def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]], command: str) -> None:
+    """Writes a table's cells as JSON, one a line; what `path` holds of the table's other cells stays."""
+    key = operator.itemgetter("row", "column")
+    old = json.loads(path.read_text())["cells"] if path.exists() else []
+    cells = {key(cell): cell for cell in [*old, *results]}
+    about = {
+        "command": f"python -m benchmarks.tables {command}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+    head = [f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in about.items()]
+    rows = [json.dumps(cells[place]) for cell in table.cells if (place := (cell.row, cell.column)) in cells]
+    path.write_text("{\n" + "".join(head) + '"cells": [\n' + ",\n".join(rows) + "\n]\n}\n")
+
+
 def main() -> None:
     """Prints the table, line by line as its runs finish, and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -225,17 +241,7 @@ def main() -> None:
             print(line(cell, runs), flush=True)
             results.append({**cell._asdict(), "runs": runs})
     if arguments.json:
-        new = {(cell["row"], cell["column"]) for cell in results}
-        old = json.loads(arguments.json.read_text())["cells"] if arguments.json.exists() else []
-        results += [cell for cell in old if (cell["row"], cell["column"]) not in new]  # of other --rows
-        order = [(cell.row, cell.column) for cell in table.cells]
-        results.sort(key=lambda cell: order.index((cell["row"], cell["column"])))
-        about = {
-            "command": " ".join(["python -m benchmarks.tables", *sys.argv[1:]]),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
-            "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        }
-        arguments.json.write_text(json.dumps({**about, "cells": results}, indent=1) + "\n")
+        write(arguments.json, table, results, f"{arguments.table} --jobs={arguments.jobs}")
     if any("error" in one and DIVERGED not in one["error"] for cell in results for one in cell["runs"]):
         sys.exit(1)
 

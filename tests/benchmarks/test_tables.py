@@ -1,6 +1,7 @@
 """Tables of experiments: what a line says, and what becomes of a run that fails."""
 
 import importlib
+import json
 
 import numpy as np
 
@@ -36,6 +37,16 @@ def test_a_run_that_fails_says_why(tmp_path):
         "seed": 3,
         "error": "error: config.method.confidenc: unknown key; did you mean config.method.confidence?",
     }
+
+
+def test_a_file_keeps_its_other_cells_in_the_tables_order(tmp_path):
+    path, other = tmp_path / "results.json", CELL._replace(row="before")
+    table = tables.Table(1, [other, CELL])
+    for cell, accuracy in ((CELL, 0.1), (other, 0.2), (CELL, 0.3)):
+        tables.write(path, table, [{**cell._asdict(), "runs": [result(0, accuracy)]}], "name --jobs=1")
+    written = json.loads(path.read_text())
+    assert [(cell["row"], cell["runs"][0]["accuracy"]) for cell in written["cells"]] == [("before", 0.2), ("fl2", 0.3)]
+    assert written["command"] == "python -m benchmarks.tables name --jobs=1"
 
 
 def test_every_cell_of_every_table_is_a_config():
