@@ -30,6 +30,8 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
     tree.data.labels_at = labels_at or LABELS_AT.get(method, ("server",))[0]
     if tree.data.labels_at == "clients":
         tree.data.labeled_fraction, tree.client.batch_size, tree.client.epochs = (0.3,), 8, 3
+        if method.startswith("fedsiam"):
+            tree.client.optimizer.learning_rate = 0.01  # the paper's: its sum of two losses is easily driven too far
     if "confidence" in tree.method:
         tree.method.confidence = 0.5  # so that some pass in the first rounds
     if "helper_period" in tree.method:  # FedMatch's weights are for learning rates thirty times smaller
