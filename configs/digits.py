@@ -7,7 +7,7 @@
 With the labels at the clients 10 % of each client's examples are labeled, or `labels=` of all training examples, class-balanced
 and split by themselves; `split=dirdir` splits those and the others by a Dirichlet draw each, as FedDure does.
 
-Expected test accuracy of all methods with labels at the server: README. Of the default and of FixMatch, by seeds 0 to 2 (two CPU
+Expected test accuracy of all methods with labels at the server: README. Of the default and of FixMatch, seeds 0 to 2 (two CPU
 cores, jax 0.10.2; the mean is the one to compare with, seeds differ much):
 
                40 labels                10 labels
