@@ -4,9 +4,10 @@
 
 Five clients that all take part hold half of their digits labeled; an epoch goes once through the labeled ones and once through
 the others, each one batch of n. P is a forward pass over n examples that nothing is learned from, B one with its way back, and
-R what a whole model takes. FedMatch has its helpers in every round here, as in the paper's table, which they otherwise have
-every tenth; FedLabel takes a step on labels and one on the others; FedTriNet and FedSem are in their second phase. Padding of
-batches counts. Seconds are of a round of all clients, without compilation; the first two are left out.
+R what a model's parameters take. FedLabel takes a step on labels and one on the others; FedTriNet and FedSem are in their
+second phase. FedMatch has its helpers in every round here, as in the paper's table, and not in every tenth; it then goes back
+through the plain view too, for its consistency with them. Padding of batches counts. Seconds are of a round of all clients,
+without compilation; the first two are left out.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import optax
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
@@ -54,12 +53,13 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
     with naming("model"):
         task = _task(settings, views, dataset.num_classes, conv)
+    client, server, factory = _client(settings), _server(settings), METHODS[settings.method["name"]]
+    _check_scenario(settings, factory(task=task, client=client, server=server, options=options))
     with naming("data"):
         data = split.federate(dataset, settings.data, settings.seed)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
-    client, server = _client(settings, data), _server(settings)
-    method = METHODS[settings.method["name"]](task=task, client=client, server=server, options=options)
-    _check_scenario(settings, method)
+    client = client._replace(counts=np.stack([data.labeled.count, data.unlabeled.count], axis=1))
+    method = factory(task=task, client=client, server=server, options=options)
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and not method.host_data:
@@ -175,11 +175,10 @@ def _num_params(task: Task, spec: DataSpec) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _client(settings: Settings, data: FederatedData) -> Training:
+def _client(settings: Settings) -> Training:
     client = settings.client
     training = _training(client.optimizer, settings.rounds, client.batch_size, client.epochs, client.steps)
-    counts = np.stack([data.labeled.count, data.unlabeled.count], axis=1)
-    return training._replace(prox_mu=settings.method.get("prox_mu", 0.0), counts=counts)
+    return training._replace(prox_mu=settings.method.get("prox_mu", 0.0))
 
 
 def _server(settings: Settings) -> Server:

@@ -148,23 +148,17 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
 
     Returns:
         The method. Its client state is F-reg with its Adam, and the local optimizer's state where `client` is persistent.
-
-    Raises:
-        ValueError: `unlabeled_batch_size` is 0, and the counts of the clients' examples are not known.
     """
-    if not options.unlabeled_batch_size and client.counts is None:
-        raise ValueError("method.unlabeled_batch_size: got 0 where the clients' counts are not known, accepted: a number >= 1")
     setup = Setup(task, client, options)
-    rule = largest_batch(client) if not options.unlabeled_batch_size else 0
 
     def client_update(shared: Broadcast, _: PyTree, kept: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
         masks = (shard.labeled.mask, shard.unlabeled.mask)
-        if rule:
-            own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
-            schedule = client.paired_schedule(order_key, *masks, rule, entries=jnp.maximum(own, 1))
-        else:
+        if options.unlabeled_batch_size:
             schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
+        else:
+            own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
+            schedule = client.paired_schedule(order_key, *masks, largest_batch(client), entries=jnp.maximum(own, 1))
         trained = local.train(
             task,
             client,
@@ -214,10 +208,16 @@ def own_batch_size(labeled: Any, unlabeled: Any, batch_size: int) -> jax.Array:
 
 
 def largest_batch(client: Training) -> int:
-    """The largest of the clients' own B_u, at least 1: the shape of all unlabeled batches."""
+    """The largest of the clients' own B_u, at least 1: the shape of all unlabeled batches.
+
+    Raises:
+        ValueError: it is not known how many examples the clients have.
+    """
     counts = client.counts
-    assert counts is not None
-    return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], client.batch_size))), 1)
+    if counts is None:
+        raise ValueError("method.unlabeled_batch_size: got 0 where the clients' counts are not known, accepted: a number >= 1")
+    with jax.ensure_compile_time_eval():  # a shape, which is asked for while a program is traced
+        return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], client.batch_size))), 1)
 
 
 def begin(setup: Setup, weights: Weights, kept: ClientState) -> Regulators:

@@ -85,7 +85,7 @@ class Labeling(NamedTuple):
     accepted: jax.Array
     consistent: jax.Array
     tau: jax.Array
-    passes: Passes
+    passes: Passes = Passes()
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:

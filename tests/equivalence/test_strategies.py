@@ -51,8 +51,13 @@ def distance(a, b) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 
+# Half a minute each: the methods that differ in what clients keep, send and train; the others are slow tests.
+FAST = ("fl2", "semifl", "fedmatch", "fedcon", "fedsiam_d", "feddure", "fedlabel", "fedtrinet", "fedavg", "freematch_central")
+BY_SPEED = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
 @pytest.mark.parametrize("strategy", FAST_FIRST)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BY_SPEED)
 def test_one_round_of_every_method_agrees(method, strategy):
     """The server, what clients keep, and what was counted; then a round that goes on from there by the compiled program."""
     experiment, (expected, (row,)) = reference(method, 1, False)

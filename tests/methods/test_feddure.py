@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.feddure import FedDureOptions, feddure, largest_batch, own_batch_size
+from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.task import Task
@@ -42,7 +42,7 @@ def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
     assert largest_batch(training) == 100
     assert largest_batch(training._replace(counts=np.array([[5, 0]]))) == 1
     with pytest.raises(ValueError, match=r"^method.unlabeled_batch_size: got 0 .*accepted: a number >= 1$"):
-        feddure(task=None, client=training._replace(counts=None), server=None)
+        largest_batch(training._replace(counts=None))
 
 
 @pytest.mark.parametrize(
