@@ -9,8 +9,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 # Tests compile many programs and run each for a moment.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
