@@ -14,7 +14,8 @@ from fedjax_ssl.methods.feddure import feddure
 from fedjax_ssl.methods.fedlabel import fedlabel
 from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedsem import fedsem
-from fedjax_ssl.methods.fedsiam import fedsiam_d, fedsiam_mt, fedsiam_pi
+from fedjax_ssl.methods.fedsiam import fedsiam_mt, fedsiam_pi
+from fedjax_ssl.methods.fedsiam_d import fedsiam_d
 from fedjax_ssl.methods.fedtrinet import fedtrinet
 from fedjax_ssl.methods.fixmatch import fixmatch
 from fedjax_ssl.methods.fl2 import fl2

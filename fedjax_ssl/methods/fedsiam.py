@@ -6,7 +6,7 @@ the clients have J alone, and the server trains on L after it has averaged (Eqs.
 
 - Pi: one network. The target is the online network's own second pass (alpha = 0).
 - MT (mean teacher): both networks travel, and both are averaged.
-- D: Pi for `pi_rounds` rounds, then MT whose clients upload those layers of the online network that are far from the target's.
+- D (`fedsiam_d.py`): Pi for `pi_rounds` rounds, then MT whose clients upload layers that are far from the target's alone.
 
 Where the paper is silent: alpha ramps with m, a client's SGD steps over all rounds, and beta_k with n, its local epochs (the
 released code's), both with the one under way. The target passes in training mode with a view and dropout of its own, and tracks
@@ -28,7 +28,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import fedsiam_layers, local, mean_teacher
+from fedjax_ssl.methods import local, mean_teacher
 from fedjax_ssl.methods import server as server_side
 from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.methods.local import Gradient, Step, Training
@@ -36,7 +36,7 @@ from fedjax_ssl.methods.mean_teacher import Networks
 from fedjax_ssl.methods.server import Server, ServerState
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.ssl import ema, losses, siamese
+from fedjax_ssl.ssl import ema, losses
 
 PyTree = Any
 RAMP_EPOCHS = 10  # phi_l (Table 4)
@@ -86,34 +86,6 @@ class FedSiamMTOptions(FedSiamPiOptions):
             raise ValueError(f"method.alpha_max: got {self.alpha_max}, accepted: a number in (0, 1)")
 
 
-@dataclasses.dataclass(frozen=True)
-class FedSiamDOptions(FedSiamMTOptions):
-    """Settings of D, besides those of MT.
-
-    Attributes:
-        curve: of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12).
-        saved: mu in [0, 1], the share of the online network's upload that is saved over a run; the target's is always sent.
-        pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
-        end_round: varphi_g, of the rectangle: from this round on tau = 0.
-    """
-
-    curve: str = choice("linear", "rectangle")
-    saved: float = 0.5
-    pi_rounds: int = 3
-    end_round: int = 40
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.saved <= 1:
-            raise ValueError(f"method.saved: got {self.saved}, accepted: a number in [0, 1]")
-        if self.pi_rounds < 0:
-            raise ValueError(f"method.pi_rounds: got {self.pi_rounds}, accepted: a number >= 0")
-        if self.curve == "rectangle" and self.end_round <= self.pi_rounds:
-            raise ValueError(
-                f"method.end_round: got {self.end_round}, accepted: a number > method.pi_rounds = {self.pi_rounds}"
-            )
-
-
 class Broadcast(NamedTuple):
     """What goes down to every client.
 
@@ -153,7 +125,7 @@ def fedsiam_pi(*, task: Task, client: Training, server: Server, options: FedSiam
         The method, for labels at the server and at the clients. Its client state counts local steps and epochs, and has the
         local optimizer's state where `client` is persistent.
     """
-    return _method(task, client, server, options, lambda _: jnp.zeros(()))
+    return method_of(task, client, server, options, lambda _: jnp.zeros(()))
 
 
 def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiamMTOptions = FedSiamMTOptions()) -> Method:
@@ -170,56 +142,10 @@ def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiam
     Returns:
         The method, as of `fedsiam_pi`.
     """
-    return _method(task, client, server, options, lambda _: jnp.float32(options.alpha_max))
+    return method_of(task, client, server, options, lambda _: jnp.float32(options.alpha_max))
 
 
-def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamDOptions = FedSiamDOptions()) -> Method:
-    """FedSiam-D: Pi at first, then MT whose clients upload the layers of the online network that differ from the target's.
-
-    Clients send the distances of all layers (FSM, Eq. 10); the (1 - tau)-quantile of those of the last rounds is the boundary
-    under which a layer is not uploaded, and the target's stands in for it before averaging. Rounds with one network have no
-    distances. `comm/bytes_up` counts the target, the chosen layers and the distances, and `client/upload_fraction` is the share
-    of layers that is chosen.
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: as in `fedsiam_pi`, with the number of rounds and of clients a round.
-        options: losses, the target's decay, and the share to upload.
-
-    Returns:
-        The method, as of `fedsiam_pi`.
-
-    Raises:
-        ValueError: the linear curve has no rounds after `pi_rounds`.
-    """
-    if options.curve == "linear" and options.pi_rounds >= server.rounds:
-        accepted = f"a number < rounds = {server.rounds} where method.curve=linear"
-        raise ValueError(f"method.pi_rounds: got {options.pi_rounds}, accepted: {accepted}")
-    method = _method(
-        task,
-        client,
-        server,
-        options,
-        lambda number: jnp.where(number > options.pi_rounds, options.alpha_max, 0.0),
-        fedsiam_layers.with_distances,
-    )
-
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
-        state, clients = method.init(key, spec)
-        return fedsiam_layers.init(state, max(options.pi_rounds, 1), server.cohort_size), clients
-
-    def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        number = data.round + 1
-        tau, both_travel = upload_share(options, server.rounds, number), number > options.pi_rounds
-        state, aggregate, sent = fedsiam_layers.choose(state, stacked, tau, round=data.round, both_travel=both_travel)
-        state, metrics = method.server_update(state, aggregate, data, key)
-        return state, {**metrics, **sent}
-
-    return method._replace(init=init, server_update=server_update, aggregator="stack")
-
-
-def _method(
+def method_of(
     task: Task,
     client: Training,
     server: Server,
@@ -227,7 +153,7 @@ def _method(
     alpha_max: AlphaMax,
     finish: Callable[[ClientOutput, Networks], ClientOutput] = lambda output, _: output,
 ) -> Method:
-    """A method of one network, or of a pair; `finish` makes what a client returns of `train_client`'s results."""
+    """A method of one network, or of two; `finish` makes what a client returns of `train_client`'s results."""
     paired = isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
@@ -395,11 +321,3 @@ def finish_round(
     state = server_side.step(server, state, aggregate)
     state, metrics = train_server(task, server, alpha_max, state, data, key)
     return mean_teacher.with_statistics(task, server, state, data), metrics
-
-
-def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:
-    """The share tau of online layers to upload in the round `number` of `rounds` (from 1): float32 scalar."""
-    if options.curve == "linear":
-        return siamese.linear_share(number, saved=options.saved, pi_rounds=options.pi_rounds, rounds=rounds)
-    ends = {"pi_rounds": options.pi_rounds, "end_round": options.end_round}
-    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, **ends)

@@ -15,7 +15,8 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods import fedsiam, mean_teacher
+from fedjax_ssl.methods import METHODS, fedsiam, mean_teacher
+from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Server
@@ -162,7 +163,7 @@ def build(name, options, rounds=1, server_batch=2):
     training = InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: jnp.float32(RATE), BATCH, EPOCHS, 0, False)
     at_server = training._replace(batch_size=server_batch)
     server = Server(optax.sgd(1.0), at_server, 0, None, rounds=rounds, cohort_size=1)
-    return getattr(fedsiam, name)(task=TASK, client=training, server=server, options=options)
+    return METHODS[name](task=TASK, client=training, server=server, options=options)
 
 
 def close(got, expected):
@@ -174,7 +175,7 @@ def close(got, expected):
 OPTIONS = {
     "fedsiam_pi": fedsiam.FedSiamPiOptions,
     "fedsiam_mt": fedsiam.FedSiamMTOptions,
-    "fedsiam_d": fedsiam.FedSiamDOptions,
+    "fedsiam_d": FedSiamDOptions,
 }
 CASES = {
     "mt": ("fedsiam_mt", {"alpha_max": 0.87}, 3),
@@ -230,7 +231,7 @@ def test_a_client_update_is_what_the_equations_say(name, options, num_labeled):
     [
         ("fedsiam_pi", fedsiam.FedSiamPiOptions()),
         ("fedsiam_mt", fedsiam.FedSiamMTOptions(alpha_max=0.93)),
-        ("fedsiam_d", fedsiam.FedSiamDOptions(pi_rounds=3)),
+        ("fedsiam_d", FedSiamDOptions(pi_rounds=3)),
     ],
 )
 def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(name, options):
@@ -249,7 +250,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     given = data.shard(3, 4)
     aggregate = Aggregate(update, jnp.float32(9))
     if one_net:
-        stacked = jax.tree.map(lambda u: u[None], fedsiam.fedsiam_layers.Upload(update, jnp.zeros(1)))
+        stacked = jax.tree.map(lambda u: u[None], Upload(update, jnp.zeros(1)))
         aggregate = Aggregate(stacked, jnp.float32([9]))
     server = ServerData(given.labeled, given.unlabeled, None, given.unlabeled, jnp.int32(2))
     state, metrics = jax.jit(method.server_update)(state, aggregate, server, KEY)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.method import Aggregate
-from fedjax_ssl.methods import fedsiam_layers, mean_teacher
-from fedjax_ssl.methods.fedsiam import FedSiamDOptions, upload_share
+from fedjax_ssl.methods import mean_teacher
+from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
 from fedjax_ssl.methods.server import ServerState
 from fedjax_ssl.methods.task import Weights
 from fedjax_ssl.ssl import losses, siamese
@@ -123,7 +123,7 @@ def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window(
     assert not np.any(siamese.uploaded(distances, empty, jnp.float32(1)))
 
 
-CHOOSE = jax.jit(fedsiam_layers.choose)
+CHOOSE = jax.jit(choose)
 NO_STATS = mean_teacher.Networks({}, {})
 
 
@@ -152,7 +152,7 @@ class Round:
 
     def stacked(self, distances, stats=()) -> Aggregate:
         update = jax.tree.map(lambda sent, local: jnp.float32(sent - local), self.sent, self.local)
-        return Aggregate(fedsiam_layers.Upload(Weights(update, stats), jnp.float32(distances)), jnp.array(self.sizes))
+        return Aggregate(Upload(Weights(update, stats), jnp.float32(distances)), jnp.array(self.sizes))
 
     def expected(self, chosen):
         """The two networks after averaging: layer j of client k is the online one's where chosen[k][j], else the target's."""

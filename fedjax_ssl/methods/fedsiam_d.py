@@ -1,0 +1,170 @@
+"""FedSiam-D: Pi for some rounds, then MT whose clients upload chosen layers (`fedjax_ssl.methods.fedsiam` has the rest).
+
+Clients send both networks' updates and the distances of their layers; the server says which of the online network's it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData
+from fedjax_ssl.methods import server as server_side
+from fedjax_ssl.methods.choices import choice
+from fedjax_ssl.methods.fedsiam import ClientState, FedSiamMTOptions, method_of
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.mean_teacher import Networks, networks
+from fedjax_ssl.methods.server import Server, ServerState
+from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.ssl import siamese
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSiamDOptions(FedSiamMTOptions):
+    """Settings of D, besides those of MT.
+
+    Attributes:
+        curve: of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12).
+        saved: mu in [0, 1], the share of the online network's upload that is saved over a run; the target's is always sent.
+        pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
+        end_round: varphi_g, of the rectangle: from this round on tau = 0.
+    """
+
+    curve: str = choice("linear", "rectangle")
+    saved: float = 0.5
+    pi_rounds: int = 3
+    end_round: int = 40
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.saved <= 1:
+            raise ValueError(f"method.saved: got {self.saved}, accepted: a number in [0, 1]")
+        if self.pi_rounds < 0:
+            raise ValueError(f"method.pi_rounds: got {self.pi_rounds}, accepted: a number >= 0")
+        if self.curve == "rectangle" and self.end_round <= self.pi_rounds:
+            raise ValueError(
+                f"method.end_round: got {self.end_round}, accepted: a number > method.pi_rounds = {self.pi_rounds}"
+            )
+
+
+def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamDOptions = FedSiamDOptions()) -> Method:
+    """FedSiam-D: Pi at first, then MT whose clients upload the layers of the online network that differ from the target's.
+
+    Clients send the distances of all layers (FSM, Eq. 10); the (1 - tau)-quantile of those of the last rounds is the boundary
+    under which a layer is not uploaded, and the target's stands in for it before averaging. Rounds with one network have no
+    distances. `comm/bytes_up` counts the target, the chosen layers and the distances, and `client/upload_fraction` is the share
+    of layers that is chosen.
+
+    Args:
+        task: network and views.
+        client: local training.
+        server: as in `fedsiam_pi`, with the number of rounds and of clients a round.
+        options: losses, the target's decay, and the share to upload.
+
+    Returns:
+        The method, as of `fedsiam_pi`.
+
+    Raises:
+        ValueError: the linear curve has no rounds after `pi_rounds`.
+    """
+    if options.curve == "linear" and options.pi_rounds >= server.rounds:
+        accepted = f"a number < rounds = {server.rounds} where method.curve=linear"
+        raise ValueError(f"method.pi_rounds: got {options.pi_rounds}, accepted: {accepted}")
+    method = method_of(
+        task,
+        client,
+        server,
+        options,
+        lambda number: jnp.where(number > options.pi_rounds, options.alpha_max, 0.0),
+        with_distances,
+    )
+
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+        state, clients = method.init(key, spec)
+        return with_window(state, max(options.pi_rounds, 1), server.cohort_size), clients
+
+    def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+        number = data.round + 1
+        tau, both_travel = upload_share(options, server.rounds, number), number > options.pi_rounds
+        state, aggregate, sent = choose(state, stacked, tau, round=data.round, both_travel=both_travel)
+        state, metrics = method.server_update(state, aggregate, data, key)
+        return state, {**metrics, **sent}
+
+    return method._replace(init=init, server_update=server_update, aggregator="stack")
+
+
+def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:
+    """The share tau of online layers to upload in the round `number` of `rounds` (from 1): float32 scalar."""
+    if options.curve == "linear":
+        return siamese.linear_share(number, saved=options.saved, pi_rounds=options.pi_rounds, rounds=rounds)
+    ends = {"pi_rounds": options.pi_rounds, "end_round": options.end_round}
+    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, **ends)
+
+
+class Upload(NamedTuple):
+    """What a client of D returns.
+
+    Attributes:
+        weights: the update of both networks; which layers of the online network's are taken is the server's choice.
+        distances: float32 [J], FSM.
+    """
+
+    weights: Weights
+    distances: jax.Array
+
+
+def with_window(state: ServerState, rounds: int, cohort_size: int) -> ServerState:
+    """A server whose window over the distances of so many rounds is empty."""
+    return state._replace(own=siamese.empty_window(rounds, cohort_size, len(siamese.layers(state.weights.params.online))))
+
+
+def with_distances(output: ClientOutput, trained: Networks) -> ClientOutput:
+    """What a client of D returns: FSM too. The bytes that it sends are the server's to count, once layers are chosen."""
+    metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
+    distances = siamese.layer_distances(trained.target.params, trained.online.params)
+    return output._replace(update=Upload(output.update, distances), metrics=metrics)
+
+
+def choose(
+    state: ServerState, stacked: Aggregate, tau: jax.Array, *, round: jax.Array, both_travel: jax.Array
+) -> tuple[ServerState, Aggregate, Metrics]:
+    """D's aggregation: which online layers are uploaded, the target's in place of the others, and the weighted mean (Eq. 2).
+
+    Args:
+        state: the server, with the weights that it sent.
+        stacked: Upload with leading axis M, and the weights [M]; a client of weight 0 counts nowhere.
+        tau: float32 scalar, the share of the online networks' layers to upload.
+        round: int32 scalar, from 0.
+        both_travel: bool scalar; where one network travels there are no distances, and tau is 0.
+
+    Returns:
+        The state with the new window, the aggregate of both networks, and what was sent.
+    """
+    update, distances = stacked.update
+    took_part = stacked.weight > 0
+    window = siamese.remember(state.own, round, distances, took_part & both_travel)
+    chosen = siamese.uploaded(distances, siamese.boundary(window, tau), tau)
+    online = networks(state.weights).online
+    names = siamese.layers(online.params)
+
+    def fill(sent: Networks, update: Networks) -> Networks:
+        # Updates are sent - local: with the target's local value in place of the online one, sent.online - local target.
+        instead = jax.tree.map(lambda online, target, u: online - target + u, sent.online, sent.target, update.target)
+        return Networks(siamese.select_layers(names, chosen, update.online, instead), update.target)
+
+    stats_travel = update.stats != ()
+    stats = fill(state.weights.stats, update.stats) if stats_travel else ()
+    filled = Weights(fill(state.weights.params, update.params), stats)
+    sizes = siamese.layer_bytes(names, *(online if stats_travel else (online.params,)))
+    sent = sizes.sum() + jnp.sum(jnp.where(chosen, sizes, 0), axis=1) + jnp.where(both_travel, num_bytes(distances[0]), 0)
+    metrics: Metrics = {
+        "client/upload_fraction": mean(chosen, jnp.broadcast_to(took_part[:, None], chosen.shape)),
+        "comm/bytes_up": Sum(sent.astype(jnp.int32)),
+    }
+    return state._replace(own=window), server_side.mean_of_stack(Aggregate(filled, stacked.weight)), metrics
