@@ -18,7 +18,7 @@ from tests.contract.test_methods import NOTHING_SENT
 
 TIMES = ("time/", "perf/")
 # Half a minute each: one method of each kind of state; the others are slow tests. `tests/contract` has all of them, in memory.
-FAST = ("fl2", "fedmatch", "fedcon", "fedsiam_d", "freematch_central")
+FAST = ("fl2", "fedmatch", "fedsiam_d")
 PARAMS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 
 
