@@ -262,7 +262,12 @@ def test_a_client_update_is_what_the_equations_say(optimizer, changes):
     update, weight, state, metrics = got(client, options, in_jax, w, Adam(m, v, 7))
     assert_same(update, expected.update)
     assert weight == LABELED + UNLABELED
-    assert_metrics(metrics, expected.metrics())
+    wanted = expected.metrics()
+    if options.regulators != "no_c":  # a small difference of losses
+        np.testing.assert_allclose(metrics["client/reward"], wanted["client/reward"], rtol=2e-3)
+        assert abs(wanted["client/reward"][0]) > 1e-3
+        wanted["client/reward"] = metrics["client/reward"]
+    assert_metrics(metrics, wanted)
     assert state.optimizer == ()
     if options.regulators == "no_f":
         assert state == ((), (), ())
