@@ -254,7 +254,8 @@ def main() -> None:
             print(line(cell, runs), flush=True)
             results.append({**cell._asdict(), "runs": runs})
     if arguments.json:
-        write(arguments.json, table, results, f"{arguments.table} --jobs={arguments.jobs}")
+        set_besides = [word for word in extra if not word.startswith(("--config.data.data_dir", "--config.data.path"))]
+        write(arguments.json, table, results, " ".join([arguments.table, f"--jobs={arguments.jobs}", *set_besides]))
     if any("error" in one and DIVERGED not in one["error"] for cell in results for one in cell["runs"]):
         sys.exit(1)
 

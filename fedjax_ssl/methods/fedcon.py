@@ -140,35 +140,46 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
     def broadcast(state: FedConState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
-    def client_update(shared: Broadcast, _: PyTree, own: Personal, shard: Shard, key: jax.Array) -> ClientOutput:
-        order_key, train_key = jax.random.split(key)
-        received = shared.weights
-        target = jax.tree.map(lambda kept, new: jnp.where(own.seen, kept, new), own.target, received.params)
-        trained = local.train(
-            task,
-            client,
-            client_gradient(task, options, shard.unlabeled),
-            (received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer),
-            client.schedule(order_key, shard.unlabeled.mask),
-            learning_rate=shared.learning_rate,
-            key=train_key,
-            teacher=Teacher(target, lambda f, new, *_: ema.update(f, new.params["backbone"], options.target_decay)),
-        )
-        params, stats = trained.weights
-        update = task.update(received, Weights(params["backbone"], stats))
-        takes_part = shard.unlabeled.count > 0
-        personal = Personal(params["head"], trained.teacher, own.seen | takes_part, trained.kept)
-        metrics = local.client_metrics(trained, down=received, up=update)
-        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), personal, metrics)
-
     return Method(
         init=init,
         prepare=partial(prepare, task, server, options),
         broadcast=broadcast,
-        client_update=client_update,
+        client_update=partial(client_update, task, client, options),
         server_update=partial(finish_round, task, server, options),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
     )
+
+
+def client_update(
+    task: Task,
+    client: Training,
+    options: FedConOptions,
+    shared: Broadcast,
+    _: PyTree,
+    own: Personal,
+    shard: Shard,
+    key: jax.Array,
+) -> ClientOutput:
+    """One client's round: trains backbone and head, its target following the backbone; the backbone alone is sent."""
+    order_key, train_key = jax.random.split(key)
+    received = shared.weights
+    target = jax.tree.map(lambda kept, new: jnp.where(own.seen, kept, new), own.target, received.params)
+    trained = local.train(
+        task,
+        client,
+        client_gradient(task, options, shard.unlabeled),
+        (received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer),
+        client.schedule(order_key, shard.unlabeled.mask),
+        learning_rate=shared.learning_rate,
+        key=train_key,
+        teacher=Teacher(target, lambda f, new, *_: ema.update(f, new.params["backbone"], options.target_decay)),
+    )
+    params, stats = trained.weights
+    update = task.update(received, Weights(params["backbone"], stats))
+    takes_part = shard.unlabeled.count > 0
+    personal = Personal(params["head"], trained.teacher, own.seen | takes_part, trained.kept)
+    metrics = local.client_metrics(trained, down=received, up=update)
+    return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), personal, metrics)
 
 
 def head_of(options: FedConOptions, num_features: int) -> ModelFns:

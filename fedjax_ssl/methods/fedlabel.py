@@ -161,7 +161,7 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
 
     if options.aggregation == "halves":
         method = method._replace(server_update=server_update)
-    return method._replace(init=init, server_training=("after",))
+    return method._replace(init=init)
 
 
 def merge(aggregate: Aggregate) -> Aggregate:

@@ -115,15 +115,10 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(state.weights, state.own, client.learning_rate(cohort.round), cohort.round), ()
 
-    return Method(
-        init=init,
-        prepare=partial(server_side.prepare, task, server),
-        broadcast=broadcast,
-        client_update=partial(client_update, task, client, options),
-        server_update=partial(finish_round, task, server, options),
-        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-        labels_at=("clients",),
+    method = server_side.averaging_method(
+        task, client, server, partial(client_update, task, client, options), labels_at=("clients",)
     )
+    return method._replace(init=init, broadcast=broadcast, server_update=partial(finish_round, task, server, options))
 
 
 def finish_round(

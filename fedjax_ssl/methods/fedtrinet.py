@@ -137,15 +137,8 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
         return Broadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
 
-    return Method(
-        init=init,
-        prepare=partial(server_side.prepare, task, server),
-        broadcast=broadcast,
-        client_update=partial(client_update, task, client),
-        server_update=partial(finish_round, task, server, options),
-        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-        labels_at=("clients",),
-    )
+    method = server_side.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
+    return method._replace(init=init, broadcast=broadcast, server_update=partial(finish_round, task, server, options))
 
 
 def finish_round(

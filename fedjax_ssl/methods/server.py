@@ -92,7 +92,7 @@ class ServerState(NamedTuple):
     own: PyTree = ()
 
 
-ClientUpdate = Callable[[Broadcast, PyTree, PyTree, Shard, jax.Array], ClientOutput]
+ClientUpdate = Callable[[Any, PyTree, Any, Shard, jax.Array], ClientOutput]
 LabeledObjective = Callable[[ServerData], Gradient]
 """The server's data -> the gradient of a step of its training."""
 Trainer = Callable[[Any, jax.Array], tuple[Any, Metrics]]
@@ -114,7 +114,8 @@ def averaging_method(
         task: network and views.
         client: local training; its learning rate is broadcast, and its optimizer state is the client state.
         server: the server's settings.
-        client_update: (Broadcast, (), kept optimizer state, Shard, key) -> ClientOutput.
+        client_update: (what is broadcast, (), the client's state, Shard, key) -> ClientOutput; `Broadcast` and the optimizer's
+            state, unless the method replaces `broadcast` and `init`.
         labels_at: where the method can read labels. Where the server has none it only averages and collects statistics.
         objective: of the fine-tuning; None: the cross-entropy of the labeled examples.
     """
@@ -134,7 +135,7 @@ def averaging_method(
         server_update=partial(finish_round, task, server, objective=objective),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
         labels_at=labels_at,
-        server_training=TRAINING,
+        server_training=TRAINING if "server" in labels_at else ("after",),
     )
 
 

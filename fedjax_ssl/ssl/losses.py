@@ -37,9 +37,7 @@ def kl_divergence(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
     Returns:
         float32 [B], >= 0 up to rounding.
     """
-    chex.assert_equal_shape([target_logits, logits])
-    target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
-    output = jax.nn.log_softmax(logits.astype(jnp.float32))
+    target, output = _log_probs(target_logits, logits)
     return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
 
 
@@ -55,10 +53,15 @@ def reverse_kl(target_logits: jax.Array, logits: jax.Array) -> jax.Array:
     Returns:
         float32 [B], >= 0 up to rounding.
     """
+    target, output = _log_probs(target_logits, logits)
+    return jnp.sum(jnp.exp(output) * (output - target), axis=-1)
+
+
+def _log_probs(target_logits: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The log-softmax of both, float32 [B, C], the target's without gradient."""
     chex.assert_equal_shape([target_logits, logits])
     target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
-    output = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return jnp.sum(jnp.exp(output) * (output - target), axis=-1)
+    return target, jax.nn.log_softmax(logits.astype(jnp.float32))
 
 
 def sharpened_kl(weak_logits: jax.Array, strong_logits: jax.Array, temperature: float) -> jax.Array:
