@@ -49,7 +49,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg_pp": {"data.labels_at": "clients"},
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedsem": {"data.labels_at": "clients", "method.labeled_rounds": 20},
-    "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10},
+    # Where a client's own network labels data, it needs batch-norm statistics of its own.
+    "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
     "fedtrinet": {"data.labels_at": "clients", "method.labeled_rounds": 15, "model.norm": "running"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL | {"server.optimizer.learning_rate": 0.1},
@@ -70,6 +71,7 @@ Chosen once, from .01, .03 and .1, by a run with 40 labels, IID, at seed 10 (`py
 """
 
 AT_CLIENTS: dict[str, dict[str, Any]] = {
+    "fedmatch": common.FEDMATCH_AT_CLIENTS,
     "fixmatch": common.LOCAL_FIXMATCH,
 }
 """What else differs where the labels are at the clients. A method that reads them there alone has that as its default."""
