@@ -1,6 +1,7 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
 import difflib
+import os
 import pathlib
 import re
 import sys
@@ -12,6 +13,18 @@ from ml_collections import config_flags
 CONFIG = config_flags.DEFINE_config_file("config", None, "The config file, with its argument after a colon.")
 
 WRONG_INPUT = (ValueError, OSError)
+
+
+def use_all_cores() -> None:
+    """Makes a JAX device of each CPU core, for clients to run beside each other; XLA_FLAGS and JAX_NUM_CPU_DEVICES go first.
+
+    The small operations of one client leave most of a machine idle: on two cores FedSiam's round on MNIST took 16 s on one
+    device of both, and 6.4 s on two devices.
+    """
+    import jax
+
+    if jax.config.jax_num_cpu_devices < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
 def refuse(error: Exception) -> int:

@@ -43,6 +43,7 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
         tree.method.labeled_rounds = 1  # so that pseudo-labels are there from round 2 on
     if "pi_rounds" in tree.method:
         tree.method.pi_rounds = 0  # so that layers are chosen from round 1 on
+    tree.execution.strategy = "scan"  # whatever devices there are
     tree.rounds, tree.cohort_size, tree.eval_every, tree.checkpoint_every = 4, 5, 2, 2
     for key, value in overrides.items():
         tree.update_from_flattened_dict({key.replace("__", "."): value})

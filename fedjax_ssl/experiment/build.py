@@ -18,9 +18,9 @@ from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.settings import ExecutionSettings, OptimizerSettings, Settings
+from fedjax_ssl.experiment.settings import OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import METHODS, SERVER_ALONE
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
@@ -47,7 +47,7 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
-    strategy, execution = _execution(settings.execution)
+    strategy, execution = _execution(settings)
     settings, dataset, views = _data(settings, dataset)
     spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
     conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
@@ -242,14 +242,14 @@ def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array]
     return lambda t: rate / 2 * (1 + jnp.cos(jnp.pi * t.astype(jnp.float32) / rounds))
 
 
-def _execution(settings: ExecutionSettings) -> tuple[str, Execution]:
+def _execution(run: Settings) -> tuple[str, Execution]:
     """The strategy, and its chunk size and mesh.
 
-    `auto`: over several devices `sharded`; else `scan` on a CPU, where (measured on WRN-28-2) convolutions with a kernel per
-    client are slower than one client after another, and `vmap` on an accelerator, which one client should not fill (not yet
-    measured).
+    `auto`: over several devices `sharded`, unless the server alone trains; else `scan` on a CPU, where (measured on WRN-28-2)
+    convolutions with a kernel per client are slower than one client after another, and `vmap` on an accelerator, which one
+    client should not fill (not yet measured).
     """
-    available = jax.devices()
+    settings, available = run.execution, jax.devices()
     if settings.devices > len(available):
         raise ValueError(
             f"execution.devices: got {settings.devices}, accepted: at most {len(available)}, the devices there are"
@@ -257,7 +257,8 @@ def _execution(settings: ExecutionSettings) -> tuple[str, Execution]:
     strategy = settings.strategy
     one_by_one = available[0].platform == "cpu"
     if strategy == "auto":
-        strategy = "sharded" if settings.devices > 1 else "scan" if one_by_one else "vmap"
+        several = min(settings.devices or len(available), run.cohort_size) > 1 and run.method["name"] not in SERVER_ALONE
+        strategy = "sharded" if several or settings.devices > 1 else "scan" if one_by_one else "vmap"
     if strategy != "sharded" and settings.devices > 1:
         raise ValueError(
             f"execution.devices: got {settings.devices} with strategy={strategy}, accepted: 1, or strategy=sharded"
@@ -265,6 +266,6 @@ def _execution(settings: ExecutionSettings) -> tuple[str, Execution]:
     if strategy in ("vmap", "scan") and settings.chunk_size:
         raise ValueError(f"execution.chunk_size: got {settings.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
     if strategy == "sharded":
-        mesh = client_mesh(settings.devices or len(available))
+        mesh = client_mesh(settings.devices or min(len(available), run.cohort_size))
         return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh)
     return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])

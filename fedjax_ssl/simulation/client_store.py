@@ -105,7 +105,7 @@ class HostSimulator:
             return run_cohort_round(method, state, message, cohort, data, execution)
 
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
-            return evaluate(method, server, test, eval_batch_size)
+            return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         self._cohort = Program(cohort_)
         self._prepare = Program(prepare_, out_shardings=(whole, whole))
