@@ -3,11 +3,16 @@
     python -m benchmarks.costs [--methods=fedtrinet,fedmatch,fedlabel] [--json=FILE]
 
 Five clients that all take part hold half of their digits labeled; an epoch goes once through the labeled ones and once through
-the others, each one batch of n. P is a forward pass over n examples that nothing is learned from, B one with its way back, and
-R what a model's parameters take. FedLabel takes a step on labels and one on the others; FedTriNet and FedSem are in their
-second phase. FedMatch has its helpers in every round here, as in the paper's table, and not in every tenth; it then goes back
-through the plain view too, for its consistency with them. Padding of batches counts. Seconds are of a round of all clients,
-without compilation; the first two are left out.
+the others, each one batch of n. B is n examples that go back through a network, P n that go forward less those that go back,
+and R what a model's parameters take. So P is what nothing is learned from, but for FedDure: of its 8 passes forward three lead
+to no way back (the tangent, and the two losses whose difference is the reward), and through a fourth it goes back twice, 6 in
+all; P is 2.
+
+Where the paper's numbers differ: FedLabel takes a step on labels and one on the others, whose KL goes back through the plain
+view too, its third B. FedTriNet, in its second phase as FedSem is, has the fine-tuning of its joined network for a third B.
+FedMatch has its helpers in every round here, as in the paper's table, and not in every tenth; its third B, too, is the plain
+view's, for its consistency with them. Padding of batches counts. Seconds are of a round of all clients, without compilation;
+the first two are left out.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ import numpy as np
 from fedjax_ssl import build
 from fedjax_ssl.data.sources import from_arrays
 from fedjax_ssl.method import Cohort
-from fedjax_ssl.simulation.round import _attach, gather
+from fedjax_ssl.simulation.round import attach, gather
 
 # Model, image shape, labeled and unlabeled batch size, steps per run.
 NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, int, int], int, int, int]] = {
@@ -78,7 +78,7 @@ def program(network: str, case: str, unlabeled: int) -> Callable[[], Any]:
     shared, _ = method.broadcast(server, clients, cohort)
     rows = gather(data, cohort, cohort)
     shard, kept = jax.tree.map(lambda x: x[0], (rows.clients, clients))
-    arguments = (shared, (), kept, _attach(shard, rows.images), jax.random.key(0))
+    arguments = (shared, (), kept, attach(shard, rows.images), jax.random.key(0))
     compiled = jax.jit(method.client_update).lower(*arguments).compile()
     return lambda: jax.block_until_ready(compiled(*arguments))
 

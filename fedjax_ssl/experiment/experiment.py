@@ -19,10 +19,12 @@ from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
 TOTALS = (*COSTS, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
+DIVERGED = "NaN or infinity"
+"""What every message says that names a divergence: a DivergedError's, and that of clients that were left out."""
 
 
 class DivergedError(RuntimeError):
-    """The global model holds NaN or infinity."""
+    """The global model holds NaN or infinity, or nothing else came back from a round's clients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Experiment:
             last: the row of the round before, whose totals go on; None: they start at 0.
 
         Raises:
-            DivergedError: the global model is not finite.
+            DivergedError: the global model is not finite, or no client's update of a round is.
         """
         if state is None:
             state, last = self.start()
@@ -85,8 +87,13 @@ class Experiment:
         seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
         if metrics.pop("server/non_finite"):
             raise DivergedError(
-                f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
+                f"round {number}: the global model holds {DIVERGED}; lower client.optimizer.learning_rate or "
                 "server.optimizer.learning_rate, or set their clip_norm"
+            )
+        if metrics["client/non_finite"] == self.problem.cohort_size:  # all left out: the model would stand still
+            raise DivergedError(
+                f"round {number}: all {self.problem.cohort_size} clients returned {DIVERGED}; lower "
+                "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
             )
         metrics["time/round_s"] = seconds
         if images := metrics.pop("perf/client_images", 0):

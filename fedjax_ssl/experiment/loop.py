@@ -97,7 +97,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         stop_after: end cleanly once this many rounds are finished; None: run to the end.
 
     Raises:
-        DivergedError: the global model is not finite; the checkpoints and logs of the rounds before remain.
+        DivergedError: as `Experiment.rounds`; the checkpoints and logs of the rounds before remain.
         RefusedError: every checkpoint is corrupt, or the log does not reach up to the checkpoint.
     """
     if (workdir / SUMMARY).exists():

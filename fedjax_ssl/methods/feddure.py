@@ -53,7 +53,9 @@ class FedDureOptions:
         eta_s: learning rate of phi, and of the look-ahead.
         eta_w: learning rate of F-reg.
         unlabeled_batch_size: B_u; 0: each client's own, by the released code's rule (`own_batch_size`). "Batch size 10" of the
-            paper's Section 4.1 may mean 10.
+            paper's Section 4.1 may mean 10. All batches have the shape of the largest client's, and `cost/*` counts them so:
+            split (DIR, DIR) on CIFAR-10, B_u is 15 to 270 with a mean of 97 (over 20 draws), so that 2.8 times as many
+            unlabeled examples pass as are used.
     """
 
     regulators: str = choice("both", "no_c", "no_f")

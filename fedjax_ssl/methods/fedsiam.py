@@ -151,9 +151,12 @@ def method_of(
     server: Server,
     options: FedSiamPiOptions,
     alpha_max: AlphaMax,
-    finish: Callable[[ClientOutput, Networks], ClientOutput] = lambda output, _: output,
+    finish: Callable[[ClientOutput, Networks, jax.Array], ClientOutput] = lambda output, *_: output,
 ) -> Method:
-    """A method of one network, or of two; `finish` makes what a client returns of `train_client`'s results."""
+    """A method of one network, or of two.
+
+    `finish` makes what a client returns of `train_client`'s results and of whether both networks travel, a bool scalar.
+    """
     paired = isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
@@ -168,7 +171,7 @@ def method_of(
         return Broadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
 
     def client_update(shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
-        return finish(*train_client(task, client, options, shared, state, shard, key))
+        return finish(*train_client(task, client, options, shared, state, shard, key), shared.alpha_max > 0)
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(getattr(mean_teacher.networks(state.weights), which), images, mask)

@@ -31,7 +31,9 @@ class FedSiamDOptions(FedSiamMTOptions):
 
     Attributes:
         curve: of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12).
-        saved: mu in [0, 1], the share of the online network's upload that is saved over a run; the target's is always sent.
+        saved: mu in [0, 1], the share of the online network's layers that is saved over a run, but for what the curve cuts; the
+            target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the layers that are far
+            from the target's, which may be the large ones.
         pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
         end_round: varphi_g, of the rectangle: from this round on tau = 0.
     """
@@ -58,8 +60,9 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     Clients send the distances of all layers (FSM, Eq. 10); the (1 - tau)-quantile of those of the last rounds is the boundary
     under which a layer is not uploaded, and the target's stands in for it before averaging. Rounds with one network have no
-    distances. `comm/bytes_up` counts the target, the chosen layers and the distances, and `client/upload_fraction` is the share
-    of layers that is chosen.
+    distances. `comm/bytes_up` counts the target, the chosen layers and the distances, `comm/bytes_down` both networks and the
+    boundary. `client/upload_fraction` is the share of layers that is chosen, `client/upload_bytes_fraction` what is sent beside
+    the target, in bytes of one network.
 
     Args:
         task: network and views.
@@ -124,9 +127,13 @@ def with_window(state: ServerState, rounds: int, cohort_size: int) -> ServerStat
     return state._replace(own=siamese.empty_window(rounds, cohort_size, len(siamese.layers(state.weights.params.online))))
 
 
-def with_distances(output: ClientOutput, trained: Networks) -> ClientOutput:
-    """What a client of D returns: FSM too. The bytes that it sends are the server's to count, once layers are chosen."""
+def with_distances(output: ClientOutput, trained: Networks, both_travel: jax.Array) -> ClientOutput:
+    """What a client of D returns: FSM too, for which it is told the boundary where both networks travel.
+
+    The bytes that it sends are the server's to count, once layers are chosen.
+    """
     metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
+    metrics["comm/bytes_down"] = Sum(metrics["comm/bytes_down"].total + jnp.where(both_travel, 4, 0))
     distances = siamese.layer_distances(trained.target.params, trained.online.params)
     return output._replace(update=Upload(output.update, distances), metrics=metrics)
 
@@ -162,9 +169,10 @@ def choose(
     stats = fill(state.weights.stats, update.stats) if stats_travel else ()
     filled = Weights(fill(state.weights.params, update.params), stats)
     sizes = siamese.layer_bytes(names, *(online if stats_travel else (online.params,)))
-    sent = sizes.sum() + jnp.sum(jnp.where(chosen, sizes, 0), axis=1) + jnp.where(both_travel, num_bytes(distances[0]), 0)
+    besides = jnp.sum(jnp.where(chosen, sizes, 0), axis=1) + jnp.where(both_travel, num_bytes(distances[0]), 0)
     metrics: Metrics = {
         "client/upload_fraction": mean(chosen, jnp.broadcast_to(took_part[:, None], chosen.shape)),
-        "comm/bytes_up": Sum(sent.astype(jnp.int32)),
+        "client/upload_bytes_fraction": mean(besides / sizes.sum(), took_part),
+        "comm/bytes_up": Sum((sizes.sum() + besides).astype(jnp.int32)),
     }
     return state._replace(own=window), server_side.mean_of_stack(Aggregate(filled, stacked.weight)), metrics

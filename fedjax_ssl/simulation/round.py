@@ -87,7 +87,7 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
     )
 
 
-def _attach(tree: PyTree, images: jax.Array) -> PyTree:
+def attach(tree: PyTree, images: jax.Array) -> PyTree:
     """Gives every Examples in `tree` its pool of images."""
 
     def is_examples(x: Any) -> bool:
@@ -136,7 +136,7 @@ def run_cohort_round(
 
     def client(common: tuple[PyTree, jax.Array], inputs: _ClientInputs) -> ClientOutput:
         shared, images = common
-        shard = _attach(inputs.rows, images)
+        shard = attach(inputs.rows, images)
         return _contain(method.client_update(shared, inputs.own, inputs.state, shard, inputs.key), inputs.state)
 
     inputs = _ClientInputs(own, state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids))
@@ -144,7 +144,7 @@ def run_cohort_round(
     server, metrics = method.server_update(
         state.server,
         output.aggregate,
-        _attach(data.server, data.images),
+        attach(data.server, data.images),
         rng.round_key(state.key, "server", cohort.round),
     )
     metrics = {**output.metrics, **metrics, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
@@ -163,7 +163,7 @@ def initialize(
 
 def prepare(method: Method, server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
     """The server's work before round 1; `data.server.next_cohort` is the first cohort's."""
-    return method.prepare(server, _attach(data.server, data.images), rng.stream(key, "prepare"))
+    return method.prepare(server, attach(data.server, data.images), rng.stream(key, "prepare"))
 
 
 def run_round(

@@ -1,8 +1,9 @@
-"""Pure functions that semi-supervised methods share: thresholds, losses, mixup, averages, perturbations, regulators."""
+"""Pure functions of semi-supervised methods: thresholds, losses, mixup, averages, perturbations, experts, regulators."""
 
 from fedjax_ssl.ssl import (
     agreement,
     ema,
+    experts,
     freematch,
     losses,
     mixup,
@@ -17,6 +18,7 @@ from fedjax_ssl.ssl import (
 __all__ = [
     "agreement",
     "ema",
+    "experts",
     "freematch",
     "losses",
     "mixup",

@@ -65,11 +65,11 @@ def linear_share(number: jax.Array, *, saved: float, pi_rounds: int, rounds: int
 
         tau = 0 for R_g <= phi_g, else 2 (1 - mu) R_G (R_G - R_g) / (R_G - phi_g)^2, cut to [0, 1]
 
-    Over a run it adds up to (1 - mu) R_G, but for what is cut.
+    Over a run it adds up to (1 - mu) R_G, but for what is cut: a share of layers, of whatever size.
 
     Args:
         number: int32 scalar, R_g, the round, from 1.
-        saved: mu in [0, 1], the share of the online network's upload that is saved.
+        saved: mu in [0, 1], the share of the online network's layers that is saved.
         pi_rounds: phi_g.
         rounds: R_G > phi_g.
 

@@ -148,14 +148,21 @@ def test_another_config_in_the_workdir_is_refused_with_the_keys_and_overwrite_st
     assert len(rows(workdir)) == 1
 
 
-def test_divergence_is_named_and_keeps_the_rounds_before(tmp_path, config):
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["server.optimizer.learning_rate=1e37", "server.epochs=5"], "the global model holds NaN or infinity"),
+        # The server leaves such clients out, so that its model would stay finite and stand still.
+        (["client.optimizer.learning_rate=1e37", "client.epochs=5"], "round 1: all 3 clients returned NaN or infinity"),
+    ],
+)
+def test_divergence_is_named_and_keeps_the_rounds_before(tmp_path, config, overrides, words):
     workdir = tmp_path / "run"
-    diverged = launch(
-        config, f"--workdir={workdir}", "--config.server.optimizer.learning_rate=1e37", "--config.server.epochs=5"
-    )
+    diverged = launch(config, f"--workdir={workdir}", *(f"--config.{word}" for word in overrides))
     assert diverged.returncode == 1
-    assert "the global model holds NaN or infinity" in diverged.stderr
+    assert words in diverged.stderr
     assert "Traceback" not in diverged.stderr
+    assert not (workdir / "summary.json").exists()
 
 
 @pytest.fixture(scope="module")

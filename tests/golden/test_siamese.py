@@ -183,6 +183,7 @@ def test_d_takes_the_targets_layers_under_the_boundary_and_averages_by_size():
     # The target's 28 bytes, three distances, and layers b; a and c; none.
     assert metrics["comm/bytes_up"].total.tolist() == [28 + 12 + 8, 28 + 12 + 20, 28 + 12]
     assert [float(x) for x in metrics["client/upload_fraction"]] == [3, 6]
+    np.testing.assert_allclose(metrics["client/upload_bytes_fraction"], [(20 + 32) / 28, 2], rtol=1e-6)  # of two clients
 
     # The next round looks back on both: the median is .345 then, and .375 of these values alone.
     more = [[0.4, 0.2, 0.34], [0.5, 0.35, 0.9], [np.nan] * 3]

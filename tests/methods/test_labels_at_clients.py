@@ -11,7 +11,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods.fixmatch import FixMatchOptions
 from fedjax_ssl.methods.uda import UDAOptions
-from fedjax_ssl.simulation.round import gather
+from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
 
 PAPER = {"method__pseudo_labels": "local", "method__divisor": "batch", "method__strict": False}
@@ -146,10 +146,8 @@ def test_batches_of_accepted_examples_need_labels_that_are_made_before():
 
 def server_data(experiment, ids):
     cohort = Cohort(np.array(ids), np.int32(0))
-    rows = gather(experiment.problem.data, cohort, cohort).server
-    images = jnp.asarray(experiment.problem.data.train.images)
-    attach = {name: getattr(rows, name)._replace(images=images) for name in ("labeled", "unlabeled", "next_cohort")}
-    return jax.tree.map(jnp.asarray, rows._replace(**attach))
+    rows = gather(experiment.problem.data, cohort, cohort)
+    return jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
 
 
 def test_a_server_without_labels_does_not_train_before_round_1():
