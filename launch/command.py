@@ -23,7 +23,8 @@ def use_all_cores() -> None:
     """
     import jax
 
-    if jax.config.jax_num_cpu_devices < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags_given = os.environ.get("XLA_FLAGS", "")
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags_given:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
@@ -71,7 +72,7 @@ def _innermost(error: flags.Error) -> str:
 
 def _unknown_key(argv: list[str]) -> str:
     """A line about the first override of a key that the config has not, and the nearest that it has."""
-    given = zip(argv, [*argv[1:], ""], strict=True)
+XX
     file = next(word.partition("=")[2] or after for word, after in given if re.fullmatch("--?config(=.*)?", word))
     alone = [argv[0], f"--config={file}"]
     values = flags.FlagValues()

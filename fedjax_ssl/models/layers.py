@@ -68,8 +68,8 @@ def banded_conv(images: jax.Array, kernel: jax.Array, padding: int) -> jax.Array
 
         T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
 
-    This multiplies W / kw times as many numbers as are needed, most of them zeros, but as large matrices even where there are so
-    few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
+    This multiplies W / kw times as many numbers as are needed, most of them zeros, but as large matrices even where there are
+    so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
     """
     kh, kw, channels, features = kernel.shape
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
@@ -91,8 +91,9 @@ def hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     reverse mode only (`jax.jvp` through it is an error). Arguments and result as in `grouped_conv`.
     """
     width, (kw, channels) = images.shape[2] + 2 * padding, kernel.shape[1:3]
-    # Measured inside a loop on a CPU core, batch 10, forward and gradients: 5x5, 12 columns, 10 to 20 channels .5 ms in place of
-    # 1.0 (im2col) and 1.6; 28 columns, 1 to 10 channels .4 in place of 2.6 and 1.1. A 3x3 kernel on 32 columns wastes too much.
+    # Measured inside a loop on two CPU cores, batch 10, 5x5 kernels, forward and gradients, beside im2col and XLA's forward pass:
+    # 12 columns, 10 to 20 channels .5, 1.0 and 1.6 ms; 28 columns, 1 to 10 channels .4, 2.6 and 1.1 ms. A 3x3 kernel on 32
+    # columns would waste too much.
     if stride == 1 and width <= 6 * kw and channels <= 2 * kw:
         return banded_conv(images, kernel, padding)
     return _hybrid_conv(images, kernel, stride, padding)

@@ -24,14 +24,14 @@ PyTree = Any
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(platform: str) -> dict[str, int]:
+def compiler_options(platform: str) -> dict[str, str | bool]:
     """What XLA is asked for; the environment variable XLA_FLAGS goes first.
 
     LLVM's optimization level 2 compiles for a CPU in about two thirds of the time of level 3, the default, and what it makes is
     no slower.
     """
     level = "xla_backend_optimization_level"
-    return {level: 2} if platform == "cpu" and level not in os.environ.get("XLA_FLAGS", "") else {}
+    return {level: "2"} if platform == "cpu" and level not in os.environ.get("XLA_FLAGS", "") else {}
 
 
 class Program:
