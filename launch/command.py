@@ -72,7 +72,7 @@ def _innermost(error: flags.Error) -> str:
 
 def _unknown_key(argv: list[str]) -> str:
     """A line about the first override of a key that the config has not, and the nearest that it has."""
-XX
+    given = zip(argv, [*argv[1:], ""], strict=True)
     file = next(word.partition("=")[2] or after for word, after in given if re.fullmatch("--?config(=.*)?", word))
     alone = [argv[0], f"--config={file}"]
     values = flags.FlagValues()
