@@ -25,7 +25,8 @@ def use_all_cores() -> None:
 
     flags_given = os.environ.get("XLA_FLAGS", "")
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags_given:
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        jax.config.update("jax_num_cpu_devices", cores or 1)
 
 
 def refuse(error: Exception) -> int:

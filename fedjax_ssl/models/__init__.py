@@ -106,7 +106,7 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
     Args:
         name: key of MODELS.
         num_classes: C.
-        conv: how convolutions are lowered, "grouped", "im2col" or "hybrid" (see `resolve_conv` for "auto").
+        conv: how convolutions are lowered, a key of LOWERINGS (see `resolve_conv` for "auto").
         dtype: of the arithmetic and the activations of all layers but the last, "float32" or "bfloat16"; parameters,
             statistics and logits are float32 always.
         **options: the attributes of the network's class that `default_options` names.

@@ -61,49 +61,13 @@ def _shifts(size: int, count: int, stride: int) -> list[slice]:
     return [slice(i, i + (count - 1) * stride + 1, stride) for i in range(size)]
 
 
-def banded_conv(images: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """What `grouped_conv` computes at stride 1, as one matrix product per row of the output, with all of its columns at once.
-
-    An output row is the kh rows of the image that it meets, laid side by side, times a banded matrix
-
-        T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
-
-    This multiplies W / kw times as many numbers as are needed, most of them zeros, but as large matrices even where there are
-    so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
-    """
-    kh, kw, channels, features = kernel.shape
-    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    batch, height, width, _ = images.shape
-    rows, columns = height - kh + 1, width - kw + 1
-    # A row of zeros and kernel of length W + 1, repeated and cut into pieces of length W, moves on by one from piece to piece.
-    period = jnp.pad(kernel, ((0, 0), (0, width + 1 - kw), (0, 0), (0, 0)))
-    repeated = jnp.broadcast_to(period[:, None], (kh, columns, *period.shape[1:])).reshape(kh, -1, channels, features)
-    band = repeated[:, : columns * width].reshape(kh, columns, width, channels, features).transpose(0, 2, 3, 1, 4)
-    images = images.reshape(batch, height, width * channels)
-    sides = jnp.concatenate([images[:, i : i + rows] for i in range(kh)], axis=-1)
-    return (sides @ band.reshape(kh * width * channels, columns * features)).reshape(batch, rows, columns, features)
-
-
-def hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """What `grouped_conv` computes, in the form that is fast inside a compiled loop on the CPU for the layer's shape.
-
-    Layers of few channels on small images: `banded_conv`. All others: XLA's convolution, with gradients in other forms, in
-    reverse mode only (`jax.jvp` through it is an error). Arguments and result as in `grouped_conv`.
-    """
-    width, (kw, channels) = images.shape[2] + 2 * padding, kernel.shape[1:3]
-    # Inside a loop on two CPU cores, batch 10, 5x5 kernels, forward and gradients, in ms as banded, im2col and below: 12 columns,
-    # 10 to 20 channels .5, 1.0 and 1.6; 28 columns, 1 to 10 channels .4, 2.6 and 1.1. On 32 columns 3x3 would waste too much.
-    if stride == 1 and width <= 6 * kw and channels <= 2 * kw:
-        return banded_conv(images, kernel, padding)
-    return _hybrid_conv(images, kernel, stride, padding)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """XLA's convolution with gradients of its own.
+def hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, with gradients in forms that stay fast inside a compiled loop on the CPU.
 
-    The gradient for the images at stride 1 is written out as the convolution of the cotangent with the flipped kernel. The
-    gradient for the kernel adds up im2col products over small chunks of the batch, which stay in the cache.
+    The forward pass is XLA's convolution. So is the gradient for the images at stride 1, written out as the convolution of the
+    cotangent with the flipped kernel. The gradient for the kernel adds up im2col products over small chunks of the batch, which
+    stay in the cache. Reverse mode only: `jax.jvp` through it is an error. Arguments and result as in `grouped_conv`.
     """
     return grouped_conv(images, kernel, stride, padding)
 
@@ -149,13 +113,41 @@ def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: int, stride:
     return total.T.reshape(size, size, images.shape[-1], features).astype(images.dtype)
 
 
-_hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
+hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
+
+
+def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes: of few channels on small images one matrix product per row, else as in `hybrid_conv`.
+
+    An output row, with all its columns at once, is the kh rows of the image that it meets, side by side, times a banded matrix
+
+        T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
+
+    That multiplies W / kw times as many numbers as are needed, most of them zeros, but as large matrices even where there are
+    so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
+    """
+    kh, kw, channels, features = kernel.shape
+    # Inside a loop on two CPU cores, batch 10, 5x5 kernels, forward and gradients, in ms banded, im2col and hybrid: 12 columns,
+    # 10 to 20 channels .5, 1.0 and 1.6; 28 columns, 1 to 10 channels .4, 2.6 and 1.1. On 32 columns 3x3 would waste too much.
+    if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
+        return hybrid_conv(images, kernel, stride, padding)
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    batch, height, width, _ = images.shape
+    rows, columns = height - kh + 1, width - kw + 1
+    # A kernel row and zeros, W + 1 long, repeated and cut into pieces of length W, moves on by one from piece to piece.
+    period = jnp.pad(kernel, ((0, 0), (0, width + 1 - kw), (0, 0), (0, 0)))
+    repeated = jnp.broadcast_to(period[:, None], (kh, columns, *period.shape[1:])).reshape(kh, -1, channels, features)
+    band = repeated[:, : columns * width].reshape(kh, columns, width, channels, features).transpose(0, 2, 3, 1, 4)
+    images = images.reshape(batch, height, width * channels)
+    sides = jnp.concatenate([images[:, i : i + rows] for i in range(kh)], axis=-1)
+    return (sides @ band.reshape(kh * width * channels, columns * features)).reshape(batch, rows, columns, features)
 
 
 LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
     "grouped": grouped_conv,
     "im2col": im2col_conv,
     "hybrid": hybrid_conv,
+    "banded": banded_conv,
 }
 
 
@@ -258,7 +250,7 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
     """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
 
     On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
-    issue 12868), `auto` is `hybrid`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
+    issue 12868), `auto` is `banded`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
     every other platform it is `grouped`, until measured otherwise.
 
     Args:
@@ -270,7 +262,7 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
         ValueError: `conv` is none of these.
     """
     if conv == "auto":
-        on_cpu = "im2col" if kernels_vmapped else "hybrid"
+        on_cpu = "im2col" if kernels_vmapped else "banded"
         return on_cpu if platform == "cpu" else "grouped"
     if conv not in LOWERINGS:
         raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")

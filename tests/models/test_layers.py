@@ -97,7 +97,7 @@ def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape):
     assert_all_close(value_and_gradients("hybrid", *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
 
 
-@pytest.mark.parametrize("lowering", ["im2col", "hybrid"])
+@pytest.mark.parametrize("lowering", ["im2col", "hybrid", "banded"])
 def test_second_derivatives(lowering):
     images, kernels, cotangents, _ = random_case((3, 8, 8, 3, 1, 1))
 
@@ -168,9 +168,17 @@ def test_max_pool_takes_each_windows_maximum_and_sends_the_gradient_there(height
 
 
 def test_max_pool_shares_the_gradient_among_equal_values():
-    gradient = jax.grad(lambda x: jnp.sum(max_pool(x)))(jnp.zeros((1, 2, 4, 1)))
-    np.testing.assert_array_equal(jnp.sum(gradient[0, :, :2]), 1)
-    np.testing.assert_array_equal(jnp.sum(gradient[0, :, 2:]), 1)
+    images = jnp.asarray([[5.0, 5, 1, 2], [5, 3, 2, 2]]).reshape(1, 2, 4, 1)
+    weights = jnp.asarray([6.0, 9.0]).reshape(1, 1, 2, 1)
+    gradient = jax.grad(lambda x: jnp.sum(weights * max_pool(x)))(images)
+    np.testing.assert_allclose(gradient.reshape(2, 4), [[2, 2, 0, 3], [2, 0, 3, 3]], rtol=1e-6)
+
+
+def test_banded_is_a_form_of_its_own_where_it_pays():
+    images, kernel = jnp.zeros((2, 8, 8, 3)), jnp.zeros((3, 3, 3, 5))
+    for stride, pays in ((1, True), (2, False)):
+        program = str(jax.make_jaxpr(lambda x, k, stride=stride: LOWERINGS["banded"](x, k, stride, 1))(images, kernel))
+        assert ("conv_general_dilated" not in program) == pays
 
 
 class Dropping(nn.Module):
@@ -215,7 +223,7 @@ def test_without_a_key_or_a_rate_nothing_is_dropped():
 
 
 def test_resolve_conv():
-    assert resolve_conv("auto", "cpu") == "hybrid"
+    assert resolve_conv("auto", "cpu") == "banded"
     assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "im2col"
     assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "grouped"
     assert resolve_conv("grouped", "cpu") == "grouped"

@@ -105,8 +105,10 @@ def test_the_template_is_the_state():
         assert jax.tree.all(same)
 
 
-def test_evaluation_counts_every_test_image_once():
-    simulator = Simulator(toy.problem(), toy.executions()["vmap"], 3)  # 4 images in batches of 3
+@pytest.mark.parametrize(("name", "batch_size"), [("vmap", 3), ("sharded", 3), ("sharded", 1)])
+def test_evaluation_counts_every_test_image_once(name, batch_size):
+    # 4 images: in batches of 3 on one device; on 4 devices, two of which have none; one on each.
+    simulator = Simulator(toy.problem(), toy.executions()[name], batch_size)
     state, _ = simulator.initialize(0)
     # w = 0: the logits are (pixel, 0), so that class 0 wins, also at the tie of a black pixel.
     labels = np.asarray(toy.data().test.labels)
