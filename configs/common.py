@@ -1,6 +1,7 @@
 """What config files share: the defaults of every key, and the argument after the colon."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,28 @@ def number(key: str, value: str) -> int:
     return int(value)
 
 
+def real(key: str, value: str, *, most: float = math.inf, zero: bool = False) -> float:
+    """The number given for `key` in a config file's argument, greater than 0 and at most `most`; or 0, too."""
+    got = _float(value)
+    if not (0 < got <= most or (zero and got == 0)):
+        accepted = f"in {'[' if zero else '('}0, {most:g}]" if most < math.inf else f">{'=' if zero else ''} 0"
+        raise ValueError(f"the config's argument {key}: got {value!r}, accepted: a number {accepted}")
+    return got
+
+
+def _float(value: str) -> float:
+    """The number in a string, or NaN."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+LABELS_AT_CLIENTS = (
+    *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "uda", "fedmatch", "fedsem", "fedtrinet"),
+    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure"),
+)
+"""The methods that read labels at the clients."""
 LOCAL_FIXMATCH: dict[str, Any] = {
     "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
 }  # fmt: skip
@@ -72,13 +95,20 @@ def set_split(config: ConfigDict, split: str) -> None:
     if split.startswith("l") and split[1:].isdecimal():
         config.data.partition, config.data.classes_per_client = "class_shards", int(split[1:])
         return
-    try:
-        alpha = float(split.removeprefix("dir")) if split.startswith("dir") else 0.0
-    except ValueError:
-        alpha = 0.0
+    alpha = _float(split.removeprefix("dir")) if split.startswith("dir") else 0.0
     if not alpha > 0:
         raise ValueError(f"the config's argument split: got {split!r}, accepted: iid, shards, l2, dir0.1, dir0.3, ...")
     config.data.partition, config.data.alpha = "dirichlet", alpha
+
+
+FIRST_PHASE = {"fedsem": 0.6, "fedtrinet": 0.4}
+"""Methods of two phases -> the first one's share of all rounds: FedSem's 30 of 50 in FedSiam's paper, FedTriNet's 40 of 100."""
+
+
+def set_phases(config: ConfigDict) -> None:
+    """Sets the first phase of a method of two, where another paper's setting says nothing of it, by `FIRST_PHASE`."""
+    if share := FIRST_PHASE.get(config.method.name):
+        config.method.labeled_rounds = round(share * config.rounds)
 
 
 # What each method that (FL)^2's paper compares keeps of its own in that setting, which gives all of them the same data,

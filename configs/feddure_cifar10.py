@@ -6,10 +6,11 @@
 
 The first word is `feddure`, an ablation (`no_c_reg`, `no_f_reg`), or another method in the same setting (`configs.feddure`).
 The paper's shares of labels, 2, 4, 10, 15 and 20 %, are 1000, 2000, 5000, 7500 and 10000; its gammas .3, .5, .7 and 1, its
-clients a round 2, 5, 10 and 20. The released code's learning rate is 6e-4. UDA and FixMatch have the thresholds of their own
-papers; of FedDure's, nothing is known but the .6 of its code (`--config.method.confidence=0.6`). Its ablation of local
-iterations is `--config.client.epochs=E`, at fixed rounds or, with `--config.rounds=N`, at a fixed total; that phi does not
-learn through F-reg's input, which the paper leaves open, is `--config.method.detach_freg_input=true`.
+clients a round 2, 5, 10 and 20. With `dir_dir`, 1000 labels leave every client one at least, more leave it ten. The released
+code's learning rate is 6e-4. UDA and FixMatch have the thresholds of their own papers; of FedDure's, nothing is known but its
+code's .6 (`--config.method.confidence=0.6`). Its ablation of local iterations is `--config.client.epochs=E`, at fixed rounds
+or, with `--config.rounds=N`, at a fixed total; that phi does not learn through F-reg's input, which the paper leaves open, is
+`--config.method.detach_freg_input=true`.
 
 Expected (the paper's Tables 1 and 2, in %; not yet reproduced here), (IID, IID) and (DIR, DIR): feddure 67.69 (.23), 57.73
 (.31); fedmatch 51.52, 45.56; fixmatch 46.71 (2.49), 39.95 (1.85); fedprox_fixmatch 47.60, 41.85; uda 47.47, 35.52; fedprox_uda

@@ -2,8 +2,8 @@
 
     python -m launch.run --config=configs/fedlabel_organamnist.py:paper,labels=0.05 --config.data.path=FOLDER/organamnist.npz
 
-Arguments as in fedlabel_cifar10.py. The file's parts are merged and split anew, 80/5/15, as the paper's appendix says; the same
-scan is then on both sides, which the official split avoids.
+Arguments as in fedlabel_cifar10.py, and as there the file's parts are merged and split anew, 80/5/15, unless `released`; the
+same scan is then on both sides, which the official split avoids.
 
 Expected: the paper's numbers are not at hand. Run time: made for an accelerator.
 """
@@ -14,4 +14,4 @@ from configs import fedlabel
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return fedlabel.make(argument, "organamnist", 18, clients=10, cohort=3, labels="0.05", npz=True)
+    return fedlabel.make(argument, "organamnist", 18, clients=10, cohort=3, labels="0.05")

@@ -36,5 +36,5 @@ def get_config(argument: str | None = None) -> ConfigDict:
         config.method.confidence = 0.75
     if labels_at == "clients":
         config.client.batch_size, config.method.unlabeled_batch_size = 10, 98  # 50 and 490 examples in 5 steps
-        config.method.update(lambda_l1=1e-4, l1_thres=5e-6, delta_thres=5e-5)
+        config.update_from_flattened_dict(common.FEDMATCH_AT_CLIENTS)
     return config

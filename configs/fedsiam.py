@@ -20,8 +20,6 @@ DATA: dict[str, dict[str, dict[str, Any]]] = {
 LINEAR = {"curve": "linear", "pi_rounds": 3}
 RECTANGLE = {"curve": "rectangle", "pi_rounds": 10, "end_round": 40}
 REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
-PHASES = {"fedsem": {"labeled_rounds": 30}, "fedtrinet": {"labeled_rounds": 20}}
-"""Methods of two phases -> what sets them in 50 rounds: FedSem's as in Section 4.1, FedTriNet's as 40 of its 100."""
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
     "fixmatch": common.LOCAL_FIXMATCH,
@@ -51,11 +49,16 @@ def make(
     word, given = common.parse(argument, METHOD_WORDS, labels_at="clients", gamma="0.1", split="iid", variant="paper")
     at, released = _one_of("labels_at", given, DATA), _one_of("variant", given, ("paper", "released")) == "released"
     split = _one_of("split", given, DATA[at])
-    if released and at == "server":  # its clients do not use their data there
-        raise ValueError("the config's argument variant: got 'released' with labels_at=server, accepted: paper")
+    if at == "clients":
+        at_clients = [other for other in METHOD_WORDS if OURS.get(other, other) in common.LABELS_AT_CLIENTS]
+        if word not in at_clients:
+            raise ValueError(f"the config's argument: got {word!r} with labels_at=clients, accepted: {', '.join(at_clients)}")
+    # At the server its clients do not use their data; in Non-IID-III they go through labels six times where there are few.
+    if released and (other := "labels_at=server" if at == "server" else "split=noniid3" if split == "noniid3" else ""):
+        raise ValueError(f"the config's argument variant: got 'released' with {other}, accepted: paper")
     config = common.base(OURS.get(word, word), model, variant="released" if released else "paper", norm="running")
     config.data.update(DATA[at][split], name=dataset, weak="fedsiam", strong="fedsiam")
-    gamma = _gamma(given["gamma"])
+    gamma = common.real("gamma", given["gamma"], most=1)
     if split != "noniid3":
         config.data.labeled_fraction = (gamma,)
     elif gamma != 0.1:
@@ -74,7 +77,7 @@ def make(
     if released:
         own |= {"normalization": "released", "alpha_counts": "epochs", "labeled_repeats": repeats}
     config.method.update({key: value for key, value in own.items() if word in OURS and key in config.method})
-    config.method.update(PHASES.get(word, {}))
+    common.set_phases(config)
     config.update_from_flattened_dict(BASELINES.get(word, {}))
     if word == "fedmatch" and at == "clients":
         config.update_from_flattened_dict(common.FEDMATCH_AT_CLIENTS)
@@ -100,13 +103,3 @@ def _one_of(key: str, given: dict[str, str], accepted: Any) -> str:
     if given[key] not in accepted:
         raise ValueError(f"the config's argument {key}: got {given[key]!r}, accepted: {', '.join(accepted)}")
     return given[key]
-
-
-def _gamma(value: str) -> float:
-    try:
-        gamma = float(value)
-    except ValueError:
-        gamma = 0.0
-    if not 0 < gamma < 1:
-        raise ValueError(f"the config's argument gamma: got {value!r}, accepted: a number in (0, 1)")
-    return gamma

@@ -41,7 +41,8 @@ SPLITS: dict[str, dict[str, Any]] = {
         "labeled_partition": "dirichlet", "unlabeled_partition": "dirichlet", "alpha": 0.5,
     },
     "fedlabel_20": {
-        "labels_at": "clients", "labeled_fraction": (0.2,), "partition": "dirichlet_classes", "alpha": 0.1,
+        "resplit": (0.8, 0.05, 0.15), "labels_at": "clients", "labeled_fraction": (0.2,),
+        "partition": "dirichlet_classes", "alpha": 0.1,
     },
     "fedsiam_iid": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "iid"},
     "fedsiam_noniid1": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "random_classes"},

@@ -1,6 +1,9 @@
 """Small real experiments for tests: synthetic 8x8 images, a small network, few clients; seconds to compile."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from configs import common
 from fedjax_ssl.experiment.build import build
@@ -17,6 +20,12 @@ LABELS_AT = {
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
+
+
+def by_speed(fast: Sequence[tuple[str, str]]) -> list[Any]:
+    """CASES as a test's parameters: (method, where the labels are). Those that are not `fast` are slow tests."""
+    assert set(fast) <= set(CASES)
+    return [pytest.param(case, id="-".join(case), marks=() if case in fast else pytest.mark.slow) for case in CASES]
 
 
 def config(method: str, *, network: str = "mlp", labels_at: str = "", **overrides: Any) -> dict[str, Any]:

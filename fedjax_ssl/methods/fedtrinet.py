@@ -185,9 +185,10 @@ def client_update(
     update = task.update(shared.weights, _where(took_part, uploaded.weights, shared.weights))
     images = on_labels.images + tuned.images + on_both.images
     trained = uploaded._replace(images=images, passes=passes.total(t.passes for t in (on_labels, tuned, on_both)))
+    of_measuring = measuring(task, shard, shared.round)
     sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # its confidence on all its data, and their number
     metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling),
+        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling.plus(of_measuring)),
         **pseudo_labels.diagnostics(new, shard.truth, new >= 0, shard.unlabeled.mask & second_phase),
         "client/threshold": mean(shared.threshold, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
@@ -252,12 +253,23 @@ def pseudo_label(
     """Pseudo-labels int32 [n]: `pseudo`, and in the second phase new ones of those without whose summed outputs pass q.
 
     max_c sum_i softmax(f_i(u))_c >= q,  i over the networks
+
+    Those without come first, and they alone pass through the networks.
     """
-    examples = shard.unlabeled._replace(count=jnp.where(shared.round >= 0, shard.unlabeled.count, 0))
+    without = shard.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
+    order = jnp.argsort(~without, stable=True)
+    examples = shard.unlabeled._replace(index=shard.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
     outputs, taken = zip(*(local.class_probabilities(task, weights, examples, None) for weights in networks), strict=True)
     label, confidence = pseudo_labels.harden(jnp.sum(jnp.stack(outputs), axis=0))
-    new = examples.mask & (pseudo < 0) & thresholds.passes(confidence, shared.threshold, strict=False)
-    return jnp.where(new, label, pseudo), passes.total(taken)
+    new = examples.mask & thresholds.passes(confidence, shared.threshold, strict=False)
+    return pseudo.at[order].set(jnp.where(new, label, pseudo[order])), passes.total(taken)
+
+
+def measuring(task: Task, shard: Shard, round: jax.Array) -> Passes:
+    """What the base confidence took a client: before round 0 of the second phase, all its data through the global model."""
+    size = min(task.batch_size, len(shard.labeled.index) + len(shard.unlabeled.index))
+    batches = -(-(shard.labeled.count + shard.unlabeled.count) // size)
+    return Passes(forward=jnp.where(round == 0, size * batches, 0))
 
 
 def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:

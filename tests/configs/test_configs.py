@@ -10,6 +10,7 @@ import pathlib
 
 import pytest
 
+from configs import common
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from tests import tiny
@@ -274,6 +275,10 @@ def test_digits_takes_every_method(method):
     default = "server" if "server" in places else "clients"
     for argument, place in ((method, default), *((f"{method},labels_at={place}", place) for place in places)):
         check(settings("digits", argument), {"data.partition": "iid"} | (at_clients if place == "clients" else at_server))
+
+
+def test_the_methods_that_read_labels_at_the_clients_are_in_one_list():
+    assert set(common.LABELS_AT_CLIENTS) == {method for method, place in tiny.CASES if place == "clients"}
 
 
 def test_digits_splits_labeled_and_unlabeled_data_apart_at_the_clients():

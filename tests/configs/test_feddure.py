@@ -1,8 +1,10 @@
 """FedDure's config files: the paper's values (its Section 4.1), written out, and the other methods in the same setting."""
 
+import numpy as np
 import pytest
 
-from fedjax_ssl.methods import METHODS
+from configs import common
+from fedjax_ssl.data.split import draw
 from tests.configs.test_configs import check, settings
 
 COMMON = {
@@ -78,16 +80,37 @@ def test_the_configs_are_the_papers(name):
     check(settings(file, argument or None), CASES[name])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_a_config_in_this_setting(method):
-    shared = COMMON | ({"method.prox_mu": 0.01} if method == "fedprox" else {})
-    check(settings("feddure_cifar10", f"{method},split=dir_dir"), shared | DIR_DIR | {"method.name": method})
+@pytest.mark.parametrize("method", common.LABELS_AT_CLIENTS)
+def test_every_method_that_reads_labels_at_the_clients_has_a_config_in_this_setting(method):
+    own = {
+        "fedprox": {"method.prox_mu": 0.01},
+        "fedsem": {"method.labeled_rounds": 120},
+        "fedtrinet": {"method.labeled_rounds": 80},
+    }
+    check(
+        settings("feddure_cifar10", f"{method},split=dir_dir"), COMMON | DIR_DIR | {"method.name": method} | own.get(method, {})
+    )
+
+
+@pytest.mark.parametrize(("split", "gamma"), [("iid_iid", 0.5), ("iid_dir", 0.3), ("dir_dir", 0.3), ("dir_dir", 0.5)])
+@pytest.mark.parametrize(("dataset", "examples"), [("cifar10", 50_000), ("fashion_mnist", 60_000), ("cinic10", 90_000)])
+def test_every_share_of_labels_can_be_drawn(dataset, examples, split, gamma):
+    """2 to 20 % of the training examples; at 2 % no more than one label at every client is asked for."""
+    labels = np.random.default_rng(0).permutation(np.arange(examples) % 10)
+    for share in (0.02, 0.04, 0.1, 0.15, 0.2):
+        given = settings(f"feddure_{dataset}", f"split={split},labels={round(share * examples)},gamma={gamma}")
+        holdings = draw(labels, 10, given.data, 0)
+        least = 1 if split == "dir_dir" and share == 0.02 else 10
+        assert given.data.min_size == least
+        assert sum(map(len, holdings.labeled)) == round(share * examples)
+        assert min(map(len, (*holdings.labeled, *holdings.unlabeled))) >= least
 
 
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
         ("fedure", ["'fedure'", "feddure, no_c_reg"]),
+        ("fl2", ["'fl2'", "feddure, no_c_reg"]),
         ("feddure,split=iid", ["split", "'iid'", "iid_iid, iid_dir, dir_dir"]),
         ("feddure,gamma=0", ["gamma", "'0'", "> 0"]),
         ("feddure,gamma=half", ["gamma", "'half'"]),

@@ -43,7 +43,7 @@ SETTING = {
     "data.exclude_labeled": True,
     "data.strong": "fedlabel_released",
     "data.num_clients": 100,
-    "data.resplit": (),
+    "data.resplit": (0.8, 0.05, 0.15),
     "data.mean": (),
     "client.batch_size": 64,
     "client.epochs": 0,
@@ -62,10 +62,11 @@ SETTING = {
 CIFAR10 = {"data.name": "cifar10", "model.depth": 34, "data.weak": "flip_zero_crop4"}
 CIFAR100 = {"data.name": "cifar100", "model.depth": 50, "data.weak": "flip_zero_crop4"}
 EMNIST = {"data.name": "emnist/byclass", "model.depth": 18}
-SILO = {"model.depth": 18, "data.labeled_fraction": (0.05,), "data.resplit": (0.8, 0.05, 0.15)}
+SILO = {"model.depth": 18, "data.labeled_fraction": (0.05,)}
 ORGANS = SILO | {"data.name": "organamnist", "data.num_clients": 10, "cohort_size": 3}
 BLOOD = SILO | {"data.name": "bloodmnist", "data.num_clients": 5, "cohort_size": 5}
-FLUTE = RELEASED | {"rounds": 2000, "data.mean": (0.4914, 0.4822, 0.4465), "data.std": (0.2023, 0.1994, 0.201)}
+STORED = {"data.resplit": ()}
+FLUTE = RELEASED | STORED | {"rounds": 2000, "data.mean": (0.4914, 0.4822, 0.4465), "data.std": (0.2023, 0.1994, 0.201)}
 
 CASES = {
     "fedlabel_cifar10": METHOD | SETTING | CIFAR10,
@@ -86,11 +87,13 @@ CASES = {
     "fedlabel_cifar10:uda": SETTING | CIFAR10 | {"method.name": "uda", "method.confidence": 0.8},
     "fedlabel_cifar10:fedprox": SETTING | CIFAR10 | {"method.name": "fedprox", "method.prox_mu": 0.001},
     "fedlabel_cifar10:fedavg": SETTING | CIFAR10 | {"method.name": "fedavg", "method.prox_mu": 0.0},
+    "fedlabel_cifar10:fedtrinet": SETTING | CIFAR10 | {"method.name": "fedtrinet", "method.labeled_rounds": 200},
+    "fedlabel_cifar10:fedsem": SETTING | CIFAR10 | {"method.name": "fedsem", "method.labeled_rounds": 300},
     "fedlabel_cifar100:released": METHOD | SETTING | CIFAR100 | FLUTE,
     "fedlabel_emnist": METHOD | SETTING | EMNIST,
     "fedlabel_organamnist": METHOD | SETTING | ORGANS,
     "fedlabel_bloodmnist": METHOD | SETTING | BLOOD,
-    "fedlabel_bloodmnist:released": METHOD | SETTING | BLOOD | RELEASED,
+    "fedlabel_bloodmnist:released": METHOD | SETTING | BLOOD | RELEASED | STORED,
 }
 
 
@@ -104,9 +107,11 @@ def test_the_configs_are_the_papers_and_flutes(name):
     ("argument", "words"),
     [
         ("fedlabel", ["'fedlabel'", "paper, released, local_only, global_only"]),
+        ("supervised", ["'supervised'", "paper, released, local_only, global_only"]),
         ("paper,labels=20", ["labels", "'20'", "(0, 1]"]),
         ("paper,alpha=0", ["alpha", "'0'", "> 0"]),
         ("paper,beta=-1", ["beta", "'-1'", "[0, 1]"]),
+        ("paper,beta=nan", ["beta", "'nan'", "[0, 1]"]),
         ("paper,tau=many", ["tau", "'many'", "whole number"]),
         ("paper,strong=usb", ["strong", "'usb'", "released, paper, none"]),
     ],

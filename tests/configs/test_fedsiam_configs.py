@@ -123,12 +123,14 @@ def test_the_configs_are_the_papers_and_the_released_codes(name):
     [
         ("fedsiam", ["'fedsiam'", "d, mt, pi"]),
         ("pi,labels_at=home", ["labels_at", "'home'", "clients, server"]),
-        ("pi,gamma=0", ["gamma", "'0'", "(0, 1)"]),
+        ("pi,gamma=0", ["gamma", "'0'", "(0, 1]"]),
         ("pi,gamma=many", ["gamma", "'many'"]),
         ("pi,split=noniid", ["split", "'noniid'", "noniid1, noniid2"]),
         ("pi,labels_at=server,split=noniid2", ["split", "'noniid2'", "iid, noniid"]),
         ("pi,split=noniid3,gamma=0.2", ["gamma", "0.2", "noniid3"]),
-        ("pi,labels_at=server,variant=released", ["variant", "released", "paper"]),
+        ("pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
+        ("pi,split=noniid3,variant=released", ["variant", "released", "split=noniid3", "accepted: paper"]),
+        ("fl2", ["'fl2'", "labels_at=clients", "accepted: d, mt, pi"]),
     ],
 )
 def test_a_wrong_argument_is_named(argument, words):

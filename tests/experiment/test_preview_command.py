@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from configs import splits
+from configs import common, splits
 from fedjax_ssl.data import split
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import DataSettings, Settings
@@ -72,7 +72,7 @@ def test_a_run_refuses_labels_where_its_method_reads_none(tmp_path):
     assert refused.stderr == "error: data.labels_at: got clients with method.name=supervised, accepted: server\n"
 
 
-@pytest.mark.parametrize("method", ["fl2", "semifl", "fedcon", "supervised", "freematch_central", "fixmatch_central"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in common.LABELS_AT_CLIENTS])
 def test_methods_for_labels_at_the_server_refuse_the_others(method):
     with pytest.raises(ValueError, match=rf"^data.labels_at: got clients with method.name={method}, accepted: server$"):
         tiny.experiment(method, data__labels_at="clients")

@@ -12,22 +12,22 @@ from fedjax_ssl.experiment import loop
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.writers import MetricsLog
-from fedjax_ssl.methods import METHODS
 from tests import tiny
 from tests.contract.test_methods import NOTHING_SENT
 
 TIMES = ("time/", "perf/")
 # Half a minute each: one method of each kind of state; the others are slow tests. `tests/contract` has all of them, in memory.
-FAST = ("fl2", "fedmatch", "fedsiam_d")
-PARAMS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+FAST = (("fl2", "server"), ("fedmatch", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 
 
-def config(method: str):
+def config(method: str, labels_at: str):
     """Two of four clients a round, so that some take part again after the resume, with the momentum they kept."""
     quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
     if "confidence" in tiny.config(method)["method"]:
         quick["method__confidence"] = 0.12  # so that some pass from round 1 on, and clients train
-    return tiny.config(method, network="cnn", rounds=4, execution__strategy="scan", execution__conv="im2col", **quick)
+    return tiny.config(
+        method, network="cnn", labels_at=labels_at, rounds=4, execution__strategy="scan", execution__conv="im2col", **quick
+    )
 
 
 def by_path(state):
@@ -43,18 +43,18 @@ def restored(experiment, workdir):
     return number, by_path(state)
 
 
-@pytest.fixture(scope="module", params=PARAMS)
+@pytest.fixture(scope="module", params=tiny.by_speed(FAST))
 def runs(request, tmp_path_factory):
     """A method's experiment, its whole run, and the run in two parts. One build, whose programs compile once, serves all."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder, given = tmp_path_factory.mktemp("-".join(request.param)), config(*request.param)
     whole, parts = folder / "whole", folder / "parts"
-    experiment = build(config(request.param))
+    experiment = build(given)
     for workdir, last in ((whole, None), (parts, 2), (parts, None)):
-        loop.open_workdir(workdir, config(request.param), overwrite=False)
+        loop.open_workdir(workdir, given, overwrite=False)
         loop.run(experiment, workdir, loop.Stop(), stop_after=last)
         if last:
             assert restored(experiment, workdir)[0] == last
-    return request.param, experiment, whole, parts
+    return request.param[0], experiment, whole, parts
 
 
 def test_the_final_checkpoints_are_the_same_bits(runs):

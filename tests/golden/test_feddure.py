@@ -46,9 +46,10 @@ from tests.golden.linear_clients import (
     softmax,
     traffic,
 )
+from tests.golden.normalizing import in_front_of, normalized, tracked
 
 module = importlib.import_module("fedjax_ssl.methods.feddure")  # the package has the function by this name
-ETA_S, ETA_W, THRESHOLD = 0.2, 0.05, 0.7
+ETA_S, ETA_W, THRESHOLD, SHARE = 0.2, 0.05, 0.7, 0.3
 SHAPES = {
     ("hidden", "kernel"): (CLASSES, 128),
     ("hidden", "bias"): (128,),
@@ -139,36 +140,44 @@ def meta_gradient(phi, w, u, y, x, labels, options):
 
 
 class Expected:
-    """A client's round, as the equations say."""
+    """A client's round, as the equations say; with the network's inputs normalized where there are statistics."""
 
-    def __init__(self, client, options, optimizer, w, adam):
-        self.options, self.seen = options, []
+    def __init__(self, client, options, optimizer, w, adam, stats):
+        self.options, self.seen, self.stats = options, [], stats
         self.w, self.f_optimizer = w, adam
         begin = np.vstack([client.params["kernel"], client.params["bias"]])
         theta, self.phi, descend = begin, begin, optimizer()
         self.c_optimizer = optimizer()
-        x, u, strong = ones(client.labeled), ones(client.weak), ones(client.strong)
         for labeled, unlabeled in STEPS:
             self.seen.append({"labels": LABELS[labeled], "truth": TRUTH[unlabeled]})
-            theta = theta - RATE * descend(
-                theta, self.gradient(theta, x[labeled], LABELS[labeled], u[unlabeled], strong[unlabeled])
-            )
+            views = client.labeled[labeled], client.weak[unlabeled], client.strong[unlabeled]
+            theta = theta - RATE * descend(theta, self.gradient(theta, *views, LABELS[labeled]))
         self.update = {"kernel": (begin - theta)[:-1], "bias": (begin - theta)[-1]}
 
-    def gradient(self, theta, x, labels, weak, strong):
-        options, s = self.options, softmax(weak @ theta)
+    def inputs(self, *views):
+        """Views as a network sees them in one batch."""
+        batch = np.concatenate(views)
+        batch = ones(normalized(batch) if self.stats else batch)
+        return np.split(batch, np.cumsum([len(view) for view in views])[:-1])
+
+    def gradient(self, theta, x, weak, strong, labels):
+        (of_x,), (of_strong,), options = self.inputs(x), self.inputs(strong), self.options  # what phi sees
+        if self.stats:  # of theta's batch alone
+            self.stats = tracked(self.stats, np.concatenate([x, weak, strong]), SHARE)
+        x, weak, strong = self.inputs(x, weak, strong)
+        s = softmax(weak @ theta)
         y, passed = s.argmax(1), s.max(1) >= THRESHOLD  # Eq. 1
         assert np.diff(np.sort(s, 1)[:, -2:]).min() > 1e-3  # no decision hangs on float32
         assert np.abs(s.max(1) - THRESHOLD).min() > 1e-3
         phi = theta if options.regulators == "no_c" else self.phi
         reward, m = 0.0, passed.astype(float)
         if options.regulators != "no_f":
-            meta = meta_gradient(phi, self.w, strong, y, x, labels, options)  # Eqs. 4, 5
+            meta = meta_gradient(phi, self.w, of_strong, y, of_x, labels, options)  # Eqs. 4, 5
             self.w = self.w - ETA_W * self.f_optimizer(self.w, meta)
             m = f_reg(self.w, softmax(strong @ theta))[0]  # Eq. 6
         if options.regulators != "no_c":
-            new = phi - ETA_S * self.c_optimizer(phi, pseudo_gradient(phi, self.w, strong, y, passed, options))  # Eq. 2
-            reward = ce(x @ phi, labels).mean() - ce(x @ new, labels).mean()  # Eq. 3
+            new = phi - ETA_S * self.c_optimizer(phi, pseudo_gradient(phi, self.w, of_strong, y, passed, options))  # Eq. 2
+            reward = ce(of_x @ phi, labels).mean() - ce(of_x @ new, labels).mean()  # Eq. 3
             self.phi = new
         ce_s, ce_u = ce(x @ theta, labels), ce(strong @ theta, y)
         self.seen[-1] |= {"y": y, "passed": passed, "m": m, "reward": reward, "ce_s": ce_s, "ce_u": ce_u}
@@ -193,7 +202,9 @@ class Expected:
             of_labels[name] = (all_of(of).sum(), len(all_of(of)))
         for name, rows in zip(("forward", "backward"), self.rows(), strict=True):
             of_labels[f"cost/{name}_passes"] = (rows * steps,)
-        return traffic(sum(len(a) + len(b) for a, b in STEPS), 0) | of_labels
+        size = sum(4 * leaf.size for leaf in (*self.update.values(), *self.stats.values()))
+        sent = {"comm/bytes_down": (size,), "comm/bytes_up": (size,)}
+        return traffic(sum(len(a) + len(b) for a, b in STEPS), 0) | sent | of_labels
 
     def rows(self):
         """Rows that a step takes forward and back: theta's, and phi's strong and labeled views."""
@@ -207,19 +218,21 @@ class Expected:
         return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
 
 
-def linear_task():
+def linear_task(norm="static"):
+    """With `running` statistics, inputs are normalized."""
     views = Views(
         plain=lambda images: plain(images.astype(jnp.float32)),
         weak=lambda key, images: plain(images.astype(jnp.float32)),
         strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
         labeled=lambda key, images: plain(images.astype(jnp.float32))[:, ::-1],
     )
-    return Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4, labels_at=("clients",))
+    model = models.build("linear", num_classes=CLASSES)
+    return Task(in_front_of(model) if norm == "running" else model, views, CLASSES, norm, 4, SHARE, labels_at=("clients",))
 
 
-def got(client, options, optimizer, w, adam):
-    """(update, weight, client state, metrics) of the method's client, F-reg as the client kept it."""
-    task = linear_task()
+def got(client, options, optimizer, w, adam, stats):
+    """(update, of statistics, weight, client state, metrics) of the method's client, F-reg as the client kept it."""
+    task = linear_task("running" if stats else "static")
     training = InOrder(optimizer, lambda _: None, BATCH, epochs=EPOCHS, persistent=False)
     method = feddure(task=task, client=training, server=None, options=options)
     (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
@@ -233,23 +246,24 @@ def got(client, options, optimizer, w, adam):
     labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
     unlabeled = Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None)
     shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
-    shared = Broadcast(Weights(params, {}), jnp.float32(RATE), jnp.int32(0))
-    output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
-    return output.update.params[name], output.weight, output.client_state, output.metrics
+    shared = Broadcast(Weights(params, jax.tree.map(jnp.float32, stats)), jnp.float32(RATE), jnp.int32(0))
+    update, *output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
+    return update.params[name], update.stats, *output
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "changes"),
+    ("optimizer", "changes", "norm"),
     [
-        ("sgd", {}),
-        ("adam", {"meta_gradient": "nested"}),
-        ("sgd", {"detach_freg_input": True}),
-        ("sgd", {"regulators": "no_c"}),
-        ("sgd", {"regulators": "no_f"}),
+        ("sgd", {}, False),
+        ("adam", {"meta_gradient": "nested"}, False),
+        ("sgd", {"detach_freg_input": True}, False),
+        ("sgd", {"regulators": "no_c"}, False),
+        ("sgd", {"regulators": "no_f"}, False),
+        ("sgd", {}, True),
     ],
-    ids=["both", "nested, adam", "detached", "no_c", "no_f"],
+    ids=["both", "nested, adam", "detached", "no_c", "no_f", "running statistics"],
 )
-def test_a_client_update_is_what_the_equations_say(optimizer, changes):
+def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
     rng, options = (
         np.random.default_rng(1),
         FedDureOptions(confidence=THRESHOLD, eta_s=ETA_S, eta_w=ETA_W, unlabeled_batch_size=UNLABELED_BATCH, **changes),
@@ -257,10 +271,13 @@ def test_a_client_update_is_what_the_equations_say(optimizer, changes):
     client = Client()
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     w, m, v = rng.standard_normal(size) / 4, 1e-3 * rng.standard_normal(size), 1e-5 * rng.uniform(0.5, 1, size)
+    stats = {"mean": 0.3 * rng.standard_normal(SIDE**2), "var": rng.uniform(0.3, 0.9, SIDE**2)} if norm else {}
     in_numpy, in_jax = OPTIMIZERS[optimizer]
-    expected = Expected(client, options, in_numpy, w, Adam(m, v, 7))
-    update, weight, state, metrics = got(client, options, in_jax, w, Adam(m, v, 7))
+    expected = Expected(client, options, in_numpy, w, Adam(m, v, 7), stats)
+    update, moved, weight, state, metrics = got(client, options, in_jax, w, Adam(m, v, 7), stats)
     assert_same(update, expected.update)
+    if norm:
+        assert_same(moved, {name: stats[name] - expected.stats[name] for name in stats})
     assert weight == LABELED + UNLABELED
     wanted = expected.metrics()
     if options.regulators != "no_c":  # a small difference of losses

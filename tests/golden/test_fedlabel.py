@@ -25,9 +25,10 @@ from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.models import ModelFns
 from tests.golden.linear_clients import diagnostics
+from tests.golden.normalizing import EPSILON, normalize, normalized, tracked
 
 SIDE, CLASSES, LABELED, UNLABELED, BATCH, TAU = 3, 3, 3, 9, 4, 3
-RATE, MOMENTUM, DECAY, SHARE, EPSILON = 0.1, 0.9, 0.1, 0.3, 1e-5
+RATE, MOMENTUM, DECAY, SHARE = 0.1, 0.9, 0.1, 0.3
 LABELS = np.array([2, 0, 1, 0])  # the fourth row is padding, as is the tenth here
 TRUTH = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
 BETA = 0.6
@@ -62,15 +63,8 @@ VIEWS = {  # of images in [n, H, W, ch]
 
 def apply(params, stats, images, *, mask=None, train=False, key=None):
     """(logits, batch statistics) of the network: inputs normalized, then linear."""
-    x, real = images.reshape(len(images), -1), mask[:, None]
-    mean, var = stats["mean"], stats["var"]
-    if train:
-        count = jnp.maximum(jnp.sum(mask), 1)
-        mean = jnp.sum(jnp.where(real, x, 0.0), 0) / count
-        var = jnp.sum(jnp.where(real, (x - mean) ** 2, 0.0), 0) / count
-        stats = {"mean": mean, "var": var * count / jnp.maximum(count - 1, 1)}
-    normed = jnp.where(real, (x - mean) / jnp.sqrt(var + EPSILON), 0.0)
-    return normed @ params["kernel"] + params["bias"], stats
+    inputs, stats = normalize(stats, images, mask, train)
+    return inputs @ params["kernel"] + params["bias"], stats
 
 
 def softmax(z):
@@ -94,9 +88,7 @@ class Net:
 
     def trained(self, x):
         """(outputs, normalized inputs) in training mode; the statistics are tracked."""
-        normed = (x - x.mean(0)) / np.sqrt(x.var(0) + EPSILON)
-        batch = {"mean": x.mean(0), "var": x.var(0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1])}
-        self.v = combine(lambda old, new: (1 - SHARE) * old + SHARE * new, self.v, batch)
+        normed, self.v = normalized(x), tracked(self.v, x, SHARE)
         return softmax(normed @ self.w["kernel"] + self.w["bias"]), normed
 
     def step(self, *parts, more=None):

@@ -21,8 +21,9 @@ from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Server
 from fedjax_ssl.methods.task import Task, Weights
+from tests.golden.normalizing import in_front_of, normalized, tracked
 
-SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY = 3, 3, 4, 2, 0.1, 0.9, 0.1
+SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, SHARE = 3, 3, 4, 2, 0.1, 0.9, 0.1, 0.3
 STEPS, SO_FAR = 5, 3  # the client's steps and epochs before
 KEY = jax.random.key(7)
 
@@ -73,7 +74,9 @@ VIEWS = Views(
     strong=lambda key, images: 1 / 0,  # no method here may look at it
     labeled=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1] + number(key),
 )
-TASK = Task(models.build("linear", num_classes=CLASSES), VIEWS, CLASSES, "static", 4)
+MODEL = models.build("linear", num_classes=CLASSES)
+TASK = Task(MODEL, VIEWS, CLASSES, "static", 4)
+NORMED = Task(in_front_of(MODEL), VIEWS, CLASSES, "running", 4, SHARE)
 
 
 def sgd(w, g, m):
@@ -92,14 +95,18 @@ class Data:
         self.labeled, self.unlabeled = np.array([3, 11, 5, 0]), np.array([8, 1, 2, 7, 0])  # the last of each is padding
         shapes = {"bias": (CLASSES,), "kernel": (SIDE * SIDE, CLASSES)}
         self.online, self.target = ({name: 0.5 * rng.standard_normal(s) for name, s in shapes.items()} for _ in range(2))
+        self.stats = [{"mean": rng.standard_normal(SIDE**2), "var": rng.uniform(0.5, 2, SIDE**2)} for _ in range(2)]
         image = plain(self.pool.astype(float))
         self.x = {False: image.reshape(12, -1), True: image[:, :, ::-1].reshape(12, -1)}
 
-    def weights(self, *networks) -> Weights:
+    def weights(self, *networks, stats=({}, {})) -> Weights:
         """Weights of one network or of a pair."""
         (name,) = jax.eval_shape(lambda key: TASK.init(key, (SIDE, SIDE, 1)), KEY).params
-        params = [{name: jax.tree.map(jnp.float32, network)} for network in networks]
-        return Weights(params[0], {}) if len(params) == 1 else mean_teacher.join(*(Weights(p, {}) for p in params))
+        given = [
+            Weights({name: jax.tree.map(jnp.float32, network)}, jax.tree.map(jnp.float32, its))
+            for network, its in zip(networks, stats, strict=False)
+        ]
+        return given[0] if len(given) == 1 else mean_teacher.join(*given)
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
         pool, labels = jnp.asarray(self.pool), jnp.asarray(self.labels)
@@ -108,8 +115,12 @@ class Data:
         return Shard(labeled, unlabeled, labels[self.unlabeled])
 
 
-def expected_client(data, name, options, num_labeled, largest):
-    """(online, target, metrics, steps) of a client's training, by the paper's equations; Pi's target is its online network."""
+def expected_client(data, name, options, num_labeled, largest, stats):
+    """A client's training by the paper's equations; Pi's target is its online network.
+
+    Returns:
+        (online, target, both networks' statistics, metrics, steps); inputs are normalized where there are statistics.
+    """
     w, t = dict(data.online), dict(data.target)
     m = dict.fromkeys(w, 0)
     repeats = options.labeled_repeats if num_labeled else 0
@@ -125,6 +136,10 @@ def expected_client(data, name, options, num_labeled, largest):
         own, other = (np.stack([data.x[labeled][i] for i, labeled in batch]) + float(number(key)) for key in keys)
         has_label = np.array([labeled for _, labeled in batch])
         onehot = np.eye(CLASSES)[data.labels[[i for i, _ in batch]]]
+        if stats:
+            stats = [tracked(its, x, SHARE) for its, x in zip(stats, (own, other), strict=True)]
+            stats = stats if largest else [stats[0]] * 2
+            own, other = normalized(own), normalized(other)
         q, p = outputs(w, own), outputs(w if name == "fedsiam_pi" else t, other)
         d = q - p
         j, dj = (d**2).sum(1), 2 * q * (d - (d * q).sum(1, keepdims=True))  # Eq. 4
@@ -143,7 +158,7 @@ def expected_client(data, name, options, num_labeled, largest):
         alpha = min(1 - 1 / (ramp + 1), largest)
         t = {key: alpha * t[key] + (1 - alpha) * w[key] for key in w}  # Eq. 3
         loss, consistency, count = loss + ce.sum(), consistency + j.sum(), count + len(batch)
-    size = 4 * sum(leaf.size for leaf in w.values())
+    size = 4 * sum(leaf.size for leaf in (*w.values(), *(stats[0].values() if stats else ())))
     down = size * (1 if name == "fedsiam_pi" or not largest else 2)
     metrics = {
         "client/loss": (loss, EPOCHS * repeats * num_labeled),
@@ -157,18 +172,19 @@ def expected_client(data, name, options, num_labeled, largest):
     if name == "fedsiam_d":
         del metrics["comm/bytes_up"]  # the server counts them
         metrics["comm/bytes_down"] = (down + (4 if largest else 0),)  # the boundary
-    return w, t, metrics, EPOCHS * len(batches)
+    return w, t, stats, metrics, EPOCHS * len(batches)
 
 
-def build(name, options, rounds=1, server_batch=2):
+def build(name, options, rounds=1, server_batch=2, task=TASK):
     training = InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: jnp.float32(RATE), BATCH, EPOCHS, 0, False)
     at_server = training._replace(batch_size=server_batch)
     server = Server(optax.sgd(1.0), at_server, 0, None, rounds=rounds, cohort_size=1)
-    return METHODS[name](task=TASK, client=training, server=server, options=options)
+    return METHODS[name](task=task, client=training, server=server, options=options)
 
 
 def close(got, expected):
-    (layer,) = got.values()
+    """Parameters, in one layer, or statistics."""
+    layer = next(iter(got.values())) if len(got) == 1 else got
     for name, leaf in expected.items():
         np.testing.assert_allclose(layer[name], leaf, rtol=1e-4, atol=1e-5)
 
@@ -178,8 +194,12 @@ OPTIONS = {
     "fedsiam_mt": fedsiam.FedSiamMTOptions,
     "fedsiam_d": FedSiamDOptions,
 }
-CASES = {
+CASES = {  # method, options, labeled examples, and whether there is batch norm
     "mt": ("fedsiam_mt", {"alpha_max": 0.87}, 3),
+    "mt, running statistics": ("fedsiam_mt", {}, 3, True),
+    "pi, running statistics": ("fedsiam_pi", {}, 3, True),  # its views differ by a number: J is 0 then
+    "d, running statistics": ("fedsiam_d", {"pi_rounds": 1}, 3, True),
+    "d, while it is pi, running statistics": ("fedsiam_d", {"pi_rounds": 2}, 3, True),
     "mt, labels at the server, kl": ("fedsiam_mt", {"consistency": "kl", "consistency_weight": 3.0}, 0),
     "mt, released": (
         "fedsiam_mt",
@@ -192,14 +212,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "options", "num_labeled"), CASES.values(), ids=CASES)
-def test_a_client_update_is_what_the_equations_say(name, options, num_labeled):
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_client_update_is_what_the_equations_say(case):
+    name, options, num_labeled, *more = case
+    norm = more == [True]
     data, options = Data(), OPTIONS[name](**options)
-    method = build(name, options, rounds=3)
+    method = build(name, options, rounds=3, task=NORMED if norm else TASK)
     one_net = getattr(options, "pi_rounds", 0) == 2  # the round is the second
     if one_net:
-        data.target = data.online
-    sent = data.weights(*([data.online] if name == "fedsiam_pi" else [data.online, data.target]))
+        data.target, data.stats[1] = data.online, data.stats[0]
+    stats = data.stats if norm else [{}, {}]
+    sent = data.weights(*([data.online] if name == "fedsiam_pi" else [data.online, data.target]), stats=stats)
     state = jax.eval_shape(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[0]
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)._replace(weights=sent)
     shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
@@ -207,14 +230,13 @@ def test_a_client_update_is_what_the_equations_say(name, options, num_labeled):
     output = jax.jit(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)
-    online, target, metrics, steps = expected_client(data, name, options, num_labeled, largest)
+    online, target, stats, metrics, steps = expected_client(data, name, options, num_labeled, largest, data.stats * norm)
     update = output.update.weights if name == "fedsiam_d" else output.update
-    local = jax.tree.map(jnp.subtract, sent.params, update.params)
-    if name == "fedsiam_pi":
-        close(local, online)
-    else:
-        close(local.online, online)
-        close(local.target, target)
+    update = update if norm else update._replace(stats=sent.stats)  # none travel
+    local = mean_teacher.networks(jax.tree.map(jnp.subtract, sent, update))
+    for got, params, its in zip(local, (online, online if name == "fedsiam_pi" else target), stats or [{}] * 2, strict=True):
+        close(got.params, params)
+        close(got.stats, its)
     if name == "fedsiam_d":
         apart, whole = ([np.sum(v**2) for v in tree.values()] for tree in ({k: target[k] - online[k] for k in online}, online))
         fsm = np.sqrt(sum(apart) / sum(whole))  # Eq. 10; the network is one layer
@@ -224,7 +246,7 @@ def test_a_client_update_is_what_the_equations_say(name, options, num_labeled):
     assert (int(output.client_state.steps), int(output.client_state.epochs)) == (STEPS + steps, SO_FAR + EPOCHS)
     assert set(output.metrics) == set(metrics)
     for key, value in metrics.items():
-        np.testing.assert_allclose(output.metrics[key], value, rtol=1e-4, err_msg=key)
+        np.testing.assert_allclose(output.metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
 @pytest.mark.parametrize(
