@@ -167,7 +167,7 @@ def _pure(module: nn.Module, dtype: str) -> ModelFns:
             outputs, updated = module.apply(variables, images, mask, train, **only, rngs=keys, mutable=["batch_stats"])
             return outputs, updated.get("batch_stats", {})
 
-        return apply
+        return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
 
     @functools.cache
     def backbone() -> frozenset[str]:
