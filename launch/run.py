@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
 
 def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
+    command.keep_programs()
     from fedjax_ssl.experiment import build, loop
     from fedjax_ssl.experiment.experiment import DivergedError
 

@@ -40,3 +40,12 @@ def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(environme
     code = "from launch import command; command.use_all_cores(); import jax; print(len(jax.devices('cpu')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | environment)
     assert int(done.stdout) == expected
+
+
+@pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
+def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    code = "from launch import command; command.keep_programs(); import jax; jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9))"
+    environment = inherited | {variable: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert list((tmp_path / folder).glob("jit_*-cache"))
