@@ -11,11 +11,11 @@ from benchmarks import costs
         # One batch of labels, once forward and back; one model each way, down with its static batch-norm statistics.
         ("fedavg", 0, 1, (1, 1.1), (1, 1)),
         # Two helpers; sigma's batch, and psi's in two views. Both parts down, and of psi what differs, of two helpers too.
-        ("fedmatch", 2, 3, (1, 4.1), (0, 2)),
+        pytest.param("fedmatch", 2, 3, (1, 4.1), (0, 2), marks=pytest.mark.slow),
         # A batch of labels; of the others both experts' outputs, and back through the strong view and, for KL, the plain one.
         ("fedlabel", 2, 3, (1, 1.1), (1, 1.1)),
         # Three networks label; back for the fine-tuning of the joined one, for the labels and for the pseudo-labels.
-        ("fedtrinet", 3, 3, (1, 1.1), (1, 1.1)),
+        pytest.param("fedtrinet", 3, 3, (1, 1.1), (1, 1.1), marks=pytest.mark.slow),
     ],
 )
 def test_costs_of(monkeypatch, method, p, b, down, up):

@@ -17,7 +17,7 @@ from tests.contract.test_methods import NOTHING_SENT
 
 TIMES = ("time/", "perf/")
 # Half a minute each: one method of each kind of state; the others are slow tests. `tests/contract` has all of them, in memory.
-FAST = (("fl2", "server"), ("fedmatch", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
+FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 
 
 def config(method: str, labels_at: str):
