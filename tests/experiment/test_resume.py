@@ -12,8 +12,8 @@ from fedjax_ssl.experiment import loop
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.methods import SERVER_ALONE
 from tests import tiny
-from tests.contract.test_methods import NOTHING_SENT
 
 TIMES = ("time/", "perf/")
 # Half a minute each: one method of each kind of state; the others are slow tests. `tests/contract` has all of them, in memory.
@@ -76,7 +76,7 @@ def test_the_final_checkpoints_are_the_same_bits(runs):
     assert moved("server", "stats", "mean")
     at_server = experiment.settings.data.labels_at == "server"
     assert any(moved("server", "fine_tune") or moved("server", "optimizer")) or not at_server
-    if method not in NOTHING_SENT:
+    if method not in SERVER_ALONE:
         assert any(moved("server", "optimizer"))
         assert any(moved("clients"))
 

@@ -12,13 +12,12 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment import build
 from fedjax_ssl.method import Cohort, Shard
-from fedjax_ssl.methods import METHODS, local, server
+from fedjax_ssl.methods import METHODS, SERVER_ALONE, local, server
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
 from fedjax_ssl.methods.task import Task, dropout_key
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from tests import tiny
-from tests.contract.test_methods import NOTHING_SENT
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_every_training_pass_of_a_client_has_a_dropout_key(passes, name):
 
     jax.eval_shape(update, jax.random.key(0))
     assert all(key is not None for key in passes)
-    assert bool(passes) == (name not in NOTHING_SENT)  # whose clients do not train
+    assert bool(passes) == (name not in SERVER_ALONE)  # whose clients do not train
 
 
 def task_of(experiment):
