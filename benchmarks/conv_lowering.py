@@ -1,11 +1,13 @@
-"""Which convolution lowering is fast where: WRN-28-2, training and forward passes, inside and outside compiled loops.
+"""Which convolution lowering is fast where: training and forward passes, inside and outside compiled loops.
 
-    python benchmarks/conv_lowering.py [--lowering hybrid im2col] [--depth 28] [--output benchmarks/results/conv_lowering.json]
+    python -m benchmarks.conv_lowering [--model wide_resnet] [--lowering hybrid im2col] [--output FILE.json]
 
-Training: SGD steps on batches of 32 inside `lax.fori_loop`, for M clients that are vmapped or taken one after the other
-(`lax.map`). Forward: batches of 256 with parameters that all examples share. Two rates are printed: images per second of wall
-time, and per second of processor time over all threads, which other programs on the machine disturb less (but which counts
-threads that wait busily). XLA's convolution inside a training loop takes minutes a step on a CPU: `--lowering` leaves it out.
+Networks: WRN-28-2, where `banded` is `hybrid` throughout; FedSiam's for MNIST, where it has a form of its own for both layers;
+the one of the digits, where it has for the first. Training: SGD steps on batches of 32 inside `lax.fori_loop`, for M clients
+that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256 with parameters that all examples share. Two
+rates are printed: images per second of wall time, and per second of processor time over all threads, which other programs on
+the machine disturb less (but which counts threads that wait busily). XLA's convolution inside a training loop takes minutes a
+step on a CPU: `--lowering` leaves it out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from jax import lax
 from fedjax_ssl.models import ModelFns, build
 from fedjax_ssl.models.layers import LOWERINGS
 
-IMAGE_SHAPE = (32, 32, 3)
+IMAGE_SHAPES = {"wide_resnet": (32, 32, 3), "mnist_cnn": (28, 28, 1), "cnn": (8, 8, 1)}
 BUDGET_S = 8.0  # a case is repeated until it has run for this long
 
 
@@ -88,14 +90,17 @@ def measure(program: Callable[..., Any], *args: Any) -> tuple[float, float, floa
     return compile_s, min(wall), min(processor)
 
 
-def cases(lowerings: list[str], depth: int) -> Iterator[tuple[str, int, Callable[[], tuple[float, float, float]]]]:
+def cases(
+    network: str, lowerings: list[str], depth: int
+) -> Iterator[tuple[str, int, Callable[[], tuple[float, float, float]]]]:
     """(description, images per run, a function that measures it) of every case."""
     keys = jax.random.split(jax.random.key(0), 3)
-    images = jax.random.normal(keys[0], (256, *IMAGE_SHAPE))
+    image_shape, options = IMAGE_SHAPES[network], {"depth": depth} if network == "wide_resnet" else {}
+    images = jax.random.normal(keys[0], (256, *image_shape))
     labels = jax.random.randint(keys[1], (2, 32), 0, 10)
     for lowering in lowerings:
-        model = build("wide_resnet", num_classes=10, conv=lowering, depth=depth)
-        params, stats = model.init(keys[2], IMAGE_SHAPE)
+        model = build(network, num_classes=10, conv=lowering, **options)
+        params, stats = model.init(keys[2], image_shape)
         for train in (False, True):
             for batches in (None, jnp.int32(2)):
                 name = f"forward  {'train' if train else 'eval ':5s} {'in no loop' if batches is None else 'in a loop'}"
@@ -103,7 +108,7 @@ def cases(lowerings: list[str], depth: int) -> Iterator[tuple[str, int, Callable
                 count = 256 * (1 if batches is None else 2)
                 yield f"{lowering:8s} {name}", count, lambda r=run, p=params, b=batches: measure(r, p, images, b)
         for clients, loop in ((1, "map"), (2, "map"), (2, "vmap")):
-            data = images[: clients * 32].reshape(clients, 32, *IMAGE_SHAPE), labels[:clients]
+            data = images[: clients * 32].reshape(clients, 32, *image_shape), labels[:clients]
             run = training(model, stats, loop)
             name = f"{lowering:8s} training M={clients} {loop}"
             yield name, clients * 32, lambda r=run, p=params, d=data: measure(r, p, *d, jnp.int32(1))
@@ -113,19 +118,25 @@ def main() -> None:
     """Measures every case of the chosen lowerings and prints a table."""
     LOWERINGS["patches"] = patches_conv
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", choices=list(IMAGE_SHAPES), default="wide_resnet")
     parser.add_argument("--lowering", nargs="+", choices=list(LOWERINGS), default=list(LOWERINGS))
-    parser.add_argument("--depth", type=int, default=28, help="of the wide residual network: 10, 16, 22, 28, ...")
+    parser.add_argument("--depth", type=int, default=28, help="of wide_resnet: 10, 16, 22, 28, ...")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file for the results")
     args = parser.parse_args()
     results = []
     print(f"{'case':38s} {'images/s':>9s} {'images/cpu s':>12s} {'compile s':>9s}")
-    for name, images, run in cases(args.lowering, args.depth):
+    for name, images, run in cases(args.model, args.lowering, args.depth):
         compile_s, wall_s, processor_s = run()
         print(f"{name:38s} {images / wall_s:9.1f} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
         rates = {"images_per_s": images / wall_s, "images_per_cpu_s": images / processor_s, "compile_s": compile_s}
         results.append({"case": " ".join(name.split()), **rates})
     if args.output:
-        about = {"device": jax.devices()[0].device_kind, "jax_version": jax.__version__, "depth": args.depth}
+        about = {
+            "device": jax.devices()[0].device_kind,
+            "jax_version": jax.__version__,
+            "model": args.model,
+            "depth": args.depth,
+        }
         args.output.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 
 

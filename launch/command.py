@@ -13,31 +13,44 @@ from ml_collections import config_flags
 CONFIG = config_flags.DEFINE_config_file("config", None, "The config file, with its argument after a colon.")
 
 WRONG_INPUT = (ValueError, OSError)
+MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
+"""XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 
 
 def use_all_cores() -> None:
     """Makes a JAX device of each CPU core, for clients to run beside each other; XLA_FLAGS and JAX_NUM_CPU_DEVICES go first.
 
     The small operations of one client leave most of a machine idle: on two cores FedSiam's round on MNIST took 16 s on one
-    device of both, and 6.4 s on two devices.
+    device of both, and 6.4 s on two devices. To be called before JAX is used.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
+    # train, would end the process: XLA takes it to be stuck.
+    waiting = [f for f in MAY_WAIT if f not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
     import jax
 
-    flags_given = os.environ.get("XLA_FLAGS", "")
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags_given:
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         jax.config.update("jax_num_cpu_devices", cores or 1)
 
 
 def keep_programs() -> None:
     """Keeps compiled programs in `~/.cache/fedjax_ssl`, so that a run starts faster the second time; JAX_COMPILATION_CACHE_DIR
-    goes first, and empty keeps none. What is in that folder can be removed at any time.
+    goes first, and empty keeps none. What is in that folder can be removed at any time. Where it cannot be made, none is kept.
     """
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(caches / "fedjax_ssl"))
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = pathlib.Path(caches, "fedjax_ssl")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return
+        if not os.access(folder, os.W_OK):
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

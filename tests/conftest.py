@@ -12,8 +12,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
 import jax
 import pytest
 
-# Tests compile many programs and run each for a moment. The older emitters of fused loops compile them three times faster; later
-# versions of XLA do not have them any more, and end the process at a flag that they do not know.
+# Tests compile many programs and run each for a moment. XLA's older emitters of fused loops compile them three times faster;
+# its later versions do not have them any more, and end the process at a flag that they do not know.
 _flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):
     _flags += " --xla_cpu_use_fusion_emitters=false"

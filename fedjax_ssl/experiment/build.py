@@ -69,7 +69,9 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     simulator = (HostSimulator if on_host else Simulator)(problem, execution, settings.execution.batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
-    return Experiment(settings, problem, simulator, num_params, {"strategy": strategy, "conv": conv})
+    devices = execution.mesh.size if execution.mesh is not None else 1
+    layout: dict[str, str | int] = {"strategy": strategy, "conv": conv, "devices": devices}
+    return Experiment(settings, problem, simulator, num_params, layout)
 
 
 @contextlib.contextmanager
@@ -266,6 +268,8 @@ def _execution(run: Settings) -> tuple[str, Execution]:
     if strategy in ("vmap", "scan") and settings.chunk_size:
         raise ValueError(f"execution.chunk_size: got {settings.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
     if strategy == "sharded":
-        mesh = client_mesh(settings.devices or min(len(available), run.cohort_size))
+        # Ten clients take eight devices two turns, the second for two clients: five take no longer.
+        turns = -(-run.cohort_size // len(available))
+        mesh = client_mesh(settings.devices or -(-run.cohort_size // turns))
         return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh)
     return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])

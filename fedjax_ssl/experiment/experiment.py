@@ -36,14 +36,15 @@ class Experiment:
         problem: method, data and cohort size.
         simulator: its programs.
         num_params: parameters of the network.
-        layout: what `execution.strategy` and `execution.conv` stand for here, where they are `auto`.
+        layout: what `execution.strategy` and `execution.conv` stand for here, where they are `auto`, and on how many `devices`
+            clients run.
     """
 
     settings: Settings
     problem: Problem
     simulator: Simulator | HostSimulator
     num_params: int
-    layout: Mapping[str, str]
+    layout: Mapping[str, str | int]
 
     def start(self) -> tuple[RunState, dict[str, Any]]:
         """The state before round 1, and its row of metrics: round 0 and the totals so far."""

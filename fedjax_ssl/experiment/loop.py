@@ -153,7 +153,6 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
-    devices = jax.devices()
     return {
         "method": settings.method["name"],
         "dataset": settings.data.name,
@@ -164,7 +163,7 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
         **experiment.layout,
-        "device": f"{len(devices)} x {devices[0].device_kind}",
+        "device": f"{experiment.layout['devices']} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": _git_commit(),
         "num_params": experiment.num_params,

@@ -247,12 +247,13 @@ class ExecutionSettings:
 
     Attributes:
         strategy: `vmap`, `scan`, `chunked`, `sharded`, or `auto`: `sharded` over several devices, else `scan` on a CPU and
-            `vmap` on an accelerator; a server that trains alone has one device.
+            `vmap` on an accelerator; a server that trains alone has one device unless `devices` asks for more.
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
-        devices: how many devices to shard over; 0: all that there are, but no more than the cohort has clients. `launch.run`
-            makes a device of each CPU core.
+        devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
+            rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
+            of each CPU core.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
     """

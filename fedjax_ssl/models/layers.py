@@ -1,4 +1,4 @@
-"""Convolution by three lowerings, and the other layers that networks share: max pooling, dropout, linear.
+"""Convolution by four lowerings, and the other layers that networks share: max pooling, dropout, linear.
 
 How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
 inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
@@ -117,30 +117,34 @@ hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
 
 
 def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """What `grouped_conv` computes: of few channels on small images one matrix product per row, else as in `hybrid_conv`.
+    """What `grouped_conv` computes: of few channels on small images one matrix product, else as in `hybrid_conv`.
 
-    An output row, with all its columns at once, is the kh rows of the image that it meets, side by side, times a banded matrix
+    Each output row is cut into tiles of t columns. A tile, all its columns at once, is what it meets of the image, kh rows of
+    t + kw - 1 columns side by side, times a banded matrix that all tiles share,
 
         T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
 
-    That multiplies W / kw times as many numbers as are needed, most of them zeros, but as large matrices even where there are
-    so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
+    That multiplies (t + kw - 1) / kw times as many numbers as are needed, zeros for the rest, but as large matrices even where
+    there are so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
     """
     kh, kw, channels, features = kernel.shape
-    # Inside a loop on two CPU cores, batch 10, 5x5 kernels, forward and gradients, in ms banded, im2col and hybrid: 12 columns,
-    # 10 to 20 channels .5, 1.0 and 1.6; 28 columns, 1 to 10 channels .4, 2.6 and 1.1. On 32 columns 3x3 would waste too much.
+    # `benchmarks/conv_lowering.py` measures it, on mnist_cnn and cnn; nothing wider or with more channels was.
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
         return hybrid_conv(images, kernel, stride, padding)
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     batch, height, width, _ = images.shape
     rows, columns = height - kh + 1, width - kw + 1
-    # A kernel row and zeros, W + 1 long, repeated and cut into pieces of length W, moves on by one from piece to piece.
-    period = jnp.pad(kernel, ((0, 0), (0, width + 1 - kw), (0, 0), (0, 0)))
-    repeated = jnp.broadcast_to(period[:, None], (kh, columns, *period.shape[1:])).reshape(kh, -1, channels, features)
-    band = repeated[:, : columns * width].reshape(kh, columns, width, channels, features).transpose(0, 2, 3, 1, 4)
+    tile = max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
+    met = tile + kw - 1
+    # A kernel row and zeros, met + 1 long, repeated and cut into pieces of length met, moves on by one from piece to piece.
+    period = jnp.pad(kernel, ((0, 0), (0, met + 1 - kw), (0, 0), (0, 0)))
+    repeated = jnp.broadcast_to(period[:, None], (kh, tile, *period.shape[1:])).reshape(kh, -1, channels, features)
+    band = repeated[:, : tile * met].reshape(kh, tile, met, channels, features).transpose(0, 2, 3, 1, 4)
     images = images.reshape(batch, height, width * channels)
-    sides = jnp.concatenate([images[:, i : i + rows] for i in range(kh)], axis=-1)
-    return (sides @ band.reshape(kh * width * channels, columns * features)).reshape(batch, rows, columns, features)
+    starts = range(0, columns * channels, tile * channels)
+    pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
+    sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
+    return (sides @ band.reshape(kh * met * channels, tile * features)).reshape(batch, rows, columns, features)
 
 
 LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
@@ -189,32 +193,31 @@ class Conv(nn.Module):
         return out
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_pool(images: jax.Array, window: int = 2) -> jax.Array:
     """Maximum over disjoint windows: [B, H, W, ch] -> [B, H // window, W // window, ch]; what is left over is dropped.
 
-    Where several values of a window are its maximum, they share the gradient equally.
+    Of two values that are compared and equal each has half of the gradient, so that in a 2x2 window four equal ones have a
+    quarter each.
     """
-    height, width = (length // window * window for length in images.shape[1:3])
-    shifts = [(i, j) for i in range(window) for j in range(window)]
-    return functools.reduce(jnp.maximum, (images[:, i:height:window, j:width:window] for i, j in shifts))
+    batch, height, width, channels = images.shape
+    rows, columns = height // window, width // window
+    windows = images[:, : rows * window, : columns * window].reshape(batch, rows, window, columns, window * channels)
+    # Rows first, whole ones, then columns that lie side by side: both are passes over consecutive memory.
+    of_rows = functools.reduce(_larger, (windows[:, :, i] for i in range(window)))
+    return functools.reduce(_larger, jnp.split(of_rows, window, axis=-1))
 
 
-@max_pool.defjvp
-def _max_pool_jvp(window: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # Which values are the maximum is found once, and the gradient is then one pass over the images. Inside a compiled loop on a
-    # CPU core, images [32, 32, 32, 64]: 2.7 ms, that of the strided slices above 13.4, of a reshape and `jnp.max` 8.2; that of
-    # XLA's own pooling (`lax.reduce_window`), a select-and-scatter, is slower than all of them.
-    (images,), (tangent,) = primals, tangents
-    pooled = max_pool(images, window)
-    batch, rows, columns, channels = pooled.shape
+@jax.custom_jvp
+def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.maximum(a, b)
 
-    def windows(x: jax.Array) -> jax.Array:
-        return x[:, : rows * window, : columns * window].reshape(batch, rows, window, columns, window, channels)
 
-    largest = windows(images) == pooled[:, :, None, :, None]
-    share = jnp.sum(jnp.where(largest, windows(tangent), 0), (2, 4)) / jnp.sum(largest, (2, 4), dtype=pooled.dtype)
-    return pooled, share
+@_larger.defjvp
+def _larger_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # The gradient of `jnp.maximum`, without its divisions.
+    a, b = primals
+    share = jnp.where(a == b, 0.5, a > b).astype(a.dtype)
+    return jnp.maximum(a, b), share * tangents[0] + (1 - share) * tangents[1]
 
 
 def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bias: bool = True) -> jax.Array:

@@ -37,7 +37,11 @@ class Execution(NamedTuple):
 
 
 def client_mesh(num_devices: int) -> Mesh:
-    """A mesh of the first devices, over which a cohort is split."""
+    """A mesh of the first devices, over which a cohort is split.
+
+    On a CPU, XLA ends a process in which one device waits longer than a minute for another; `launch.command.use_all_cores` sets
+    the two flags (MAY_WAIT) that let it wait.
+    """
     return Mesh(np.array(jax.devices()[:num_devices]), (CLIENTS,))
 
 

@@ -7,13 +7,16 @@ import sys
 import pytest
 
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.simulation.simulator import Program, compiler_options
+from launch import command
 from tests import tiny
 
 
 @pytest.mark.parametrize(
     ("method", "overrides", "strategy", "devices"),
     [
-        ("fedavg", {}, "sharded", 4),  # the tests have 4 devices
+        ("fedavg", {"cohort_size": 8}, "sharded", 4),  # the tests have 4 devices
+        ("fedavg", {"cohort_size": 5}, "sharded", 3),  # in two turns, as on 4
         ("fedavg", {"cohort_size": 3}, "sharded", 3),
         ("fedavg", {"cohort_size": 1}, "scan", 1),
         ("fedavg", {"execution__devices": 1}, "scan", 1),
@@ -24,7 +27,7 @@ from tests import tiny
 def test_auto_shards_over_the_devices_that_the_cohort_can_use(method, overrides, strategy, devices):
     experiment = build(tiny.config(method, execution__strategy="auto", **overrides))
     assert experiment.layout["strategy"] == strategy
-    assert len(experiment.simulator.template(0).key.sharding.device_set) == devices
+    assert len(experiment.simulator.template(0).key.sharding.device_set) == experiment.layout["devices"] == devices
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,23 @@ def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(environme
     assert int(done.stdout) == expected
 
 
+def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take():
+    inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    code = "import os; from launch import command; command.use_all_cores(); print(os.environ['XLA_FLAGS'])"
+    for given in ({}, {"XLA_FLAGS": f"--{command.MAY_WAIT[1]}=7"}):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | given)
+        flags = dict(word.removeprefix("--").split("=") for word in done.stdout.split())
+        assert flags == {command.MAY_WAIT[0]: "86400", command.MAY_WAIT[1]: "7" if given else "86400"}
+
+
+def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch):
+    assert compiler_options("cpu") == {}  # the tests' own level goes first
+    assert compiler_options("gpu") == {}
+    monkeypatch.delenv("XLA_FLAGS")
+    assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
+    assert Program(lambda x: x + 1)(1.0) == 2.0  # XLA knows the option
+
+
 @pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
 def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
@@ -49,3 +69,18 @@ def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
     environment = inherited | {variable: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert list((tmp_path / folder).glob("jit_*-cache"))
+
+
+@pytest.mark.parametrize("setting", ["a file in the way", "no home", "none asked for"])
+def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, setting):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    (tmp_path / "file").touch()
+    environment = {
+        "a file in the way": {"XDG_CACHE_HOME": str(tmp_path / "file")},
+        "no home": {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": ""},
+        "none asked for": {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": ""},
+    }[setting]
+    code = "from launch import command; command.keep_programs(); import jax; print(jax.jit(jax.numpy.sum)(jax.numpy.eye(9)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | environment)
+    assert (done.stdout, done.stderr) == ("9.0\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

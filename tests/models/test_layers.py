@@ -21,6 +21,7 @@ SHAPES = [
     (2, 8, 7, 1, 1, 0),
     (2, 9, 8, 1, 2, 0),
     (2, 7, 9, 5, 1, 2),
+    (2, 6, 16, 5, 1, 0),  # the banded form's tiles: two of six columns
 ]
 
 
@@ -168,17 +169,29 @@ def test_max_pool_takes_each_windows_maximum_and_sends_the_gradient_there(height
 
 
 def test_max_pool_shares_the_gradient_among_equal_values():
-    images = jnp.asarray([[5.0, 5, 1, 2], [5, 3, 2, 2]]).reshape(1, 2, 4, 1)
-    weights = jnp.asarray([6.0, 9.0]).reshape(1, 1, 2, 1)
+    images = jnp.asarray([[5.0, 5, 1, 2, 0, 0], [5, 3, 2, 2, 0, -jnp.inf]]).reshape(1, 2, 6, 1)
+    images = jnp.concatenate([images, jnp.full_like(images, -jnp.inf)], axis=-1)
+    weights = jnp.asarray([8.0, 12.0, 4.0]).reshape(1, 1, 3, 1)
     gradient = jax.grad(lambda x: jnp.sum(weights * max_pool(x)))(images)
-    np.testing.assert_allclose(gradient.reshape(2, 4), [[2, 2, 0, 3], [2, 0, 3, 3]], rtol=1e-6)
+    # Rows are compared first: in the first window the left column's two have a quarter each, the right column's one a half.
+    np.testing.assert_array_equal(gradient[0, ..., 0], [[2, 4, 0, 3, 1, 2], [2, 0, 6, 3, 1, 0]])
+    np.testing.assert_array_equal(gradient[0, ..., 1], np.repeat([[2, 2, 3, 3, 1, 1]], 2, axis=0))
 
 
-def test_banded_is_a_form_of_its_own_where_it_pays():
-    images, kernel = jnp.zeros((2, 8, 8, 3)), jnp.zeros((3, 3, 3, 5))
-    for stride, pays in ((1, True), (2, False)):
-        program = str(jax.make_jaxpr(lambda x, k, stride=stride: LOWERINGS["banded"](x, k, stride, 1))(images, kernel))
-        assert ("conv_general_dilated" not in program) == pays
+def test_max_pool_has_second_derivatives():
+    images = jnp.asarray([[3.0, 1], [2, 0]]).reshape(1, 2, 2, 1)
+    second = jax.hessian(lambda x: jnp.sum(max_pool(x) ** 3))(images).reshape(4, 4)
+    np.testing.assert_array_equal(second, np.diag([18.0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "stride", "pays"),
+    [((8, 8, 3), 3, 1, True), ((8, 8, 3), 3, 2, False), ((8, 17, 3), 3, 1, False), ((8, 8, 7), 3, 1, False)],
+)
+def test_banded_is_a_form_of_its_own_where_it_pays(image, size, stride, pays):
+    images, kernel = jnp.zeros((2, *image)), jnp.zeros((size, size, image[-1], 5))
+    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["banded"](x, k, stride, 1))(images, kernel))
+    assert ("conv_general_dilated" not in program) == pays
 
 
 class Dropping(nn.Module):

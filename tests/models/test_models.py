@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from fedjax_ssl.models import build
 from fedjax_ssl.models.layers import LOWERINGS
+from fedjax_ssl.models.mlp import MLP
 from tests.models.test_layers import numpy_conv
 
 KEY = jax.random.key(0)
@@ -242,3 +243,22 @@ def test_wrong_arguments_are_one_clear_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         build(num_classes=10, **arguments)
     assert "\n" not in str(error.value)
+
+
+def test_a_program_that_applies_a_network_often_traces_it_once(monkeypatch):
+    calls = []
+    layer = MLP.__call__
+    monkeypatch.setattr(MLP, "__call__", lambda *args, **options: calls.append(1) or layer(*args, **options))
+    model = build("mlp", num_classes=5, conv="grouped", hidden=16)
+    params, stats = model.init(KEY, SHAPE)
+    images = jnp.ones((2, *SHAPE))
+    calls.clear()
+
+    def total(params):
+        once = jnp.sum(model.apply(params, stats, images, train=True)[0])
+        return once + jnp.sum(jax.vmap(lambda x: model.apply(params, stats, x, train=True)[0])(images[None]))
+
+    gradient, twice = jax.jit(jax.grad(total))(params), jax.jit(lambda p: total(p) + total(p))(params)
+    assert len(calls) == 1
+    assert np.isfinite(twice)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
