@@ -82,6 +82,7 @@ SHORT = {"rounds": 150}
 FEDSIAM_MNIST_SERVER: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "FedSiam-Pi": ("pi", SHORT, 91.3),
     "FedSiam-MT": ("mt", SHORT, 91.3),
+    "Pi without consistency": ("no_siamese", SHORT, None),
     "Pi with dropout in place of augmentation": ("pi", SHORT | {"model.variant": "released", "data.weak": "none"}, None),
 }
 # (FL)^2's Table 2: its parts, on top of FixMatch with FedAvg.
