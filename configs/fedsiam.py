@@ -16,9 +16,11 @@ DATA: dict[str, dict[str, dict[str, Any]]] = {
     "server": {"iid": {"partition": "iid"}, "noniid": SPLITS["fedsiam_server_noniid"]},
 }
 """Where the labels are -> split -> what it sets under `data`."""
-# Settings of D's curve (Table 4), and how often the released code goes through labeled data per epoch, by gamma.
+# Settings of D's curve (Table 4), and how often the released code goes through labeled data per epoch, by gamma. The rectangle
+# is that of 50 rounds; in more of them so narrow a one could not hold the share of layers that is to be uploaded.
 LINEAR = {"curve": "linear", "pi_rounds": 3}
 RECTANGLE = {"curve": "rectangle", "pi_rounds": 10, "end_round": 40}
+RECTANGLE_ROUNDS = 50
 REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
@@ -36,7 +38,8 @@ def make(
     """A config of FedSiam's setting: 100 clients, 10 a round, SGD .01 with momentum .9 and weight decay 1e-4 (Tables 2 and 4).
 
     Labels at the clients: 50 rounds of 5 local epochs, batch 10. At the server: `server_rounds` rounds of one local epoch,
-    batch 100, and one epoch of the server, batch 10.
+    batch 100, and one epoch of the server, batch 10; the paper has D at the clients alone, and its rectangle is scaled here
+    from 50 rounds to these.
 
     Args:
         argument: `word,labels_at=clients,gamma=.1,split=iid,variant=paper`, all optional.
@@ -72,6 +75,8 @@ def make(
     if at == "server":
         config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = server_rounds, 1, 100, 5
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, **curve}
+    if curve == RECTANGLE:
+        own |= {key: RECTANGLE[key] * config.rounds // RECTANGLE_ROUNDS for key in ("pi_rounds", "end_round")}
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
     repeats = REPEATS.get(gamma, 1)
     if released:

@@ -35,7 +35,8 @@ class FedSiamDOptions(FedSiamMTOptions):
             target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the layers that are far
             from the target's, which may be the large ones.
         pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
-        end_round: varphi_g, of the rectangle: from this round on tau = 0.
+        end_round: varphi_g, of the rectangle: from this round on tau = 0. Pi_rounds and end_round are to be as far apart as
+            (1 - mu) R_G rounds at least, the uploads of the whole run.
     """
 
     curve: str = choice("linear", "rectangle")
@@ -74,11 +75,9 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         The method, as of `fedsiam_pi`.
 
     Raises:
-        ValueError: the linear curve has no rounds after `pi_rounds`.
+        ValueError: the linear curve has no rounds after `pi_rounds`, or the rectangle too few for the share to upload.
     """
-    if options.curve == "linear" and options.pi_rounds >= server.rounds:
-        accepted = f"a number < rounds = {server.rounds} where method.curve=linear"
-        raise ValueError(f"method.pi_rounds: got {options.pi_rounds}, accepted: {accepted}")
+    _check_curve(options, server.rounds)
     method = method_of(
         task,
         client,
@@ -100,6 +99,19 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         return state, {**metrics, **sent}
 
     return method._replace(init=init, server_update=server_update, aggregator="stack")
+
+
+def _check_curve(options: FedSiamDOptions, rounds: int) -> None:
+    """Raises ValueError where a run of so many rounds has no place for the curve."""
+    if options.curve == "linear":
+        if options.pi_rounds >= rounds:
+            accepted = f"a number < rounds = {rounds} where method.curve=linear"
+            raise ValueError(f"method.pi_rounds: got {options.pi_rounds}, accepted: {accepted}")
+        return
+    least = options.pi_rounds + (1 - options.saved) * rounds  # where Eq. 12's tau is 1
+    if options.end_round < least - 1e-6:
+        accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {least:g}"
+        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted} where method.curve=rectangle")
 
 
 def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:

@@ -1,7 +1,10 @@
 """FedSiam's config files: the paper's values (its Tables 2 and 4), written out, and what the released code has instead."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from fedjax_ssl.methods.fedsiam_d import upload_share
 from tests.configs.test_configs import check, settings
 
 OPTIMIZER = {
@@ -84,6 +87,7 @@ CASES = {
     "fedsiam_cifar10": CLIENTS | CIFAR | D | RECTANGLE,
     "fedsiam_cifar10:mt,split=noniid3": CLIENTS | CIFAR | MT | KL | {"data.labeled_fraction": (0.55,) * 10 + (0.05,) * 90},
     "fedsiam_cifar10:pi,labels_at=server,split=noniid": SERVER | CIFAR | PI | KL,
+    "fedsiam_cifar10:d,labels_at=server": SERVER | CIFAR | RECTANGLE | {"method.pi_rounds": 40, "method.end_round": 160},
     "fedsiam_cifar10:d,variant=released": RELEASED | CIFAR | KL | EPOCHS | {"client.batch_size": 30},
     "fedsiam_cifar10:d,variant=released,split=noniid1": RELEASED
     | (CIFAR | D | {"client.batch_size": 30, "data.partition": "class_grid"}),
@@ -116,6 +120,16 @@ CASES = {
 def test_the_configs_are_the_papers_and_the_released_codes(name):
     file, _, argument = name.partition(":")
     check(settings(file, argument or None), CASES[name])
+
+
+@pytest.mark.parametrize("place", ["clients", "server"])
+@pytest.mark.parametrize("file", ["fedsiam_mnist", "fedsiam_cifar10", "fedsiam_svhn"])
+def test_ds_curve_saves_the_share_of_layers_that_is_asked_for(file, place):
+    """Over a whole run, to within a round: that at an end of the curve, and what is cut."""
+    run = settings(file, f"d,labels_at={place}")
+    options, rounds = run.method_options(), run.rounds
+    shares = upload_share(options, rounds, jnp.arange(1, rounds + 1))
+    np.testing.assert_allclose(jnp.sum(shares), (1 - options.saved) * rounds, atol=1)
 
 
 @pytest.mark.parametrize(
