@@ -1,7 +1,7 @@
 """FedAvg, FedAvg++ and FedProx on labeled examples: what semi-supervised methods with labels at the clients have to beat.
 
 With `data.reveal_labels` they train on all examples of the clients: the fully supervised references, FedAvg-SL and FedProx-SL.
-With the labels at the server, revealed ones make it FedAvg with server fine-tuning; else only the server has any to train on.
+With the labels at the server, revealed ones make it FedAvg with server fine-tuning; without them no client could train.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptio
 
     Returns:
         The method. Its client state is the local optimizer's, where `client` is persistent.
+
+    Raises:
+        ValueError: no client has labels.
     """
     del options
     return _fedavg(task, client, server, task.views.labeled)
@@ -60,7 +63,7 @@ def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOpti
     (FedDure's family; FedLabel's has 0.001).
 
     Raises:
-        ValueError: mu is 0.
+        ValueError: mu is 0, or no client has labels.
     """
     if not client.prox_mu > 0:
         raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
@@ -68,6 +71,12 @@ def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOpti
 
 
 def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
+    if "clients" not in task.labels_at:
+        raise ValueError(
+            "data.labels_at: got server for clients that train on labels alone, "
+            "accepted: clients, or server with data.reveal_labels=True"
+        )
+
     def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
         trained = local.train(

@@ -174,11 +174,16 @@ def test_the_servers_statistics_are_of_labeled_and_unlabeled_data_of_the_next_co
         assert data.unlabeled.count[k] == (0 if reveal else 175)
 
 
-@pytest.mark.parametrize("reveal", [True, False])
-def test_revealed_labels_are_trained_on_beside_those_at_the_server(reveal):
-    """FedAvg with server fine-tuning; where they are not revealed, only the server has labels."""
-    client = Client("fedavg", labels_at="server", data__reveal_labels=reveal)
-    output = client(labeled=9 if reveal else 0, unlabeled=0 if reveal else 20)
-    assert output.weight == (9 if reveal else 0)
-    assert np.any(flat(output.update)) == reveal
+def test_revealed_labels_are_trained_on_beside_those_at_the_server():
+    """FedAvg with server fine-tuning."""
+    client = Client("fedavg", labels_at="server", data__reveal_labels=True)
+    output = client(labeled=9, unlabeled=0)
+    assert output.weight == 9
+    assert np.any(flat(output.update))
     assert jax.tree.leaves(client.server.fine_tune)  # its optimizer's state: the server trains
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg_pp", "fedprox"])
+def test_clients_that_train_on_labels_alone_are_refused_where_the_server_keeps_them(method):
+    with pytest.raises(ValueError, match=r"^data.labels_at: got server for .*, accepted: clients, or .*reveal_labels=True$"):
+        tiny.experiment(method, labels_at="server")
