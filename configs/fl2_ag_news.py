@@ -5,7 +5,8 @@
     python -m launch.run --config=configs/fl2_ag_news.py:paper,labels=20,split=iid --config.data.path=ag_news.npz
 
 The paper's 20 epochs are taken as local ones; its optimizer, which it does not state, as CIFAR-10's. Its code has no loader.
-`method=semifl` runs SemiFL in this setting, without mixup, `method=fedmatch` FedMatch.
+`method=semifl` runs SemiFL in this setting, without mixup; other methods as in `configs/fl2_cifar10.py`, but for FedCon, whose
+clients train the layers before a classifier.
 Expected result: none measured yet. Run time: minutes; a linear classifier on 768 features.
 """
 

@@ -3,8 +3,8 @@
     python -m launch.run --config=configs/fl2_cifar100.py:paper,labels=400,split=iid --config.data.data_dir=DIR
 
 WRN-28-8, rho 1 (`paper`) or .1 (`released`). The released code does not run on CIFAR-100: its number of pre-trainings is
-undefined there, and is CIFAR-10's here. `method=semifl`, `fedmatch` or `fedcon`
-runs that method in this setting.
+undefined there, and is CIFAR-10's here. `method=` runs another method in this setting, as in
+`configs/fl2_cifar10.py`.
 Expected result: no reference accuracy at hand, and none measured yet.
 Run time: made for an accelerator; 23.4 million parameters for each of 10 clients a round.
 """

@@ -3,8 +3,8 @@
     python -m launch.run --config=configs/fl2_fashion_mnist.py:paper,labels=40,split=iid --config.data.data_dir=DIR
 
 The paper does not state the input's size (here zero-padded from 28 to 32), its normalization (here Fashion-MNIST's own) or its
-optimizer (here CIFAR-10's), and its code has no loader. `method=semifl`, `fedmatch` or `fedcon`
-runs that method in this setting.
+optimizer (here CIFAR-10's), and its code has no loader. `method=` runs another method in this setting, as
+in `configs/fl2_cifar10.py`.
 Expected result: none measured yet.
 Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
 """

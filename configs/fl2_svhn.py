@@ -5,7 +5,8 @@
 Expected (the paper's Table 1, mean and standard deviation of 3 seeds, in %; not yet reproduced here): 40 labels 75.3 (2.4) IID,
 31.0 (4.2) Dirichlet .3, 21.5 (3.3) Dirichlet .1.
 `method=` runs the paper's baselines in this setting; 40 labels: `semifl` 53.4 (13.3), 26.3 (2.5), 18.0 (2.6); `fedmatch`
-18.4 (4.7), 22.3 (.7), 20.7 (2.7); `fedcon` 20.3 (1.0), 21.6 (1.7), 20.5 (1.4).
+18.4 (4.7), 22.3 (.7), 20.7 (2.7); `fedcon` 20.3 (1.0), 21.6 (1.7), 20.5 (1.4). Its Table 2, 40 labels, IID: `fixmatch`
+50.2. Of other methods see `configs/fl2_cifar10.py`.
 Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
 """
 

@@ -4,7 +4,7 @@
 
 Expected (the paper's Table 1, mean and standard deviation of 4 seeds, in %, of the best round on the test set; not yet
 reproduced here): 1000 labels 96.9 (.1) IID, 95.2 (.2) Dirichlet .3, 93.0 (.5) Dirichlet .1, 92.2 (.8) with 2 classes a client
-(`split=l2`); 250 labels 96.8 (.3), 94.0 (.5), 91.2 (.3), 87.5 (1.1).
+(`split=l2`); 250 labels 96.8 (.3), 94.0 (.5), 91.2 (.3), 87.5 (1.1). The server's labels alone (`supervised`): 90.4, 77.1.
 Run time: made for an accelerator, not yet measured.
 """
 

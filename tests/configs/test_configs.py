@@ -7,6 +7,7 @@ The expected values are written out from (FL)^2's paper and its released code, n
 import importlib
 import itertools
 import pathlib
+from unittest.mock import ANY
 
 import pytest
 
@@ -184,7 +185,10 @@ FEDCON = {
     "rounds": 200,
     "cohort_size": 10,
 }
-FEDCON_MNIST = {"data.name": "mnist", "model.name": "mnist_cnn", "data.weak": "none", "data.mean": (), "data.std": ()}
+FEDCON_MNIST = {  # dropout in place of augmentation
+    "data.name": "mnist", "model.name": "mnist_cnn", "model.variant": "released", "data.weak": "none", "data.mean": (),
+    "data.std": (),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -205,6 +209,24 @@ def test_fedcon_may_be_run_in_fl2s_setting(file, labels):
     shared = {key: value for key, value in (PAPER | labels).items() if not key.startswith("method.")}
     split = {"data.num_labels": 10, "data.partition": "dirichlet", "data.alpha": 0.1}
     check(settings(file, "paper,method=fedcon,labels=10,split=dir0.1"), shared | split | {"method.name": "fedcon"})
+
+
+FIXMATCH = {"method.confidence": 0.95, "method.pseudo_labels": "global", "method.divisor": "accepted"}  # as (FL)^2 has it
+BASELINES = {
+    "paper,method=fixmatch": PAPER | FIXMATCH | {"method.strict": True, "method.batches": "all"},
+    "released,method=fixmatch": RELEASED | FIXMATCH | {"method.strict": False, "method.batches": "accepted"},
+    "paper,method=uda": PAPER | {"method.confidence": 0.8, "method.temperature": 0.4},
+    "paper,method=supervised": PAPER | {"server.sbn_data": "labeled"},
+}
+
+
+@pytest.mark.parametrize("argument", BASELINES)
+def test_baselines_run_in_fl2s_setting(argument):
+    """Its data, network, optimizers and epochs; of `method` their own."""
+    got = settings("fl2_svhn", f"{argument},labels=40")
+    own = {key for key in flat({"method": got.method}) if key != "method.name"}
+    expected = {key: value for key, value in BASELINES[argument].items() if not key.startswith("method.") or key in own}
+    check(got, expected | SVHN | {"method.name": argument.partition("=")[2], "data.num_labels": 40, "server.pretrain": ANY})
 
 
 # USB's settings of FreeMatch and FixMatch: 2^20 steps on 64 labeled and 7 x 64 unlabeled images.

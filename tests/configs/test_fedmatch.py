@@ -62,7 +62,20 @@ AT_CLIENTS = BOTH | {
     "data.num_labels": 5000,
     "client.batch_size": 10,
 }
+FIXMATCH = {
+    "method.name": "fixmatch",
+    "method.confidence": 0.95,
+    "method.pseudo_labels": "local",
+    "method.divisor": "batch",
+    "method.strict": False,
+}
 UNLABELED = {"data.unlabeled_partition": "batch_imbalanced", "data.labeled_partition": "class_balanced"}
+
+
+def fixmatch(expected: dict) -> dict:
+    """The same setting, and FixMatch as it was published."""
+    batches = ("method.unlabeled_batch_size",)
+    return {key: value for key, value in expected.items() if not key.startswith("method.") or key in batches} | FIXMATCH
 
 
 @pytest.mark.parametrize(
@@ -73,6 +86,8 @@ UNLABELED = {"data.unlabeled_partition": "batch_imbalanced", "data.labeled_parti
         ("released", AT_SERVER | {"method.confidence": 0.75}),
         ("paper,labels_at=clients", AT_CLIENTS | {"data.partition": "class_balanced"}),
         ("released,labels_at=clients,split=noniid", AT_CLIENTS | UNLABELED | {"method.confidence": 0.75}),
+        ("fixmatch", fixmatch(AT_SERVER)),
+        ("fixmatch,labels_at=clients", fixmatch(AT_CLIENTS)),
     ],
 )
 def test_the_config_is_the_papers_and_the_released_codes(argument, expected):

@@ -103,6 +103,12 @@ def test_the_rows_of_the_ablation_are_words(row, expected):
     check(ablation, PAPER | CIFAR10 | SPLITS["l2"] | {"server.batch_size": 250} | expected)
 
 
+def test_the_servers_labels_alone_are_trained_on_in_its_setting():
+    expected = {key: value for key, value in PAPER.items() if not key.startswith("method.")} | CIFAR10 | SPLITS["iid"]
+    expected |= {"method.name": "supervised", "data.num_labels": 250, "server.sbn_data": "labeled"}
+    check(settings("semifl_cifar10", "supervised,labels=250"), expected | {"server.batch_size": 10})
+
+
 @pytest.mark.parametrize("file", sorted({file for file, *_ in CASES}))
 def test_the_larger_number_of_labels_and_iid_are_the_defaults(file):
     labels = max(labels for name, labels, *_ in CASES if name == file)
@@ -133,6 +139,7 @@ def test_every_fl2_config_runs_semifl_too(file):
     ("file", "argument", "words"),
     [
         ("fl2_cifar10", "paper,method=semiflow", ["method", "semiflow", "fl2, semifl"]),
+        ("fl2_ag_news", "paper,method=fedcon", ["method", "fedcon", "fl2, semifl, fedmatch, fixmatch, uda, supervised"]),
         ("semifl_cifar10", "released", ["released", "paper, no_global_labels, no_fine_tuning, fedavg_fixmatch"]),
         ("semifl_svhn", "paper,split=l", ["split", "l2"]),
     ],
