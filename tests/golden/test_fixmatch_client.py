@@ -1,4 +1,4 @@
-"""One whole FixMatch `client_update` with labels at the clients and local pseudo-labels, against NumPy (Sohn et al. 2020)."""
+"""One whole FixMatch `client_update` with local pseudo-labels, for labels at both places, against NumPy (Sohn et al. 2020)."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,11 @@ from tests.golden.linear_clients import (
 CONFIDENCE = 0.75
 
 
-@pytest.mark.parametrize(("divisor", "weight"), [("batch", 1.0), ("accepted", 2.5)])
-def test_a_client_update_is_what_the_equations_say(divisor, weight):
+@pytest.mark.parametrize(
+    ("labels_at", "divisor", "weight"),
+    [("clients", "batch", 1.0), ("clients", "accepted", 2.5), ("server", "batch", 2.5)],  # the last: FedSiam's FedFixMatch
+)
+def test_a_client_update_is_what_the_equations_say(labels_at, divisor, weight):
     client, loss, unlabeled_loss, seen = Client(), [], [], []
 
     def gradients(w, labeled, unlabeled):
@@ -41,22 +44,21 @@ def test_a_client_update_is_what_the_equations_say(divisor, weight):
         unlabeled_loss.extend(-np.log(p_u[np.arange(len(label)), label])[accepted])
         # Eq. 4: over the whole batch, or ((FL)^2, Eq. 10) over its accepted examples.
         over = len(label) if divisor == "batch" else max(accepted.sum(), 1)
-        return [(x, supervised), (x_u, weight * (p_u - np.eye(3)[label]) * accepted[:, None] / over)]
+        parts = [(x_u, weight * (p_u - np.eye(3)[label]) * accepted[:, None] / over)]
+        return [(x, supervised), *parts] if labels_at == "clients" else parts
 
     update, momentum = client.trained(gradients)
     options = {"pseudo_labels": "local", "divisor": divisor, "strict": False, "confidence": CONFIDENCE}
     options |= {"unlabeled_weight": weight, "unlabeled_batch_size": UNLABELED_BATCH}
-    got_update, got_weight, got_momentum, metrics = client.got(fixmatch, FixMatchOptions(**options))
-    assert {0, 1} <= {a.sum() for *_, a in seen}  # a step that accepts nothing, and one whose divisors differ
+    got_update, got_weight, got_momentum, metrics = client.got(fixmatch, FixMatchOptions(**options), labels_at=(labels_at,))
+    # A step whose divisors differ and, with labels, one that accepts nothing.
+    assert ({0, 1} if labels_at == "clients" else {1}) <= {a.sum() for *_, a in seen}
     assert_same(got_update, update)
     assert_same(got_momentum, momentum)
-    assert got_weight == LABELED + UNLABELED
-    assert_metrics(
-        metrics,
-        {
-            "client/loss": (sum(loss), len(loss)),
-            "client/unlabeled_loss": (sum(unlabeled_loss), len(unlabeled_loss)),
-            **diagnostics(*zip(*seen, strict=True)),
-            **traffic(sum(len(a) + len(b) for a, b in STEPS), 2 * UNLABELED_BATCH + BATCH),
-        },
-    )
+    assert got_weight == (LABELED + UNLABELED if labels_at == "clients" else 1)
+    of_labeled, of_unlabeled = (sum(loss), len(loss)), (sum(unlabeled_loss), len(unlabeled_loss))
+    paired = {"client/loss": of_labeled, "client/unlabeled_loss": of_unlabeled}
+    expected = diagnostics(*zip(*seen, strict=True)) | (paired if labels_at == "clients" else {"client/loss": of_unlabeled})
+    images = sum((len(a) if labels_at == "clients" else 0) + len(b) for a, b in STEPS)
+    rows = 2 * UNLABELED_BATCH + (BATCH if labels_at == "clients" else 0)
+    assert_metrics(metrics, expected | traffic(images, rows))
