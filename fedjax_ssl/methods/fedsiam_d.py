@@ -35,8 +35,8 @@ class FedSiamDOptions(FedSiamMTOptions):
             target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the layers that are far
             from the target's, which may be the large ones.
         pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
-        end_round: varphi_g, of the rectangle: from this round on tau = 0. Pi_rounds and end_round are to be as far apart as
-            (1 - mu) R_G rounds at least, the uploads of the whole run.
+        end_round: varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, so
+            that tau does not have to be above 1.
     """
 
     curve: str = choice("linear", "rectangle")
