@@ -2,7 +2,7 @@
 
 As (FL)^2 has it, the default: clients pseudo-label with the global model once per round, keep what passes a fixed threshold,
 and train on strong views; the server averages them uniformly and fine-tunes on its labels. It equals (FL)^2 with a fixed
-threshold, no consistency term and uniform weights, which a test checks.
+threshold, no consistency term and uniform weights, which a test checks bit for bit.
 
 As Sohn et al. (2020) have it (`pseudo_labels=local`, `divisor=batch`, `strict=False`): in each step the current local weights
 label a batch's weak views, and the loss of the accepted ones is divided by the whole batch. With labels at the clients a step

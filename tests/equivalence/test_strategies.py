@@ -138,11 +138,8 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(cnn, strateg
     ("method", "labels_at"),
     [("fl2", "server"), ("uda", "clients"), pytest.param("fedcon", "server", marks=pytest.mark.slow)],
 )
-def test_data_on_the_host_give_the_same_rounds(method, labels_at):
-    experiment, states, rows = reference(method, labels_at)
+def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
+    experiment, states, rows = reference.__wrapped__(method, labels_at)  # compiled anew
     got_states, got_rows = run(experiment, "vmap", HostSimulator)
-    for row, got in zip(rows, got_rows, strict=True):
-        assert got == pytest.approx(row, rel=1e-5)
-        assert {key: got[key] for key in EQUAL if key in got} == {key: row[key] for key in EQUAL if key in row}
-    assert_agree(states[0], got_states[0], 1e-6)
-    assert_agree(states[2], got_states[2], 1e-5)
+    assert got_rows == rows
+    assert jax.tree.all(jax.tree.map(np.array_equal, states, got_states))

@@ -175,7 +175,7 @@ def test_each_ablation_changes_the_update():
             assert not np.array_equal(updates[one], updates[other]), (one, other)
 
 
-def test_fixmatch_is_fl2_without_its_three_parts():
+def test_fixmatch_is_fl2_without_its_three_parts_bit_for_bit(usual_emitters):
     rows, states = [], []
     parts_off = {"method__threshold": "fixed", "method__consistency": "none", "method__aggregation": "uniform"}
     for method, overrides in (("fixmatch", {}), ("fl2", parts_off)):
@@ -184,11 +184,8 @@ def test_fixmatch_is_fl2_without_its_three_parts():
         kept = [{k: v for k, v in row.items() if not k.startswith(("client/threshold", "time/", "perf/"))} for _, row in run]
         rows += [(method, row) for row in kept]
         states.append(run[-1][0])
-    of_fixmatch, of_fl2 = ([row for name, row in rows if name == method] for method in ("fixmatch", "fl2"))
-    for row, expected in zip(of_fl2, of_fixmatch, strict=True):
-        assert row == pytest.approx(expected, rel=1e-5)  # two programs: the same but for rounding
-        assert row["diagnostics/label_ratio"] == expected["diagnostics/label_ratio"] > 0
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), states[0].server, states[1].server)
+    assert [row for name, row in rows if name == "fl2"] == [row for name, row in rows if name == "fixmatch"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, states[0].server, states[1].server))
 
 
 def test_fedprox_pulls_towards_the_broadcast_model():
