@@ -159,3 +159,21 @@ def diagnostics(label, truth, accepted):
         "diagnostics/wrong_ratio": (used - right, len(label)),
         "diagnostics/correct_wrong_ratio": (right, used - right),
     }
+
+
+def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
+    """A client that trained by all STEPS on unlabeled examples and, with labels at the clients, on labeled ones beside them.
+
+    got: of `Client.got`; expected: of `Client.trained`; seen: (label, truth, accepted) of each step; the losses of all examples
+    that were averaged over, in the order of the steps.
+    """
+    paired = labels_at == "clients"
+    update, weight, momentum, metrics = got
+    for leaves, wanted in zip((update, momentum), expected, strict=True):
+        assert_same(leaves, wanted)
+    assert weight == (LABELED + UNLABELED if paired else 1)
+    of_labeled, of_unlabeled = (sum(loss), len(loss)), (sum(unlabeled_loss), len(unlabeled_loss))
+    losses = {"client/loss": of_labeled, "client/unlabeled_loss": of_unlabeled} if paired else {"client/loss": of_unlabeled}
+    images = sum((len(a) if paired else 0) + len(b) for a, b in STEPS)
+    rows = 2 * UNLABELED_BATCH + (BATCH if paired else 0)
+    assert_metrics(metrics, diagnostics(*zip(*seen, strict=True)) | losses | traffic(images, rows))
