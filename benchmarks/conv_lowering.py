@@ -1,6 +1,6 @@
 """Which convolution lowering is fast where: training and forward passes, inside and outside compiled loops.
 
-    python -m benchmarks.conv_lowering [--model wide_resnet] [--lowering hybrid im2col] [--output FILE.json]
+    python -m benchmarks.conv_lowering [--model wide_resnet] [--lowering hybrid im2col] [--json FILE.json]
 
 Networks: WRN-28-2, where `banded` is `hybrid` throughout; FedSiam's for MNIST, where it has a form of its own for both layers;
 the one of the digits, where it has for the first. Training: SGD steps on batches of 32 inside `lax.fori_loop`, for M clients
@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.provenance import provenance
 from fedjax_ssl.models import ModelFns, build
 from fedjax_ssl.models.layers import LOWERINGS
 
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--model", choices=list(IMAGE_SHAPES), default="wide_resnet")
     parser.add_argument("--lowering", nargs="+", choices=list(LOWERINGS), default=list(LOWERINGS))
     parser.add_argument("--depth", type=int, default=28, help="of wide_resnet: 10, 16, 22, 28, ...")
-    parser.add_argument("--output", type=pathlib.Path, help="JSON file for the results")
+    parser.add_argument("--json", type=pathlib.Path, help="JSON file for the results")
     args = parser.parse_args()
     results = []
     print(f"{'case':38s} {'images/s':>9s} {'images/cpu s':>12s} {'compile s':>9s}")
@@ -130,14 +131,9 @@ def main() -> None:
         print(f"{name:38s} {images / wall_s:9.1f} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
         rates = {"images_per_s": images / wall_s, "images_per_cpu_s": images / processor_s, "compile_s": compile_s}
         results.append({"case": " ".join(name.split()), **rates})
-    if args.output:
-        about = {
-            "device": jax.devices()[0].device_kind,
-            "jax_version": jax.__version__,
-            "model": args.model,
-            "depth": args.depth,
-        }
-        args.output.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+    if args.json:
+        settings = {"model": args.model, "depth": args.depth}
+        args.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

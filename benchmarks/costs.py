@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
 from typing import Any
 
-import jax
-
+from benchmarks.provenance import provenance
 from configs import digits
 from fedjax_ssl.experiment.build import build
 
@@ -88,11 +85,7 @@ def main() -> None:
         numbers = " | ".join(f"{line[key]:.2f}" for key in ("P", "B", "R_down", "R_up", "round_s"))
         print(f"| {method} | {numbers} | {line['paper']} |", flush=True)
     if arguments.json:
-        about = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
-            "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        }
-        arguments.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**provenance(), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.provenance import provenance
 from fedjax_ssl import build
 from fedjax_ssl.data.sources import from_arrays
 from fedjax_ssl.method import Cohort
@@ -141,15 +140,8 @@ def main() -> None:
         costs[network] = {case: meta_cost(lines, case) for case in ("direct", "nested")}
         print(f"{network}: the meta-gradient alone, x plain: " + ", ".join(f"{k} {v:.2f}" for k, v in costs[network].items()))
     if arguments.json:
-        about = {
-            "device": jax.devices()[0].device_kind,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-            "repeats": arguments.repeats,
-            "unlabeled": arguments.unlabeled,
-        }
-        text = json.dumps({**about, "results": results, "meta_gradient_x_plain": costs}, indent=1)
+        settings = {"repeats": arguments.repeats, "unlabeled": arguments.unlabeled}
+        text = json.dumps({**provenance(), **settings, "results": results, "meta_gradient_x_plain": costs}, indent=1)
         arguments.json.write_text(text + "\n")
 
 

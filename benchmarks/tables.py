@@ -18,29 +18,44 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import operator
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 from typing import Any, NamedTuple
 
-import jax
-
+from benchmarks.provenance import provenance
 from fedjax_ssl.experiment.experiment import DIVERGED
+from fedjax_ssl.methods.fedcon import FedConOptions
 
 DIGITS_10 = "configs/digits.py:fl2,labels=10"
 SPLITS = {"IID": "iid", "Dirichlet .3": "dir0.3"}
-LABELS_AT_SERVER = (
-    *("supervised", "fixmatch", "uda", "fl2", "semifl", "fedmatch", "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d"),
-    *("fixmatch_central", "freematch_central"),
-)
-# Its config has the learning rate of (FL)^2, whose parts it is compared with; see LEARNING_RATES in configs/digits.py.
-TUNED: dict[str, dict[str, Any]] = {
-    "fixmatch": {"client.optimizer.learning_rate": 0.1, "server.optimizer.learning_rate": 0.1},
+# A row's method in configs/digits.py and what it sets besides. FixMatch's config has the learning rate of (FL)^2, whose parts
+# it is compared with; here it has its own (LEARNING_RATES there). FedAvg's clients know all labels. The two rows under FedCon
+# say where what it learns is from.
+TUNED_FIXMATCH = {"client.optimizer.learning_rate": 0.1, "server.optimizer.learning_rate": 0.1}
+LABELS_AT_SERVER: dict[str, tuple[str, dict[str, Any]]] = {
+    "supervised": ("supervised", {}),
+    "FixMatch": ("fixmatch", TUNED_FIXMATCH),
+    "FixMatch + FedProx": ("fixmatch", TUNED_FIXMATCH | {"method.prox_mu": 0.01}),
+    "UDA": ("uda", {}),
+    "UDA + FedProx": ("uda", {"method.prox_mu": 0.01}),
+    "(FL)^2": ("fl2", {}),
+    "SemiFL": ("semifl", {}),
+    "FedMatch": ("fedmatch", {}),
+    "FedCon": ("fedcon", {}),
+    "FedCon, clients stay": ("fedcon", {"client.optimizer.learning_rate": 1e-9}),
+    "FedCon, the paper's averages": ("fedcon", {f"method.{k}": v for k, v in dataclasses.asdict(FedConOptions()).items()}),
+    "FedSiam-Pi": ("fedsiam_pi", {}),
+    "FedSiam-MT": ("fedsiam_mt", {}),
+    "FedSiam-D": ("fedsiam_d", {}),
+    "FixMatch, central": ("fixmatch_central", {}),
+    "FreeMatch, central": ("freematch_central", {}),
+    "FedAvg, all labels": ("fedavg", {}),
 }
 # FedDure's two splits of labeled and unlabeled data; FedAvg on the labels alone stands below all, on all labels above.
 SPLITS_AT_CLIENTS = {"(IID, IID)": "iid", "(DIR, DIR)": "dirdir"}
@@ -83,6 +98,7 @@ FEDSIAM_MNIST_SERVER: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "FedSiam-Pi": ("pi", SHORT, 91.3),
     "FedSiam-MT": ("mt", SHORT, 91.3),
     "Pi without consistency": ("no_siamese", SHORT, None),
+    "MT without consistency": ("mt", SHORT | {"method.consistency_weight": 0.0}, None),
     "Pi with dropout in place of augmentation": ("pi", SHORT | {"model.variant": "released", "data.weak": "none"}, None),
 }
 # (FL)^2's Table 2: its parts, on top of FixMatch with FedAvg.
@@ -129,8 +145,8 @@ TABLES = {
     "digits_server": Table(
         seeds=3,
         cells=[
-            Cell(method, f"40 labels, {name}", f"configs/digits.py:{method},labels=40,split={split}", TUNED.get(method, {}))
-            for method in LABELS_AT_SERVER
+            Cell(row, f"40 labels, {name}", f"configs/digits.py:{method},labels_at=server,labels=40,split={split}", overrides)
+            for row, (method, overrides) in LABELS_AT_SERVER.items()
             for name, split in SPLITS.items()
         ],
     ),
@@ -150,7 +166,7 @@ TABLES = {
         ],
     ),
     "fedsiam_mnist_server": Table(
-        seeds=1,
+        seeds=3,
         cells=[
             Cell(row, "gamma .01, IID", f"configs/fedsiam_mnist.py:{word},labels_at=server,gamma=0.01", overrides, paper)
             for row, (word, overrides, paper) in FEDSIAM_MNIST_SERVER.items()
@@ -182,6 +198,7 @@ def run(cell: Cell, seed: int, workdir: pathlib.Path, extra: list[str]) -> dict[
         return {"seed": seed, "error": error}
     results = {
         "seed": seed,
+        "commit": summary["git_commit"],
         "accuracy": summary["eval/accuracy"],
         "accuracy_last5": summary["eval/accuracy_last5"],
         "pseudo_label_accuracy": mean_of_last(rows, "diagnostics/pseudo_label_accuracy"),
@@ -241,19 +258,13 @@ def line(cell: Cell, runs: list[dict[str, Any]]) -> str:
     )
 
 
-def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]], command: str) -> None:
-    """Writes a table's cells as JSON, one a line; what `path` holds of the table's other cells stays."""
+def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]]) -> None:
+    """Writes a table's cells as JSON, one a line, each with its provenance; what `path` holds of the table's others stays."""
     key = operator.itemgetter("row", "column")
     old = json.loads(path.read_text())["cells"] if path.exists() else []
-    cells = {key(cell): cell for cell in [*old, *results]}
-    about = {
-        "command": f"python -m benchmarks.tables {command}",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
-    }
-    head = [f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in about.items()]
+    cells = {key(cell): cell for cell in [*old, *({**result, "from": provenance()} for result in results)]}
     rows = [json.dumps(cells[place]) for cell in table.cells if (place := (cell.row, cell.column)) in cells]
-    path.write_text("{\n" + "".join(head) + '"cells": [\n' + ",\n".join(rows) + "\n]\n}\n")
+    path.write_text('{"cells": [\n' + ",\n".join(rows) + "\n]}\n")
 
 
 def main() -> None:
@@ -282,8 +293,7 @@ def main() -> None:
             print(line(cell, runs), flush=True)
             results.append({**cell._asdict(), "runs": runs})
     if arguments.json:
-        set_besides = [word for word in extra if not word.startswith(("--config.data.data_dir", "--config.data.path"))]
-        write(arguments.json, table, results, " ".join([arguments.table, f"--jobs={arguments.jobs}", *set_besides]))
+        write(arguments.json, table, results)
     if any(DIVERGED not in one.get("error", DIVERGED) for cell in results for one in cell["runs"]):
         sys.exit(1)
 

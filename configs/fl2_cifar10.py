@@ -7,8 +7,7 @@ Expected (the paper's Table 1, mean and standard deviation of 3 seeds, in %; not
 `method=` runs the paper's baselines in this setting; 40 labels: `semifl` 75.3 (2.8), 38.0 (2.7), 19.9 (7.5); `fedmatch`
 25.4 (2.8), 25.2 (3.5), 25.6 (2.2); `fedcon` 23.3 (6.2), 26.5 (2.1), 25.4 (2.3). With 10 labels they have 10.0 to 16.9.
 `fixmatch` is the FixMatch + FedAvg of its Table 2; `uda`, and `supervised`, the labels alone, are not in the paper. `fedmatch`
-has its own weights, made for a learning rate of .001: at .03 with momentum they may cost it accuracy, as they do on digits
-(`--config.method.lambda_s=1.0 --config.method.lambda_a=1.0 --config.method.lambda_l2=0.01` are those there).
+has weights for a learning rate of .03 (`common.FEDMATCH_AT_LARGE_RATES`); the paper does not say which it had.
 Run time: made for an accelerator. On two CPU cores two rounds with `--config.cohort_size=2 --config.client.epochs=1` take
 minutes, compilation included.
 """

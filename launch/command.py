@@ -15,6 +15,8 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "The config file, with 
 WRONG_INPUT = (ValueError, OSError)
 MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
+MAY_WAIT_BELOW = (0, 13)
+"""The JAX that may not know these flags any more: XLA ends a process for one that it does not know."""
 
 
 def use_all_cores() -> None:
@@ -26,9 +28,10 @@ def use_all_cores() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
     # train, would end the process: XLA takes it to be stuck.
-    waiting = [f for f in MAY_WAIT if f not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
     import jax
+
+    waiting = [f for f in MAY_WAIT if f not in flags] if jax.__version_info__ < MAY_WAIT_BELOW else []
+    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
 
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -44,6 +47,8 @@ def keep_programs() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         folder = pathlib.Path(caches, "fedjax_ssl")
+        if not folder.is_absolute():  # a user without a home: "~" stays as it is
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:

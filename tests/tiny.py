@@ -15,7 +15,8 @@ LABELS_AT = {
     "fedmatch": ("server", "clients"),
     "uda": ("clients", "server"),
     **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
-    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg", "fedavg_pp", "fedprox"), ("clients",)),
+    "fedavg": ("clients", "server"),
+    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
@@ -37,6 +38,7 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
     tree.server.optimizer.schedule = tree.client.optimizer.schedule = "constant"
     tree.server.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03
     tree.data.labels_at = labels_at or LABELS_AT.get(method, ("server",))[0]
+    tree.data.reveal_labels = method == "fedavg" and labels_at == "server"  # with server fine-tuning
     if tree.data.labels_at == "clients":
         tree.data.labeled_fraction, tree.client.batch_size, tree.client.epochs = (0.3,), 8, 3
         if method.startswith("fedsiam"):

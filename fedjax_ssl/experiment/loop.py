@@ -165,12 +165,12 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         **experiment.layout,
         "device": f"{experiment.layout['devices']} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "num_params": experiment.num_params,
     }
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """The commit of the code that ran, with `+` where files have changed since; None outside of a repository."""
     here = pathlib.Path(__file__).parent
 

@@ -36,7 +36,7 @@ class FedSiamDOptions(FedSiamMTOptions):
             from the target's, which may be the large ones.
         pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
         end_round: varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, so
-            that tau does not have to be above 1.
+            that tau does not have to be above 1; at most R_G + 1, so that the whole rectangle is within the run.
     """
 
     curve: str = choice("linear", "rectangle")
@@ -75,7 +75,8 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         The method, as of `fedsiam_pi`.
 
     Raises:
-        ValueError: the linear curve has no rounds after `pi_rounds`, or the rectangle too few for the share to upload.
+        ValueError: the linear curve has no rounds after `pi_rounds`, or the rectangle too few for the share to upload, or it
+            outlasts the run.
     """
     _check_curve(options, server.rounds)
     method = method_of(
@@ -112,6 +113,9 @@ def _check_curve(options: FedSiamDOptions, rounds: int) -> None:
     if options.end_round < least - 1e-6:
         accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {least:g}"
         raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted} where method.curve=rectangle")
+    if options.end_round > rounds + 1:
+        accepted = f"a number <= rounds + 1 = {rounds + 1} where method.curve=rectangle"
+        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted}")
 
 
 def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ def test_it_prints_a_table_and_writes_it(monkeypatch, tmp_path, capsys):
     for line in written["results"]:
         assert line["spread_ms"][0] <= line["step_ms"] <= line["spread_ms"][1]
     assert written["results"][0]["step_ratio"] == written["results"][0]["processor_ratio"] == 1
-    assert written["jax"]
+    assert written["versions"]["jax"]
     assert set(written["meta_gradient_x_plain"]["linear"]) == {"direct", "nested"}
 
 

@@ -294,9 +294,11 @@ def test_digits_takes_every_method(method):
     at_server = {"data.labels_at": "server", "data.num_labels": 40, "data.labeled_fraction": ()}
     at_clients = {"data.labels_at": "clients", "data.labeled_fraction": (0.1,)}
     places = tiny.LABELS_AT.get(method, ("server",))
-    default = "server" if "server" in places else "clients"
+    default = "server" if "server" in places and method not in common.ON_ALL_LABELS else "clients"
     for argument, place in ((method, default), *((f"{method},labels_at={place}", place) for place in places)):
-        check(settings("digits", argument), {"data.partition": "iid"} | (at_clients if place == "clients" else at_server))
+        expected = at_clients if place == "clients" else at_server
+        revealed = place == "server" and method in common.ON_ALL_LABELS
+        check(settings("digits", argument), {"data.partition": "iid", "data.reveal_labels": revealed} | expected)
 
 
 def test_the_methods_that_read_labels_at_the_clients_are_in_one_list():

@@ -97,6 +97,8 @@ def test_the_config_is_the_papers_and_the_released_codes(argument, expected):
 def test_in_fl2s_setting_only_the_method_is_its_own():
     ours, theirs = (settings("fl2_svhn", f"paper,labels=250,split=dir0.1,method={name}") for name in ("fedmatch", "fl2"))
     assert ours.method["name"] == "fedmatch"
+    # Its own weights are for a learning rate thirty times smaller.
+    assert [ours.method[key] for key in ("lambda_s", "lambda_a", "lambda_i", "lambda_l2")] == [1.0, 1.0, 0.01, 0.01]
     for group in ("model", "data", "client", "server", "rounds", "cohort_size"):
         assert getattr(ours, group) == getattr(theirs, group)
 

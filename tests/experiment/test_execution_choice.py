@@ -71,16 +71,20 @@ def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
     assert list((tmp_path / folder).glob("jit_*-cache"))
 
 
-@pytest.mark.parametrize("setting", ["a file in the way", "no home", "none asked for"])
+@pytest.mark.parametrize("setting", ["a file in the way", "no home", "nobody", "none asked for"])
 def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, setting):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
     (tmp_path / "file").touch()
     environment = {
         "a file in the way": {"XDG_CACHE_HOME": str(tmp_path / "file")},
         "no home": {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": ""},
+        "nobody": {"XDG_CACHE_HOME": ""},
         "none asked for": {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": ""},
     }[setting]
     code = "from launch import command; command.keep_programs(); import jax; print(jax.jit(jax.numpy.sum)(jax.numpy.eye(9)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | environment)
+    if setting == "nobody":  # a user that the system does not know, as in a container
+        code = f"import os; os.environ.pop('HOME', None); import pwd; pwd.getpwuid = dict().__getitem__; {code}"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=inherited | environment, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("9.0\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

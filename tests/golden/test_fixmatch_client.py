@@ -10,10 +10,15 @@ CONFIDENCE = 0.75
 
 
 @pytest.mark.parametrize(
-    ("labels_at", "divisor", "weight"),
-    [("clients", "batch", 1.0), ("clients", "accepted", 2.5), ("server", "batch", 2.5)],  # the last: FedSiam's FedFixMatch
+    ("labels_at", "divisor", "weight", "prox_mu"),
+    [
+        ("clients", "batch", 1.0, 0.0),
+        ("clients", "accepted", 2.5, 0.0),
+        ("server", "batch", 2.5, 0.0),  # FedSiam's FedFixMatch
+        ("server", "batch", 2.5, 0.5),  # FedProx + FixMatch
+    ],
 )
-def test_a_client_update_is_what_the_equations_say(labels_at, divisor, weight):
+def test_a_client_update_is_what_the_equations_say(labels_at, divisor, weight, prox_mu):
     client, loss, unlabeled_loss, seen = Client(), [], [], []
 
     def gradients(w, labeled, unlabeled):
@@ -33,10 +38,10 @@ def test_a_client_update_is_what_the_equations_say(labels_at, divisor, weight):
         parts = [(x_u, weight * (p_u - np.eye(3)[label]) * accepted[:, None] / over)]
         return [(x, supervised), *parts] if labels_at == "clients" else parts
 
-    expected = client.trained(gradients)
+    expected = client.trained(gradients, prox_mu)
     options = {"pseudo_labels": "local", "divisor": divisor, "strict": False, "confidence": CONFIDENCE}
     options |= {"unlabeled_weight": weight, "unlabeled_batch_size": UNLABELED_BATCH}
-    got = client.got(fixmatch, FixMatchOptions(**options), labels_at=(labels_at,))
+    got = client.got(fixmatch, FixMatchOptions(**options), prox_mu=prox_mu, labels_at=(labels_at,))
     # A step whose divisors differ and, with labels, one that accepts nothing.
     assert ({0, 1} if labels_at == "clients" else {1}) <= {a.sum() for *_, a in seen}
     assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at)

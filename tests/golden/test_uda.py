@@ -15,10 +15,15 @@ T, CONFIDENCE = 0.4, 0.7
 
 
 @pytest.mark.parametrize(
-    ("labels_at", "schedule", "round", "eta"),
-    [("clients", "none", 0, np.inf), ("clients", "linear", 1, 1 / 4 * (1 - 1 / 3) + 1 / 3), ("server", "none", 0, np.inf)],
+    ("labels_at", "schedule", "round", "eta", "prox_mu"),
+    [
+        ("clients", "none", 0, np.inf, 0.0),
+        ("clients", "linear", 1, 1 / 4 * (1 - 1 / 3) + 1 / 3, 0.0),
+        ("server", "none", 0, np.inf, 0.0),
+        ("server", "none", 0, np.inf, 0.5),  # FedProx + UDA
+    ],
 )
-def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, eta):
+def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, eta, prox_mu):
     client, loss, unlabeled_loss, seen, kept_counts, sharpened = Client(), [], [], [], [], []
 
     def gradients(w, labeled, unlabeled):
@@ -42,9 +47,9 @@ def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, e
         parts = [(x_u, (p_u - target) * used[:, None] / len(q))]  # the target is a constant
         return [(x, supervised), *parts] if labels_at == "clients" else parts
 
-    expected = client.trained(gradients)
+    expected = client.trained(gradients, prox_mu)
     options = UDAOptions(confidence=CONFIDENCE, unlabeled_batch_size=UNLABELED_BATCH, tsa=schedule)
-    got = client.got(uda, options, round=round, rounds=4, labels_at=(labels_at,))
+    got = client.got(uda, options, prox_mu=prox_mu, round=round, rounds=4, labels_at=(labels_at,))
     assert np.concatenate(sharpened).any()  # the mask of sharpened probabilities would be another
     assert schedule == "none" or (min(kept_counts), max(kept_counts)) != (3, 3)
     assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at)

@@ -24,7 +24,7 @@ def distance(a, b) -> float:
 
 def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     # One network in rounds 1 and 2, and all layers uploaded in round 3.
-    curve = {"method__curve": "rectangle", "method__saved": 0.0, "method__pi_rounds": 2, "method__end_round": 5, "rounds": 3}
+    curve = {"method__curve": "rectangle", "method__saved": 1 / 3, "method__pi_rounds": 2, "method__end_round": 4, "rounds": 3}
     data = {"data__num_clients": 6, "data__labels_at": "clients", "data__num_labels": 60}
     training = {"cohort_size": 3, "client__epochs": 3, "client__batch_size": 16, "server__momentum": 0.0}
     experiment = tiny.experiment("fedsiam_d", network="linear", eval_every=1, **curve, **data, **training)
@@ -146,6 +146,7 @@ def test_the_server_trains_after_the_clients():
         ("fedsiam_d", {"pi_rounds": 4}, ["method.pi_rounds", "got 4", "rounds = 4", "linear"]),
         ("fedsiam_d", {"pi_rounds": 4, "curve": "rectangle", "end_round": 4}, ["method.end_round", "got 4", "pi_rounds = 4"]),
         ("fedsiam_d", {"saved": 0.25, "curve": "rectangle", "end_round": 2}, ["method.end_round", "got 2", "saved", "= 3 "]),
+        ("fedsiam_d", {"curve": "rectangle", "end_round": 6}, ["method.end_round", "got 6", "rounds + 1 = 5"]),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(method, option, words):

@@ -186,4 +186,4 @@ def test_revealed_labels_are_trained_on_beside_those_at_the_server():
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_pp", "fedprox"])
 def test_clients_that_train_on_labels_alone_are_refused_where_the_server_keeps_them(method):
     with pytest.raises(ValueError, match=r"^data.labels_at: got server for .*, accepted: clients, or .*reveal_labels=True$"):
-        tiny.experiment(method, labels_at="server")
+        tiny.experiment(method, labels_at="server", data__reveal_labels=False)

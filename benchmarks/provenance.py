@@ -1,0 +1,44 @@
+"""Where a result is from, as every benchmark writes it beside its numbers."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from fedjax_ssl.experiment.loop import git_commit
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+PLACES = ("--workdir", "--json", "--data_dir", "--config.data.data_dir", "--config.data.path")
+
+
+def provenance() -> dict[str, Any]:
+    """The command as it was typed, the code's commit now, machine, device and versions.
+
+    Arguments that name a folder or a file are left out, as they say nothing of the result.
+    """
+    words = [word for word in sys.argv[1:] if not word.startswith(PLACES)]
+    return {
+        "command": " ".join(["python -m", f"benchmarks.{pathlib.Path(sys.argv[0]).stem}", *words]),
+        "commit": git_commit(),
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+    }
+
+
+def processor() -> str:
+    """The processor's name and generation, on which the last bits depend; its architecture where the system does not tell."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" not in first:
+        return platform.machine()
+    return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
