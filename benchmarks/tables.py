@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import dataclasses
 import json
 import operator
 import os
@@ -30,13 +29,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.provenance import provenance
 from fedjax_ssl.experiment.experiment import DIVERGED
-from fedjax_ssl.methods.fedcon import FedConOptions
 
 DIGITS_10 = "configs/digits.py:fl2,labels=10"
 SPLITS = {"IID": "iid", "Dirichlet .3": "dir0.3"}
 # A row's method in configs/digits.py and what it sets besides. FixMatch's config has the learning rate of (FL)^2, whose parts
-# it is compared with; here it has its own (LEARNING_RATES there). FedAvg's clients know all labels. The two rows under FedCon
-# say where what it learns is from.
+# it is compared with; here it has its own (LEARNING_RATES there). FedAvg's clients know all labels. FedCon with clients that
+# stay as they are says what they add to its server's training.
 TUNED_FIXMATCH = {"client.optimizer.learning_rate": 0.1, "server.optimizer.learning_rate": 0.1}
 LABELS_AT_SERVER: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("supervised", {}),
@@ -49,7 +47,6 @@ LABELS_AT_SERVER: dict[str, tuple[str, dict[str, Any]]] = {
     "FedMatch": ("fedmatch", {}),
     "FedCon": ("fedcon", {}),
     "FedCon, clients stay": ("fedcon", {"client.optimizer.learning_rate": 1e-9}),
-    "FedCon, the paper's averages": ("fedcon", {f"method.{k}": v for k, v in dataclasses.asdict(FedConOptions()).items()}),
     "FedSiam-Pi": ("fedsiam_pi", {}),
     "FedSiam-MT": ("fedsiam_mt", {}),
     "FedSiam-D": ("fedsiam_d", {}),

@@ -25,9 +25,13 @@ REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
     "fixmatch": common.LOCAL_FIXMATCH,
-    "fedmatch": {"method.confidence": 0.95},
+    "fedmatch": common.FEDMATCH_AT_LARGE_RATES | {"method.confidence": 0.95},
 }  # fmt: skip
-"""What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold."""
+"""What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold.
+
+FedMatch does not learn here with its own weights, which are for a tenth of the learning rate and no momentum."""
+UNLABELED_RATIO = 7
+"""FixMatch's and UDA's mu: a step's unlabeled images for each labeled one, as they were published; the paper does not say."""
 PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
 """The baselines that the released code trains on hard labels alone, with momentum .5 and no weight decay."""
 
@@ -86,6 +90,8 @@ def make(
     config.update_from_flattened_dict(BASELINES.get(word, {}))
     if word == "fedmatch" and at == "clients":
         config.update_from_flattened_dict(common.FEDMATCH_AT_CLIENTS)
+    if word in ("fixmatch", "uda") and at == "clients":
+        config.method.unlabeled_batch_size = UNLABELED_RATIO * config.client.batch_size
     if released and word not in OURS:
         _released_baseline(config, word, repeats)
     return config

@@ -1,7 +1,8 @@
 """UDA (Xie et al. 2020) with FedAvg or FedProx: a baseline of FedDure and FedLabel, for labels at the clients or at the server.
 
-The defaults are the released code's for CIFAR-10. Labels at the clients: a step takes a labeled and an unlabeled batch. Labels
-at the server: the clients learn from consistency alone, and the server fine-tunes on its labels after each aggregation.
+Loss, temperature and threshold are the released code's for CIFAR-10. Labels at the clients: a step takes a labeled and an
+unlabeled batch. Labels at the server: the clients learn from consistency alone, and the server fine-tunes on its labels after
+each aggregation.
 """
 
 from __future__ import annotations

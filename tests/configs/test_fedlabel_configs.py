@@ -84,7 +84,9 @@ CASES = {
     "fedlabel_cifar10:fixmatch": SETTING
     | CIFAR10
     | {"method.name": "fixmatch", "method.pseudo_labels": "local", "method.divisor": "batch", "method.confidence": 0.95},
-    "fedlabel_cifar10:uda": SETTING | CIFAR10 | {"method.name": "uda", "method.confidence": 0.8},
+    "fedlabel_cifar10:uda": SETTING
+    | CIFAR10
+    | {"method.name": "uda", "method.confidence": 0.8, "method.unlabeled_batch_size": 0},
     "fedlabel_cifar10:fedprox": SETTING | CIFAR10 | {"method.name": "fedprox", "method.prox_mu": 0.001},
     "fedlabel_cifar10:fedavg": SETTING | CIFAR10 | {"method.name": "fedavg", "method.prox_mu": 0.0},
     "fedlabel_cifar10:fedtrinet": SETTING | CIFAR10 | {"method.name": "fedtrinet", "method.labeled_rounds": 200},
