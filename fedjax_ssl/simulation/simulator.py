@@ -45,12 +45,21 @@ class Program:
 
     def __init__(self, function: Callable, **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
-        self._compiled: Callable | None = None
+        self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0
 
     def eval_shape(self, *args: Any) -> Any:
         """Shapes and dtypes of the function's results."""
         return self._jitted.eval_shape(*args)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that a call needs at most, arguments and results included; 0 before the first call, or unknown."""
+        needs = self._compiled.memory_analysis() if self._compiled is not None else None
+        if needs is None:
+            return 0
+        sizes = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
+        return sizes - needs.alias_size_in_bytes
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function, compiling it first where this is the first call."""
@@ -112,6 +121,11 @@ class Simulator:
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
         return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
+        return self._round.memory_bytes
 
     def template(self, seed: int) -> RunState:
         """The shapes, dtypes and placement of a run's state, without computing one."""

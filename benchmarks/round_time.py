@@ -1,0 +1,229 @@
+"""How fast local steps are: client images per second, and the share of the device's measured ceilings, of every combination.
+
+    python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan vmap] [--dtype float32] ...
+    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json
+
+Workloads, whole rounds of them on random images: (FL)^2's step on WRN-28-2 (32 images, weak and strong views, ASAM) and on the
+CNN of the digits, FedDure's on ResNet-9 (10 labeled and 90 unlabeled images, both regulators), FedSiam-Pi's on its network for
+MNIST (10 images). The server takes one step on ten labels, beside which a client takes `--steps`. Convolution lowering x client
+loop x dtype x cohort; without a list of its own each axis has what is worth trying on the platform: XLA's convolution inside a
+loop takes minutes a step on a CPU and is left out there.
+
+Ceilings are measured first: a large matrix product in each dtype, and a copy, counting bytes read and written. Arithmetic and
+bytes of a pass are XLA's count for one forward, and one forward and backward, pass of the network in a program of their own,
+times the passes that the round reports. So `matmul` is the share of the ceiling that useful arithmetic reached, whatever the
+lowering does besides, and `memory` the share of the bandwidth by the bytes that such a program would move. Peak memory is what
+the round's program asks for, arguments included. One round to warm up, then at least 3 and `--seconds` of rounds: median and
+quartiles of images per second. What does not fit into `--budget` seconds in all is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.provenance import provenance
+from fedjax_ssl import build, models
+from fedjax_ssl.data.sources import from_arrays
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.models.layers import DTYPES, LOWERINGS
+
+
+class Workload(NamedTuple):
+    """A method on a network.
+
+    Attributes:
+        method: its settings.
+        model: the network's.
+        image_shape: of the images.
+        labels_at: where the labels are.
+        batch_size: of a client's step (of its labeled examples where it has labels).
+        optimizer: of the clients.
+    """
+
+    method: dict[str, Any]
+    model: dict[str, Any]
+    image_shape: tuple[int, int, int]
+    labels_at: str
+    batch_size: int
+    optimizer: dict[str, Any]
+
+
+WORKLOADS = {
+    "fl2_wrn28_2": Workload({"name": "fl2"}, {"name": "wide_resnet"}, (32, 32, 3), "server", 32, {}),
+    "feddure_resnet9": Workload(
+        {"name": "feddure", "unlabeled_batch_size": 90},
+        {"name": "resnet9", "variant": "feddure", "norm": "running"},
+        (32, 32, 3),
+        "clients",
+        10,
+        {"name": "adam", "learning_rate": 5e-4},
+    ),
+    "fl2_cnn": Workload({"name": "fl2"}, {"name": "cnn", "width": 32}, (8, 8, 1), "server", 32, {}),
+    "fedsiam_mnist_cnn": Workload(
+        {"name": "fedsiam_pi"}, {"name": "mnist_cnn", "norm": "running"}, (28, 28, 1), "clients", 10, {"learning_rate": 0.01}
+    ),
+}
+ON_CPU = {"conv": ["hybrid", "im2col", "banded"], "loop": ["scan", "vmap"], "dtype": ["float32"], "cohort": [2]}
+ON_ACCELERATOR = {"conv": ["grouped", "im2col"], "loop": ["vmap", "scan"], "dtype": list(DTYPES), "cohort": [10]}
+LEAST_ROUNDS = 3
+
+
+class Ceilings(NamedTuple):
+    """What the device does at most: floating-point operations per second by dtype, and bytes per second."""
+
+    flops: dict[str, float]
+    bandwidth: float
+
+
+def best_time(program: Callable[[], Any], repeats: int = 5) -> float:
+    """The least seconds of some runs, after one to warm up."""
+    times = []
+    for repeat in range(repeats + 1):
+        started = time.perf_counter()
+        jax.block_until_ready(program())
+        if repeat:
+            times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def ceilings(dtypes: list[str]) -> Ceilings:
+    """Measures them."""
+    on_cpu = jax.default_backend() == "cpu"
+    size, length = (1536, 2**25) if on_cpu else (8192, 2**28)
+    flops = {}
+    for dtype in dtypes:
+        matrix = jax.random.normal(jax.random.key(0), (size, size)).astype(dtype)
+        product = jax.jit(lambda a: a @ a).lower(matrix).compile()
+        flops[dtype] = 2 * size**3 / best_time(lambda run=product, a=matrix: run(a))
+    vector = jnp.arange(length, dtype=jnp.float32)
+    copy = jax.jit(lambda x: x + 1).lower(vector).compile()
+    return Ceilings(flops, 2 * vector.nbytes / best_time(lambda: copy(vector)))
+
+
+def costs(workload: Workload, dtype: str) -> dict[str, tuple[float, float]]:
+    """`flops` and `bytes accessed` of one example: (forward, back), as XLA counts them for a batch in no loop."""
+    options = {key: value for key, value in workload.model.items() if key not in ("name", "norm")}
+    model = models.build(workload.model["name"], num_classes=10, conv="grouped", dtype=dtype, **options)
+    params, stats = model.init(jax.random.key(0), workload.image_shape)
+    images = jnp.zeros((workload.batch_size, *workload.image_shape))
+
+    def loss(params: Any) -> jax.Array:
+        logits, _ = model.apply(params, stats, images, train=True, key=jax.random.key(0))
+        return jnp.sum(logits**2)
+
+    forward, both = (jax.jit(f).lower(params).compile().cost_analysis() for f in (loss, jax.grad(loss)))
+    names = ("flops", "bytes accessed")
+    return {name: (forward[name] / len(images), (both[name] - forward[name]) / len(images)) for name in names}
+
+
+def experiment(workload: Workload, *, conv: str, loop: str, dtype: str, cohort: int, steps: int) -> Experiment:
+    """A round of `cohort` clients with `steps` local steps each, and one of the server."""
+    at_clients = workload.labels_at == "clients"
+    unlabeled = workload.method.get("unlabeled_batch_size", 0) or workload.batch_size
+    per_client = workload.batch_size + unlabeled
+    count = cohort * per_client + 10
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (count, *workload.image_shape), np.uint8), np.arange(count) % 10
+    local = {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": steps}
+    labeled = {"labeled_fraction": (workload.batch_size / per_client,)} if at_clients else {"num_labels": 10}
+    strategy = {"strategy": "chunked", "chunk_size": int(loop)} if loop.isdecimal() else {"strategy": loop}
+    return build(
+        {
+            "method": workload.method,
+            "model": workload.model,
+            "data": {"labels_at": workload.labels_at, "num_clients": cohort, "weak": "none", "strong": "none", **labeled},
+            "client": local,
+            "server": {"epochs": 0, "steps": 1, "pretrain": 0} | ({} if at_clients else {"sbn_data": "labeled"}),
+            "cohort_size": cohort,
+            "rounds": 10**6,
+            "eval_every": 10**6,
+            "execution": {"conv": conv, "dtype": dtype, **strategy},
+        },
+        from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=labels[:10]),
+    )
+
+
+def measure(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) -> dict[str, Any]:
+    """One combination's rounds."""
+    workload = WORKLOADS[case["workload"]]
+    one = experiment(workload, **{key: case[key] for key in ("conv", "loop", "dtype", "cohort")}, steps=steps)
+    took, rates, before = [], [], {"cost/forward_passes": 0, "cost/backward_passes": 0}
+    for _, row in one.rounds():
+        if row["round"] > 1:
+            took.append(row["time/round_s"])
+            rates.append(row["perf/client_images_per_s"])
+            if len(took) >= LEAST_ROUNDS and sum(took) >= seconds:
+                break
+        before = row
+    passes = [row[key] - before[key] for key in ("cost/forward_passes", "cost/backward_passes")]
+    per_example = costs(workload, case["dtype"])
+    used = {name: sum(n * each for n, each in zip(passes, per_example[name], strict=True)) for name in per_example}
+    low, median, high = np.quantile(rates, (0.25, 0.5, 0.75))
+    round_s = float(np.median(took))
+    return {
+        **case,
+        "images_per_s": float(median),
+        "quartiles": [float(low), float(high)],
+        "rounds": len(took),
+        "round_s": round_s,
+        "matmul_share": used["flops"] / round_s / most.flops[case["dtype"]],
+        "memory_share": used["bytes accessed"] / round_s / most.bandwidth,
+        "compile_s": row["time/compile_s"],
+        "peak_bytes": one.simulator.memory_bytes,
+    }
+
+
+def main() -> None:
+    """Measures the chosen combinations and prints a table."""
+    usual = ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--conv", nargs="+", choices=list(LOWERINGS), default=usual["conv"])
+    parser.add_argument("--loop", nargs="+", default=usual["loop"], help="scan, vmap, or how many clients to a chunk")
+    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=usual["dtype"])
+    parser.add_argument("--cohort", nargs="+", type=int, default=usual["cohort"], help="clients a round")
+    parser.add_argument("--steps", type=int, default=4, help="local steps a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of rounds that each combination has at least")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no combination is begun")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    most = ceilings(arguments.dtype)
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in most.flops.items())
+    print(f"ceilings: {rates}, {most.bandwidth / 1e9:,.1f} GB/s")
+    head = f"{'workload':18} {'conv':7} {'loop':5} {'dtype':8} {'M':>4} {'images/s':>9} {'quartiles':>17} "
+    print(head + f"{'matmul':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8}")
+    axes = (arguments.workloads, arguments.dtype, arguments.conv, arguments.loop, arguments.cohort)
+    results, left = [], []
+    for workload, dtype, conv, loop, cohort in itertools.product(*axes):
+        case = {"workload": workload, "conv": conv, "loop": loop, "dtype": dtype, "cohort": cohort}
+        if time.perf_counter() - started > arguments.budget:
+            left.append(case)
+            continue
+        results.append(r := measure(case, arguments.steps, arguments.seconds, most))
+        spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
+        print(
+            f"{workload:18} {conv:7} {loop:5} {dtype:8} {cohort:4} {r['images_per_s']:9,.0f} {spread:>17} "
+            f"{r['matmul_share']:6.1%} {r['memory_share']:6.1%} {r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}",
+            flush=True,
+        )
+        jax.clear_caches()
+    for case in left:
+        print("left out, no time:", *case.values())
+    if arguments.json:
+        settings = {"steps": arguments.steps, "ceilings": most._asdict(), "left_out": left}
+        arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
