@@ -19,6 +19,7 @@ from it come data, networks, the size of unlabeled batches and what the paper le
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -339,25 +340,51 @@ def regulate(
         m = instance_weights(options, w, inputs, passed)
         return losses.masked_mean(m * losses.cross_entropy(logits, label), seen.mask)
 
-    logits, pullback = jax.vjp(strong, phi)
-
-    def pseudo_gradient(w: PyTree) -> PyTree:
-        return pullback(jax.grad(loss, 1)(w, logits))[0]
-
+    teaching = Teaching(phi, strong, *jax.vjp(strong, phi), loss, labeled_loss)
     if options.regulators != "no_f":
-        if options.meta_gradient == "direct":
-            ahead = f_reg.look_ahead(phi, pseudo_gradient(w), options.eta_s)
-            change = passes.tangent(pullback, logits, jax.grad(labeled_loss)(ahead))
-            meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
-        else:
-            meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)
-        moved = _descend(optax.scale_by_adam(), options.eta_w, w, w_optimizer, meta)
+        moved = step_f_reg(options, teaching, w, w_optimizer)
         w, w_optimizer = jax.tree.map(lambda new, old: jnp.where(seen.both, new, old), moved, (w, w_optimizer))
     if options.regulators == "no_c":
         return Regulators((), (), w, w_optimizer), jnp.zeros(())
-    new, phi_optimizer = _descend(client.optimizer, options.eta_s, phi, phi_optimizer, pseudo_gradient(w))
+    new, phi_optimizer = _descend(client.optimizer, options.eta_s, phi, phi_optimizer, teaching.gradient(w))
     reward = labeled_loss(phi) - labeled_loss(new)
     return Regulators(new, phi_optimizer, w, w_optimizer), reward
+
+
+class Teaching(NamedTuple):
+    """How phi, as it is before a step, learns from the batch's pseudo-labels, and what that does to its labeled loss.
+
+    Attributes:
+        phi: the parameters.
+        strong: phi -> its outputs float32 [B_u, C] on strong views.
+        logits: those of `phi`.
+        pullback: a cotangent of theirs [B_u, C] -> (the gradient for phi,).
+        loss: (w, outputs [B_u, C]) -> G.
+        labeled_loss: phi -> CE(y, f(x; phi)).
+    """
+
+    phi: PyTree
+    strong: Callable[[PyTree], jax.Array]
+    logits: jax.Array
+    pullback: Callable[[jax.Array], tuple[PyTree]]
+    loss: Callable[[PyTree, jax.Array], jax.Array]
+    labeled_loss: Callable[[PyTree], jax.Array]
+
+    def gradient(self, w: PyTree) -> PyTree:
+        """grad_phi G(w, phi)."""
+        return self.pullback(jax.grad(self.loss, 1)(w, self.logits))[0]
+
+
+def step_f_reg(options: FedDureOptions, teaching: Teaching, w: PyTree, w_optimizer: PyTree) -> tuple[PyTree, PyTree]:
+    """F-reg's parameters and its Adam's state after a step (Eqs. 4, 5; see `regulate`)."""
+    phi, strong, logits, pullback, loss, labeled_loss = teaching
+    if options.meta_gradient == "direct":
+        ahead = f_reg.look_ahead(phi, teaching.gradient(w), options.eta_s)
+        change = passes.tangent(pullback, logits, jax.grad(labeled_loss)(ahead))
+        meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
+    else:
+        meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)
+    return _descend(optax.scale_by_adam(), options.eta_w, w, w_optimizer, meta)
 
 
 def _descend(

@@ -10,10 +10,11 @@ from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, ClientOutput, ServerData
-from fedjax_ssl.methods import server
+from fedjax_ssl.methods import mean_teacher, server
 from fedjax_ssl.methods.fl2 import lsaa_weight
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.simulation.execution import Execution, run_cohort
+from tests.golden.normalizing import normalize
 
 
 def aggregate(taus: np.ndarray, local: np.ndarray, broadcast: np.ndarray, counts: np.ndarray, chunk: int) -> Aggregate:
@@ -76,21 +77,25 @@ def norm_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x.mean(0), x.var(0, ddof=1)
 
 
+def norm_of_scaled(params, stats, images, *, mask=None, train=False, key=None):
+    """A network that is one batch norm on pixels times a number: its statistics are those of the images, times that number."""
+    return normalize(stats, params["scale"] * images, mask, train)
+
+
+def norm_task(labels_at: str) -> Task:
+    plain = Views(lambda images: images.astype(jnp.float32), None, None, None)
+    return Task(models.ModelFns(None, norm_of_scaled), plain, 2, "static", 4, labels_at=(labels_at,))
+
+
+def norm_weights(scale: float) -> Weights:
+    return Weights({"scale": jnp.float32(scale)}, {"mean": jnp.zeros(3), "var": jnp.ones(3)})
+
+
 @pytest.mark.parametrize("weighting", ["examples", "batches"])
 @pytest.mark.parametrize(
     ("data", "labels_at"), [("cohort", "server"), ("all", "server"), ("labeled", "server"), ("cohort", "clients")]
 )
 def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, labels_at, weighting):
-    """A network that is one batch norm on pixels: its statistics are those of the images."""
-
-    def apply(params, stats, images, *, mask=None, train=False, key=None):
-        x = images.reshape(len(images), -1)
-        mean = jnp.sum(jnp.where(mask[:, None], x, 0), 0) / mask.sum()
-        var = jnp.sum(jnp.where(mask[:, None], (x - mean) ** 2, 0), 0) / (mask.sum() - 1)
-        return x, {"norm": {"mean": mean, "var": var}}
-
-    plain = Views(lambda images: images.astype(jnp.float32), None, None, None)
-    task = Task(models.ModelFns(None, apply), plain, 2, "static", 4, labels_at=(labels_at,))
     settings = server.StaticNorm(data, weighting, labeled_batch_size=3, unlabeled_batch_size=4)
     rng = np.random.default_rng(2)
     images = rng.integers(0, 256, (40, 1, 3, 1)).astype(np.uint8)
@@ -106,8 +111,7 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
     padded = np.concatenate([labeled, [0, 0]])
     own = examples(padded, 5 if labels_at == "server" else 0)
     given = ServerData(own, examples(pooled, 35), None, examples(index, [3, 6, 1]), jnp.int32(0))
-    weights = Weights({}, {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}})
-    got = server.with_statistics(task, settings, weights, given).stats["norm"]
+    got = server.with_statistics(norm_task(labels_at), settings, norm_weights(1.0), given).stats
 
     pixels = images.reshape(40, 3).astype(float)
     clients = {"cohort": np.concatenate(cohort), "all": pooled, "labeled": np.zeros(0, int)}[data]
@@ -120,3 +124,17 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
     var = sum(s * norm_of(b)[1] for s, b in zip(share, batches, strict=True))
     np.testing.assert_allclose(got["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(got["var"], var, rtol=1e-4)
+
+
+def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():
+    rng = np.random.default_rng(4)
+    images = rng.integers(0, 256, (7, 1, 3, 1)).astype(np.uint8)
+    data = ServerData(Examples(jnp.asarray(images), jnp.arange(7), jnp.int32(7), None), None, None, None, jnp.int32(0))
+    settings = SETTINGS._replace(static_norm=server.StaticNorm("labeled", "examples", 7, 7))
+    scales = (2.0, -0.5)  # of the online network and of the target
+    state = server.ServerState(mean_teacher.join(*map(norm_weights, scales)), (), ())
+    got = mean_teacher.with_statistics(norm_task("server"), settings, state, data).weights
+    for stats, scale in zip(got.stats, scales, strict=True):
+        mean, var = norm_of(scale * images.reshape(7, 3))
+        np.testing.assert_allclose(stats["mean"], mean, rtol=1e-5)
+        np.testing.assert_allclose(stats["var"], var, rtol=1e-4)

@@ -147,23 +147,27 @@ class Problem:
         p = outputs(x, sigma, psi)
         return gradient(x, options.lambda_s * (p - onehot) / len(at)), -np.log((p * onehot).sum(1)).sum()
 
-    def expected(self, options, epochs, helpers, at_clients):
-        """(sigma, psi, momenta, sums for the metrics) after a client's training."""
+    def expected(self, options, helpers, at_clients, prox_mu):
+        """(sigma, psi, momenta, sums for the metrics) after a client's training; FedProx pulls each part to its own start."""
+
+        def pulled(g, part, start):
+            return combine(lambda g, w, a: g + prox_mu * (w - a), g, part, start)
+
         sigma, psi = self.sigma, self.psi
         sgd_sigma, sgd_psi = Sgd(self.momenta[0]), Sgd(self.momenta[-1])
         batches = [list(range(4)), list(range(4, 7))]
         labeled = [[0, 1], [2, 3], [4]]
         sums, labeled_loss = 0, 0.0
-        for s in range(epochs * len(labeled if at_clients else batches)):
+        for s in range(EPOCHS[at_clients] * len(labeled if at_clients else batches)):
             if at_clients:
                 g, loss = self.sigma_gradient(options, sigma, psi, labeled[s % 3])
-                sigma, labeled_loss = sgd_sigma.step(sigma, g), labeled_loss + loss
+                sigma, labeled_loss = sgd_sigma.step(sigma, pulled(g, sigma, self.sigma)), labeled_loss + loss
             g, more = self.psi_gradient(options, sigma, psi, batches[s % 2], helpers)
-            psi, sums = sgd_psi.step(psi, g), sums + more
+            psi, sums = sgd_psi.step(psi, pulled(g, psi, self.psi)), sums + more
         return sigma, psi, [sgd_sigma.m, sgd_psi.m] if at_clients else [sgd_psi.m], sums, labeled_loss
 
-    def got(self, helpers, at_clients, seen=True):
-        client, update = client_of(at_clients)
+    def got(self, helpers, at_clients, *, prox_mu=0.0, seen=True):
+        client, update = client_of(at_clients, prox_mu)
         images = jnp.asarray(self.pool)
         shard = Shard(
             Examples(images, jnp.asarray(self.labeled_rows), jnp.int32(LABELED if at_clients else 0), jnp.asarray(LABELS)),
@@ -179,13 +183,12 @@ class Problem:
 
 
 @functools.cache
-def client_of(at_clients):
-    """(training, jitted client update), compiled once for each place of labels."""
+def client_of(at_clients, prox_mu):
+    """(training, jitted client update), compiled once for each place of labels and weight of FedProx's term."""
     task = Task(models.build("linear", num_classes=CLASSES), VIEWS, CLASSES, "static", 4, 0.1)
     task = task._replace(labels_at=("clients",) if at_clients else ("server",))
-    client = Training(
-        torch_sgd(momentum=MOMENTUM), lambda _: None, LABELED_BATCH if at_clients else BATCH, epochs=EPOCHS[at_clients]
-    )
+    size, epochs = LABELED_BATCH if at_clients else BATCH, EPOCHS[at_clients]
+    client = Training(torch_sgd(momentum=MOMENTUM), lambda _: None, size, epochs=epochs, prox_mu=prox_mu)
     method = fedmatch(task=task, client=client, server=Server(None, None, 0, None), options=FedMatchOptions(**OPTIONS))
     return client, jax.jit(method.client_update)
 
@@ -225,15 +228,19 @@ def message(entries):
     return min(8 * entries, 4 * SIZE)
 
 
-@pytest.mark.parametrize("at_clients", [False, True], ids=["labels at the server", "labels at the clients"])
+@pytest.mark.parametrize(
+    ("at_clients", "prox_mu"),
+    [(False, 0.0), (True, 0.0), (True, 0.3)],
+    ids=["labels at the server", "labels at the clients", "FedProx"],
+)
 @pytest.mark.parametrize("num_helpers", [0, 1, 2])
-def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients):
+def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox_mu):
     problem, options = Problem(), FedMatchOptions(**OPTIONS)
     helpers = problem.helpers[:num_helpers]
     sigma, psi, momenta, (ce, kl, confident, images, right), labeled_loss = problem.expected(
-        options, EPOCHS[at_clients], helpers, at_clients
+        options, helpers, at_clients, prox_mu
     )
-    output = problem.got(helpers, at_clients)
+    output = problem.got(helpers, at_clients, prox_mu=prox_mu)
     up_psi, entries = upload(psi, problem.psi, options.l1_thres, options.delta_thres)
     up_sigma, sigma_entries = problem.sigma, 0
     assert 0 < confident < images

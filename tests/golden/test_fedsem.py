@@ -59,9 +59,9 @@ def views():
 
 
 @functools.cache
-def problem():
+def problem(norm="static"):
     """(method, jitted client update, client, the model that is trained), whose labeler is the client's linear model."""
-    task = Task(models.build("linear", num_classes=CLASSES), views(), CLASSES, "static", 4, labels_at=("clients",))
+    task = Task(models.build("linear", num_classes=CLASSES), views(), CLASSES, norm, 4, labels_at=("clients",))
     training = InOrder(torch_sgd(momentum=MOMENTUM), lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None, rounds=R1 + 2)
     options = FedSemOptions(labeled_rounds=R1, labeled_repeats=2)
@@ -177,20 +177,27 @@ def test_clients_without_labels_or_data_take_part_once_they_have_something_to_tr
 
 
 def test_the_labeler_is_the_model_that_ends_the_first_phase():
-    method, _, _, start = problem()
+    """With the statistics of its batch norm, which clients track here: the server averages them as it does parameters."""
+    method, _, _, start = problem("running")
     state, clients = method.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, UNLABELED + 1))
+    assert jax.tree.all(jax.tree.map(np.array_equal, state.own, state.weights))
+    first = state.weights._replace(stats={"mean": jnp.float32([0.5, -2.0]), "var": jnp.float32([9.0, 7.0])})
+    change = Weights(named(start), {"mean": jnp.float32([0.3, -0.7]), "var": jnp.float32([0.2, 0.5])})
+    state = state._replace(weights=first, own=first)
     assert clients.pseudo.shape == (4, UNLABELED + 1)
     assert np.all(clients.pseudo == -1)
     weights = []
     for round in range(R1 + 2):
         shared, _ = method.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
-        weights.append(shared.weights.params)
+        weights.append(shared.weights)
         if round >= R1:
-            jax.tree.map(np.testing.assert_array_equal, shared.labeler.params, weights[R1])
-        aggregate = Aggregate(Weights(named(start), ()), jnp.float32(2))
+            jax.tree.map(np.testing.assert_array_equal, shared.labeler, weights[R1])
         data = ServerData(None, None, None, None, jnp.int32(round))
-        state, _ = method.server_update(state, aggregate, data, jax.random.key(0))
-    assert not np.allclose(jax.tree.leaves(weights[R1])[0], jax.tree.leaves(weights[R1 + 1])[0])
+        state, _ = method.server_update(state, Aggregate(change, jnp.float32(2)), data, jax.random.key(0))
+    for before, move, at_end, after in zip(*map(jax.tree.leaves, (first, change, *weights[R1:])), strict=True):
+        np.testing.assert_allclose(at_end, before - R1 * move, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(after, before - (R1 + 1) * move, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(at_end, after)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ The network is linear, so that each gradient is written out. Batches come in a f
 image for labeled examples, plus a number drawn from the view's key: two views of an image differ, and a wrong one shows.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,11 +78,29 @@ VIEWS = Views(
 )
 MODEL = models.build("linear", num_classes=CLASSES)
 TASK = Task(MODEL, VIEWS, CLASSES, "static", 4)
+SGD = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY)
 NORMED = Task(in_front_of(MODEL), VIEWS, CLASSES, "running", 4, SHARE)
 
 
+def named(layer):
+    """Float32 parameters of the linear network."""
+    (name,) = jax.eval_shape(lambda key: TASK.init(key, (SIDE, SIDE, 1)), KEY).params
+    return {name: jax.tree.map(jnp.float32, layer)}
+
+
+def kept_state(momentum):
+    """An optimizer's state with this momentum."""
+    state = SGD.init(named(momentum))
+    return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(named(momentum)))
+
+
+def momentum_of(state):
+    """The momentum in an optimizer's state, by its layer."""
+    return jax.tree.unflatten(jax.tree.structure(named({"bias": 0, "kernel": 0})), jax.tree.leaves(state))
+
+
 def sgd(w, g, m):
-    """(w, m) after a step with weight decay and momentum; m starts at 0."""
+    """(w, m) after a step with weight decay and momentum."""
     m = {name: MOMENTUM * m[name] + g[name] + DECAY * w[name] for name in w}
     return {name: w[name] - RATE * m[name] for name in w}, m
 
@@ -96,16 +116,13 @@ class Data:
         shapes = {"bias": (CLASSES,), "kernel": (SIDE * SIDE, CLASSES)}
         self.online, self.target = ({name: 0.5 * rng.standard_normal(s) for name, s in shapes.items()} for _ in range(2))
         self.stats = [{"mean": rng.standard_normal(SIDE**2), "var": rng.uniform(0.5, 2, SIDE**2)} for _ in range(2)]
+        self.momentum = {name: 0.5 * leaf[::-1] for name, leaf in self.online.items()}  # where it is kept
         image = plain(self.pool.astype(float))
         self.x = {False: image.reshape(12, -1), True: image[:, :, ::-1].reshape(12, -1)}
 
     def weights(self, *networks, stats=({}, {})) -> Weights:
         """Weights of one network or of a pair."""
-        (name,) = jax.eval_shape(lambda key: TASK.init(key, (SIDE, SIDE, 1)), KEY).params
-        given = [
-            Weights({name: jax.tree.map(jnp.float32, network)}, jax.tree.map(jnp.float32, its))
-            for network, its in zip(networks, stats, strict=False)
-        ]
+        given = [Weights(named(network), jax.tree.map(jnp.float32, its)) for network, its in zip(networks, stats, strict=False)]
         return given[0] if len(given) == 1 else mean_teacher.join(*given)
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
@@ -119,10 +136,9 @@ def expected_client(data, name, options, num_labeled, largest, stats):
     """A client's training by the paper's equations; Pi's target is its online network.
 
     Returns:
-        (online, target, both networks' statistics, metrics, steps); inputs are normalized where there are statistics.
+        (online, target, both networks' statistics, momentum, metrics, steps); inputs are normalized where there are statistics.
     """
-    w, t = dict(data.online), dict(data.target)
-    m = dict.fromkeys(w, 0)
+    w, t, m = dict(data.online), dict(data.target), dict(data.momentum)
     repeats = options.labeled_repeats if num_labeled else 0
     rows = [(i, True) for i in data.labeled[:num_labeled]] * repeats + [(i, False) for i in data.unlabeled[:4]]
     rows = [rows[i] for i in order(len(data.labeled) * options.labeled_repeats + len(data.unlabeled)) if i < len(rows)]
@@ -172,13 +188,12 @@ def expected_client(data, name, options, num_labeled, largest, stats):
     if name == "fedsiam_d":
         del metrics["comm/bytes_up"]  # the server counts them
         metrics["comm/bytes_down"] = (down + (4 if largest else 0),)  # the boundary
-    return w, t, stats, metrics, EPOCHS * len(batches)
+    return w, t, stats, m, metrics, EPOCHS * len(batches)
 
 
-def build(name, options, rounds=1, server_batch=2, task=TASK):
-    training = InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: jnp.float32(RATE), BATCH, EPOCHS, 0, False)
-    at_server = training._replace(batch_size=server_batch)
-    server = Server(optax.sgd(1.0), at_server, 0, None, rounds=rounds, cohort_size=1)
+def build(name, options, rounds=1, task=TASK, persistent=False, cohort_size=1):
+    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, EPOCHS, 0, persistent)
+    server = Server(optax.sgd(1.0), training._replace(batch_size=2), 0, None, rounds=rounds, cohort_size=cohort_size)
     return METHODS[name](task=task, client=training, server=server, options=options)
 
 
@@ -194,30 +209,42 @@ OPTIONS = {
     "fedsiam_mt": fedsiam.FedSiamMTOptions,
     "fedsiam_d": FedSiamDOptions,
 }
-CASES = {  # method, options, labeled examples, and whether there is batch norm
-    "mt": ("fedsiam_mt", {"alpha_max": 0.87}, 3),
-    "mt, running statistics": ("fedsiam_mt", {}, 3, True),
-    "pi, running statistics": ("fedsiam_pi", {}, 3, True),  # its views differ by a number: J is 0 then
-    "d, running statistics": ("fedsiam_d", {"pi_rounds": 1}, 3, True),
-    "d, while it is pi, running statistics": ("fedsiam_d", {"pi_rounds": 2}, 3, True),
-    "mt, labels at the server, kl": ("fedsiam_mt", {"consistency": "kl", "consistency_weight": 3.0}, 0),
-    "mt, released": (
-        "fedsiam_mt",
-        {"normalization": "released", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81},
-        3,
-    ),
-    "pi, labels at the server": ("fedsiam_pi", {}, 0),
-    "d": ("fedsiam_d", {"pi_rounds": 1, "alpha_max": 0.87}, 3),
-    "d, while it is pi": ("fedsiam_d", {"pi_rounds": 2}, 3),
+
+
+class Case(NamedTuple):
+    """A method with its options, the client's labeled examples, whether there is batch norm and a momentum that is kept."""
+
+    name: str
+    options: dict
+    labeled: int = 3
+    norm: bool = False
+    persistent: bool = False
+
+
+RELEASED = {"normalization": "released", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81}
+CASES = {
+    "mt": Case("fedsiam_mt", {"alpha_max": 0.87}),
+    "mt, persistent": Case("fedsiam_mt", {"alpha_max": 0.87}, persistent=True),
+    "mt, running statistics": Case("fedsiam_mt", {}, norm=True),
+    "pi, running statistics": Case("fedsiam_pi", {}, norm=True),  # its views differ by a number: J is 0 then
+    "d, running statistics": Case("fedsiam_d", {"pi_rounds": 1}, norm=True),
+    "d, while it is pi, running statistics": Case("fedsiam_d", {"pi_rounds": 2}, norm=True),
+    "mt, labels at the server, kl": Case("fedsiam_mt", {"consistency": "kl", "consistency_weight": 3.0}, 0),
+    "mt, released": Case("fedsiam_mt", RELEASED),
+    "mt, released, kl": Case("fedsiam_mt", RELEASED | {"consistency": "kl"}),
+    "pi, labels at the server": Case("fedsiam_pi", {}, 0),
+    "d": Case("fedsiam_d", {"pi_rounds": 1, "alpha_max": 0.87}),
+    "d, while it is pi": Case("fedsiam_d", {"pi_rounds": 2}),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_client_update_is_what_the_equations_say(case):
-    name, options, num_labeled, *more = case
-    norm = more == [True]
+    name, options, num_labeled, norm, persistent = case
     data, options = Data(), OPTIONS[name](**options)
-    method = build(name, options, rounds=3, task=NORMED if norm else TASK)
+    method = build(name, options, rounds=3, task=NORMED if norm else TASK, persistent=persistent)
+    if not persistent:
+        data.momentum = dict.fromkeys(data.momentum, 0.0)
     one_net = getattr(options, "pi_rounds", 0) == 2  # the round is the second
     if one_net:
         data.target, data.stats[1] = data.online, data.stats[0]
@@ -226,11 +253,13 @@ def test_a_client_update_is_what_the_equations_say(case):
     state = jax.eval_shape(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[0]
     state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)._replace(weights=sent)
     shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
-    kept = fedsiam.ClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), ())
+    kept = fedsiam.ClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
     output = jax.jit(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)
-    online, target, stats, metrics, steps = expected_client(data, name, options, num_labeled, largest, data.stats * norm)
+    online, target, stats, momentum, metrics, steps = expected_client(
+        data, name, options, num_labeled, largest, data.stats * norm
+    )
     update = output.update.weights if name == "fedsiam_d" else output.update
     update = update if norm else update._replace(stats=sent.stats)  # none travel
     local = mean_teacher.networks(jax.tree.map(jnp.subtract, sent, update))
@@ -244,6 +273,10 @@ def test_a_client_update_is_what_the_equations_say(case):
         assert bool(fsm) == (not one_net)
     assert output.weight == num_labeled + 4  # n_k, Eq. 2
     assert (int(output.client_state.steps), int(output.client_state.epochs)) == (STEPS + steps, SO_FAR + EPOCHS)
+    if persistent:
+        close(momentum_of(output.client_state.optimizer), momentum)
+    else:
+        assert output.client_state.optimizer == ()
     assert set(output.metrics) == set(metrics)
     for key, value in metrics.items():
         np.testing.assert_allclose(output.metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
@@ -261,7 +294,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
     if one_net:
         data.target = data.online
-    method = build(name, options, rounds=4)
+    method = build(name, options, rounds=4, persistent=True)
     rng = np.random.default_rng(5)
     networks = [data.online] if pi else [data.online, data.target]
     moves = [{key: rng.standard_normal(leaf.shape) for key, leaf in network.items()} for network in networks]
@@ -269,7 +302,8 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         moves[0] = moves[1]
     sent, update = data.weights(*networks), data.weights(*moves)._replace(stats=())
     state = jax.eval_shape(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[0]
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)._replace(weights=sent)
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+    state = state._replace(weights=sent, fine_tune=kept_state(data.momentum))
     given = data.shard(3, 4)
     aggregate = Aggregate(update, jnp.float32(9))
     if one_net:
@@ -280,7 +314,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
 
     averaged = [{key: a[key] - b[key] for key in a} for a, b in zip(networks, moves, strict=True)]
     w, t = averaged[0], averaged[-1]
-    m, total = dict.fromkeys(w, 0), 0
+    m, total = data.momentum, 0
     train_key = jax.random.split(KEY)[1]
     rows = [i for i in order(4) if i < 3]
     for s in range(EPOCHS * 2):  # batches of two and one
@@ -293,6 +327,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         alpha = 0 if one_net else min(1 - 1 / (steps + 1), 0.93)
         t = {key: alpha * t[key] + (1 - alpha) * w[key] for key in w}  # Eq. 9
     np.testing.assert_allclose(metrics["server/loss"], (total, 6), rtol=1e-4)
+    close(momentum_of(state.fine_tune), m)
     if pi:
         close(state.weights.params, w)
     else:
@@ -304,3 +339,32 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     assert set(method.predict_also) == (set() if pi else {"online"})
     for predict in method.predict_also.values():
         np.testing.assert_allclose(predict(state, images, real), z["online"], rtol=1e-3, atol=1e-4)
+
+
+def test_the_boundary_of_d_looks_back_on_as_many_rounds_as_pi_has():
+    """phi_g = 2: in every round after them the boundary is a quantile of that round's distances and of the one's before."""
+    rounds, rng = 6, np.random.default_rng(3)
+    options = FedSiamDOptions(pi_rounds=2, saved=0.4, curve="rectangle", end_round=rounds + 1)
+    tau = 0.6 * rounds / (rounds + 1 - 2)  # Eq. 12
+    method = build("fedsiam_d", options, rounds=rounds, task=TASK._replace(labels_at=("clients",)), cohort_size=3)
+    data, sizes, window = Data(), np.array([2.0, 5.0, 3.0]), []
+    networks = [data.online, data.target]
+    state = jax.jit(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 3)))()[0]
+    state, update = state._replace(weights=data.weights(*networks)), jax.jit(method.server_update)
+    told_apart = np.zeros(2, bool)
+    # The distances rise, then fall: a longer memory or a shorter one chooses otherwise.
+    for number, distances in ((3, [0.1, 0.2, 0.3]), (4, [0.6, 0.5, 0.4]), (5, [0.25, 0.45, 0.35])):
+        window.append(distances)
+        chosen, *others = (distances >= np.quantile(window[-length:], 1 - tau) for length in (2, 1, 3))
+        told_apart |= [np.any(other != chosen) for other in others]
+        online, target = ({key: rng.standard_normal((3, *leaf.shape)) for key, leaf in net.items()} for net in networks)
+        moves = ({key: net[key] - own[key] for key in net} for net, own in zip(networks, (online, target), strict=True))
+        upload = Upload(data.weights(*moves)._replace(stats=()), jnp.float32(distances)[:, None])  # the network is one layer
+        server = ServerData(None, None, None, None, jnp.int32(number - 1))
+        state, metrics = update(state, Aggregate(upload, jnp.float32(sizes)), server, KEY)
+        assert metrics["client/upload_fraction"] == (chosen.sum(), 3)
+        taken = {key: np.stack([(online if own else target)[key][k] for k, own in enumerate(chosen)]) for key in online}
+        networks = [{key: np.average(leaf, 0, sizes) for key, leaf in own.items()} for own in (taken, target)]  # Eq. 2
+        for got, expected in zip(state.weights.params, networks, strict=True):
+            close(got, expected)
+    assert told_apart.all()

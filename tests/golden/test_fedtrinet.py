@@ -137,7 +137,7 @@ class Problem:
         return sum(outputs(net, self.plain_u)[1] for net in (last, tuned, self.shared))
 
     def second_phase(self, last, pseudo, threshold, weighed, round):
-        """(network, momentum, pseudo-labels, whether they are weighed, images, rows of the last training) after a round."""
+        """((network, momentum), pseudo-labels, whether they are weighed, images, rows of the last training) after a round."""
         tuned = self.fine_tuned(last)
         total = self.sums(last, tuned)
         assert np.abs(total.max(1) - threshold).min() > 1e-3  # no decision hangs on float32
@@ -159,7 +159,7 @@ class Problem:
                     steps.append(pair + ([(*others[s % len(others)], weight / 2)] if others else []))
         seen = sum(len(part[1]) for step in steps for part in step)
         rows = len(steps) * (2 * BATCH if weighed else BATCH)
-        return *sgd(tuned, self.momentum, steps), new, weighed, seen + EPOCHS * LABELED, rows
+        return sgd(tuned, self.momentum, steps), new, weighed, seen + EPOCHS * LABELED, rows
 
     def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
         images = jnp.asarray(self.pool)
@@ -198,7 +198,9 @@ LABELING = 3 * 15  # rows of three networks, three batches of 5 each
 MEASURING = 4 * 5  # rows of the global model, for the base confidence of all 17 examples
 
 
-def check(output, net, momentum, pseudo, images, *, weighed, passes, up=SIZE, down=SIZE + 4):
+def check(output, trained, pseudo, images, *, weighed, passes, up=SIZE, down=SIZE + 4):
+    """A client's output against what it ends with; trained: (network, momentum); passes: (forward, backward)."""
+    net, momentum = trained
     uploaded = jax.tree.map(lambda a, b: a - b, named(PROBLEM.shared), output.update.params)
     assert_close(uploaded, net)
     state = output.client_state
@@ -219,11 +221,11 @@ def threshold_for(last, gained):
 
 
 def test_the_first_phase_is_fedavg_on_labels_and_keeps_what_was_uploaded():
-    net, momentum = PROBLEM.on_labels()
+    trained = PROBLEM.on_labels()
     for seen in (False, True):
         output = PROBLEM.got(round=-1, threshold=0.0, seen=seen)
         passes = (ON_LABELS, ON_LABELS)
-        check(output, net, momentum, np.full(UNLABELED, -1), EPOCHS * LABELED, weighed=False, passes=passes, down=SIZE)
+        check(output, trained, np.full(UNLABELED, -1), EPOCHS * LABELED, weighed=False, passes=passes, down=SIZE)
         assert output.metrics["diagnostics/label_ratio"] == (0, 0)
         assert output.metrics["client/loss"].weight == EPOCHS * LABELED
 
@@ -244,7 +246,7 @@ def test_a_round_of_the_second_phase_is_what_the_equations_say(gained, round, we
     pseudo = np.full(UNLABELED, -1)
     order = np.argsort(sums.max(1))[::-1][:before]  # these pass too, and keep the labels that they have
     pseudo[order] = (sums.argmax(1)[order] + 1) % CLASSES  # not what the three networks would say now
-    net, momentum, new, now_weighed, images, rows = PROBLEM.second_phase(PROBLEM.last, pseudo, threshold, weighed, round)
+    trained, new, now_weighed, images, rows = PROBLEM.second_phase(PROBLEM.last, pseudo, threshold, weighed, round)
     assert (new >= 0).sum() == gained + before
     assert now_weighed == (weighed or gained >= 10)
     output = PROBLEM.got(round=round, threshold=threshold, weighed=weighed, pseudo=pseudo)
@@ -252,7 +254,7 @@ def test_a_round_of_the_second_phase_is_what_the_equations_say(gained, round, we
     labeling = LABELING if not before else 3 * 10  # of the nine examples that have no label yet
     measuring = MEASURING if round == 0 else 0
     passes = (labeling + measuring + ON_LABELS + rows, ON_LABELS + rows)
-    check(output, net, momentum, new, images, weighed=now_weighed, passes=passes, up=up)
+    check(output, trained, new, images, weighed=now_weighed, passes=passes, up=up)
     right = (new == PROBLEM.truth[:UNLABELED]).sum()
     assert output.metrics["diagnostics/label_ratio"] == (gained + before, UNLABELED)
     assert output.metrics["diagnostics/pseudo_label_accuracy"] == (right, gained + before)
@@ -273,10 +275,10 @@ def test_all_three_networks_count():
 def test_a_client_that_the_first_phase_never_drew_trains_once_on_its_labels_first():
     last, _ = PROBLEM.on_labels()
     threshold = threshold_for(last, 4)
-    net, momentum, new, _, images, rows = PROBLEM.second_phase(last, np.full(UNLABELED, -1), threshold, False, 2)
+    trained, new, _, images, rows = PROBLEM.second_phase(last, np.full(UNLABELED, -1), threshold, False, 2)
     output = PROBLEM.got(round=2, threshold=threshold, seen=False)
     passes = (LABELING + 2 * ON_LABELS + rows, 2 * ON_LABELS + rows)
-    check(output, net, momentum, new, images + EPOCHS * LABELED, weighed=False, passes=passes)
+    check(output, trained, new, images + EPOCHS * LABELED, weighed=False, passes=passes)
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -343,6 +345,13 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
             net = {"W0": first["kernel"], "b0": first["bias"], "W1": last["kernel"], "b1": last["bias"]}
             images = PROBLEM.images(np.array([3, 1, 2, 9, 4, 11]), flip=False)
             expected = outputs({name: np.asarray(leaf, float) for name, leaf in net.items()}, images)[1].max(1).mean()
+
+
+def test_fine_tuning_has_no_proximal_term():
+    shared, _, kept, shard, key = PROBLEM.inputs(round=0)
+    training = Ordered(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
+    tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, kept.last, shard, True, key))()
+    assert_close(tuned.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
 
 
 def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
