@@ -22,6 +22,8 @@ is the client's state here, a network each. Different from the code:
 - Before its first phase the code draws every client once. Here that round of training is part of the first phase, and of the
   second for a client that the first never drew: it then trains once on its labels, from the global model of that time.
 - A client without labels takes no part in the first phase; its last network is the global one as long as it has trained none.
+
+With `method.prox_mu` a training is pulled towards where it starts, in the second phase the joined network; fine-tuning is not.
 """
 
 from __future__ import annotations
