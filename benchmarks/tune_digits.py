@@ -3,7 +3,7 @@
     python -m benchmarks.tune_digits server --workdir=runs/tune --json=benchmarks/results/digits_server_tuning.json
     python -m benchmarks.tune_digits clients --workdir=runs/tune --json=benchmarks/results/digits_clients_tuning.json
 
-The candidates are .01, .03 and .1 for both holders; of FedCon, whose clients train by themselves, the clients' and the server's
+The candidates are .01, .03, .1 and .3 for both holders; of FedCon, whose clients train by themselves, the clients' and the server's
 apart, and its averages; of FedDure, whose clients have Adam, the clients' and its regulators' two. IID, 40 labels at the server
 or 10 % of each client's. The best mean accuracy of the last five evaluations is chosen, marked with a star; a method's config
 is then set by hand. Run time: some 15 minutes each on two CPU cores.
@@ -22,7 +22,7 @@ from benchmarks.provenance import provenance
 from benchmarks.tables import LABELS_AT_CLIENTS, LABELS_AT_SERVER, Cell, run
 
 SEED = 10
-RATES = (0.01, 0.03, 0.1)
+RATES = (0.01, 0.03, 0.1, 0.3)
 CLIENT, SERVER = "client.optimizer.learning_rate", "server.optimizer.learning_rate"
 Overrides = dict[str, Any]
 # For the 800 steps that the server has here, and the paper's, for 10,000.

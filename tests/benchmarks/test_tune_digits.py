@@ -29,7 +29,7 @@ def test_every_method_of_a_table_is_tuned_once_in_its_own_setting(place, rows):
 def test_the_best_mean_of_the_last_evaluations_has_the_star(monkeypatch, tmp_path, capsys):
     def run(cell, seed, workdir, extra):
         rate = cell.overrides[tune_digits.CLIENT]
-        if rate == 0.1:
+        if rate > 0.03:
             return {"seed": seed, "error": "error: round 3: NaN"}
         return {"seed": seed, "accuracy": 1 - rate, "accuracy_last5": 0.5 + rate, "curve": [[1, 0.5]]}
 
@@ -37,10 +37,10 @@ def test_the_best_mean_of_the_last_evaluations_has_the_star(monkeypatch, tmp_pat
     monkeypatch.setattr(tune_digits, "run", run)
     monkeypatch.setattr("sys.argv", ["tune_digits.py", "clients", f"--workdir={tmp_path}", "--rows=UDA", f"--json={path}"])
     tune_digits.main()
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in (first, second, third)] == [["UDA", "51.0"], ["UDA", "53.0*"], ["UDA", "error:"]]
+    words = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert words == [["UDA", "51.0"], ["UDA", "53.0*"], ["UDA", "error:"], ["UDA", "error:"]]
     written = json.loads(path.read_text())
-    assert [one.get("accuracy_last5") for one in written["runs"]] == [0.51, 0.53, None]
+    assert [one.get("accuracy_last5") for one in written["runs"]] == [0.51, 0.53, None, None]
     assert "curve" not in written["runs"][0]
     assert (written["command"], written["seed"]) == ("python -m benchmarks.tune_digits clients --rows=UDA", 10)
 
