@@ -128,7 +128,7 @@ def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     there are so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
     """
     kh, kw, channels, features = kernel.shape
-    # `benchmarks/conv_lowering.py` measures it, on mnist_cnn and cnn; nothing wider or with more channels was.
+    # No further than what was measured: the layers of mnist_cnn and cnn (`benchmarks/conv_lowering.py --model ...`).
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
         return hybrid_conv(images, kernel, stride, padding)
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
