@@ -170,7 +170,7 @@ def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
 
 def _union(labeled: np.ndarray, unlabeled: np.ndarray) -> np.ndarray:
     """All of a client's examples in order, once where an unlabeled one is a labeled one too (`exclude_labeled` false)."""
-    if not len(labeled):  # with labels at the server, for every client: a million of them take a minute otherwise
+    if not len(labeled):  # every client, with labels at the server: a million of them take seconds otherwise
         return unlabeled
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
