@@ -4,9 +4,9 @@
     python -m benchmarks.tune_digits clients --workdir=runs/tune --json=benchmarks/results/digits_clients_tuning.json
 
 The candidates are .01, .03, .1 and .3 for both holders; of FedCon, whose clients train by themselves, the clients' and the
-server's apart, and its averages; of FedDure, whose clients have Adam, the clients' and its regulators' two. IID, 40 labels at the
-server or 10 % of each client's. The best mean accuracy of the last five evaluations is chosen, marked with a star; a method's
-config is then set by hand. Run time: some 20 minutes each on two CPU cores.
+server's apart, and its averages; of FedDure, whose clients have Adam, the clients' and its regulators' two. IID, 40 labels at
+the server or 10 % of each client's. The best mean accuracy of the last five evaluations is chosen, marked with a star; a
+method's config is then set by hand. Run time: some 20 minutes each on two CPU cores.
 """
 
 from __future__ import annotations
