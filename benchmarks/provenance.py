@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import platform
+import shlex
 import sys
 from importlib import metadata
 from typing import Any
@@ -18,13 +20,16 @@ PLACES = ("--workdir", "--json", "--data_dir", "--config.data.data_dir", "--conf
 
 
 def provenance() -> dict[str, Any]:
-    """The command as it was typed, the code's commit now, machine, device and versions.
+    """The command, the code's commit now, machine, device and versions.
 
-    Arguments that name a folder or a file are left out, as they say nothing of the result.
+    Of the command, arguments that name a folder or a file are left out, as they say nothing of the result.
     """
-    words = [word for word in sys.argv[1:] if not word.startswith(PLACES)]
+    words = [f"benchmarks.{pathlib.Path(sys.argv[0]).stem}"]
+    for before, word in itertools.pairwise(sys.argv):
+        if before not in PLACES and word.partition("=")[0] not in PLACES:
+            words.append(word)
     return {
-        "command": " ".join(["python -m", f"benchmarks.{pathlib.Path(sys.argv[0]).stem}", *words]),
+        "command": f"python -m {shlex.join(words)}",
         "commit": git_commit(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

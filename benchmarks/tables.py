@@ -33,8 +33,9 @@ from fedjax_ssl.experiment.experiment import DIVERGED
 DIGITS_10 = "configs/digits.py:fl2,labels=10"
 SPLITS = {"IID": "iid", "Dirichlet .3": "dir0.3"}
 # A row's method in configs/digits.py and what it sets besides. FixMatch's config has the learning rate of (FL)^2, whose parts
-# it is compared with; here it has its own (LEARNING_RATES there). FedAvg's clients know all labels. FedCon with clients that
-# stay as they are says what they add to its server's training.
+# it is compared with; here it has its own (LEARNING_RATES there). FedAvg's clients know all labels; FedProx has the rates of
+# FixMatch and of UDA. FedCon with clients that stay, almost, as they are says what they add to its server's training; its bytes
+# and seconds mean nothing.
 TUNED_FIXMATCH = {"client.optimizer.learning_rate": 0.1, "server.optimizer.learning_rate": 0.1}
 LABELS_AT_SERVER: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("supervised", {}),
@@ -46,13 +47,13 @@ LABELS_AT_SERVER: dict[str, tuple[str, dict[str, Any]]] = {
     "SemiFL": ("semifl", {}),
     "FedMatch": ("fedmatch", {}),
     "FedCon": ("fedcon", {}),
-    "FedCon, clients stay": ("fedcon", {"client.optimizer.learning_rate": 1e-9}),
+    "FedCon (clients stay)": ("fedcon", {"client.optimizer.learning_rate": 1e-9}),
     "FedSiam-Pi": ("fedsiam_pi", {}),
     "FedSiam-MT": ("fedsiam_mt", {}),
     "FedSiam-D": ("fedsiam_d", {}),
-    "FixMatch, central": ("fixmatch_central", {}),
-    "FreeMatch, central": ("freematch_central", {}),
-    "FedAvg, all labels": ("fedavg", {}),
+    "FixMatch (central)": ("fixmatch_central", {}),
+    "FreeMatch (central)": ("freematch_central", {}),
+    "FedAvg (all labels)": ("fedavg", {}),
 }
 # FedDure's two splits of labeled and unlabeled data; FedAvg on the labels alone stands below all, on all labels above.
 SPLITS_AT_CLIENTS = {"(IID, IID)": "iid", "(DIR, DIR)": "dirdir"}
@@ -195,7 +196,7 @@ def run(cell: Cell, seed: int, workdir: pathlib.Path, extra: list[str]) -> dict[
         return {"seed": seed, "error": error}
     results = {
         "seed": seed,
-        "commit": summary["git_commit"],
+        **{key: summary[key] for key in ("git_commit", "device", "jax_version")},
         "accuracy": summary["eval/accuracy"],
         "accuracy_last5": summary["eval/accuracy_last5"],
         "pseudo_label_accuracy": mean_of_last(rows, "diagnostics/pseudo_label_accuracy"),
@@ -256,7 +257,10 @@ def line(cell: Cell, runs: list[dict[str, Any]]) -> str:
 
 
 def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]]) -> None:
-    """Writes a table's cells as JSON, one a line, each with its provenance; what `path` holds of the table's others stays."""
+    """Writes a table's cells as JSON, one a line; what `path` holds of the table's other cells stays.
+
+    Under `from` is the process that wrote the cell; runs that it found finished have their own commit, device and JAX.
+    """
     key = operator.itemgetter("row", "column")
     old = json.loads(path.read_text())["cells"] if path.exists() else []
     cells = {key(cell): cell for cell in [*old, *({**result, "from": provenance()} for result in results)]}

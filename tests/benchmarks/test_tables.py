@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from benchmarks import tables
+from benchmarks import provenance, tables
 from fedjax_ssl.experiment.experiment import DIVERGED
 from fedjax_ssl.experiment.settings import Settings
 
@@ -53,7 +53,14 @@ def finished(monkeypatch, rows, **method):
     def launch(command, **_):
         (folder,) = (pathlib.Path(word.removeprefix("--workdir=")) for word in command if word.startswith("--workdir="))
         folder.mkdir(parents=True)
-        summary = {"eval/accuracy": 0.9, "eval/accuracy_last5": 0.8, "time/total_s": 3.0, "git_commit": "0123abc"}
+        summary = {
+            "eval/accuracy": 0.9,
+            "eval/accuracy_last5": 0.8,
+            "time/total_s": 3.0,
+            "git_commit": "0123abc",
+            "device": "1 x cpu",
+            "jax_version": "0.10",
+        }
         for name, value in (("config.json", {"method": method}), ("summary.json", summary)):
             (folder / name).write_text(json.dumps(value))
         (folder / "metrics.jsonl").write_text("".join(json.dumps({"round": i + 1, **row}) + "\n" for i, row in enumerate(rows)))
@@ -73,6 +80,7 @@ def test_what_d_saves_of_the_online_network_is_over_all_rounds(monkeypatch, tmp_
     rows = [{"client/non_finite": 0, "client/upload_bytes_fraction": share} for share in (0.0, 0.0, 1.0, 1.0, 0.8, 0.7, 0.5)]
     finished(monkeypatch, rows, name="fedsiam_d", saved=0.5)
     got = tables.run(CELL, 0, tmp_path, [])
+    assert [got[key] for key in ("git_commit", "device", "jax_version")] == ["0123abc", "1 x cpu", "0.10"]
     assert got["mu"] == 0.5
     assert got["bytes_saved"] == pytest.approx(1 - 4 / 7)
     finished(monkeypatch, rows, name="fedsiam_mt")
@@ -107,6 +115,7 @@ def test_a_file_keeps_its_other_cells_in_the_tables_order(tmp_path):
         tables.write(path, table, [{**cell._asdict(), "runs": [result(0, accuracy)]}])
     written = json.loads(path.read_text())
     assert [(cell["row"], cell["runs"][0]["accuracy"]) for cell in written["cells"]] == [("before", 0.2), ("fl2", 0.3)]
+    assert all(cell["from"] == provenance.provenance() for cell in written["cells"])
 
 
 def test_every_cell_of_every_table_is_a_config():
