@@ -20,9 +20,11 @@ quartiles of images per second. What does not fit into `--budget` seconds in all
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -110,8 +112,10 @@ def ceilings(dtypes: list[str]) -> Ceilings:
     return Ceilings(flops, 2 * vector.nbytes / best_time(lambda: copy(vector)))
 
 
-def costs(workload: Workload, dtype: str) -> dict[str, tuple[float, float]]:
+@functools.cache
+def costs(name: str, dtype: str) -> dict[str, tuple[float, float]]:
     """`flops` and `bytes accessed` of one example: (forward, back), as XLA counts them for a batch in no loop."""
+    workload = WORKLOADS[name]
     options = {key: value for key, value in workload.model.items() if key not in ("name", "norm")}
     model = models.build(workload.model["name"], num_classes=10, conv="grouped", dtype=dtype, **options)
     params, stats = model.init(jax.random.key(0), workload.image_shape)
@@ -166,7 +170,7 @@ def measure(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) ->
                 break
         before = row
     passes = [row[key] - before[key] for key in ("cost/forward_passes", "cost/backward_passes")]
-    per_example = costs(workload, case["dtype"])
+    per_example = costs(case["workload"], case["dtype"])
     used = {name: sum(n * each for n, each in zip(passes, per_example[name], strict=True)) for name in per_example}
     low, median, high = np.quantile(rates, (0.25, 0.5, 0.75))
     round_s = float(np.median(took))
@@ -183,13 +187,30 @@ def measure(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) ->
     }
 
 
+def attempt(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) -> dict[str, Any]:
+    """`measure`, or what went wrong, such as memory that is not there; then the device's memory is free again."""
+    try:
+        return measure(case, steps, seconds, most)
+    except (ValueError, RuntimeError) as error:
+        return {**case, "error": str(error).strip().splitlines()[0]}
+    finally:
+        jax.clear_caches()
+
+
+def client_loop(word: str) -> str:
+    """Checks a word of `--loop`."""
+    if word not in ("scan", "vmap") and not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {word}, accepted: scan, vmap, or a number of clients")
+    return word
+
+
 def main() -> None:
-    """Measures the chosen combinations and prints a table."""
+    """Measures the chosen combinations, prints a table and writes it as it grows; exit status 1 where one failed."""
     usual = ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--conv", nargs="+", choices=list(LOWERINGS), default=usual["conv"])
-    parser.add_argument("--loop", nargs="+", default=usual["loop"], help="scan, vmap, or how many clients to a chunk")
+    parser.add_argument("--loop", nargs="+", type=client_loop, default=usual["loop"], help="scan, vmap, or clients to a chunk")
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=usual["dtype"])
     parser.add_argument("--cohort", nargs="+", type=int, default=usual["cohort"], help="clients a round")
     parser.add_argument("--steps", type=int, default=4, help="local steps a round")
@@ -204,25 +225,29 @@ def main() -> None:
     head = f"{'workload':18} {'conv':7} {'loop':5} {'dtype':8} {'M':>4} {'images/s':>9} {'quartiles':>17} "
     print(head + f"{'matmul':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8}")
     axes = (arguments.workloads, arguments.dtype, arguments.conv, arguments.loop, arguments.cohort)
-    results, left = [], []
+    results: list[dict[str, Any]] = []
     for workload, dtype, conv, loop, cohort in itertools.product(*axes):
         case = {"workload": workload, "conv": conv, "loop": loop, "dtype": dtype, "cohort": cohort}
-        if time.perf_counter() - started > arguments.budget:
-            left.append(case)
-            continue
-        results.append(r := measure(case, arguments.steps, arguments.seconds, most))
-        spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
-        print(
-            f"{workload:18} {conv:7} {loop:5} {dtype:8} {cohort:4} {r['images_per_s']:9,.0f} {spread:>17} "
-            f"{r['matmul_share']:6.1%} {r['memory_share']:6.1%} {r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}",
-            flush=True,
-        )
-        jax.clear_caches()
-    for case in left:
-        print("left out, no time:", *case.values())
-    if arguments.json:
-        settings = {"steps": arguments.steps, "ceilings": most._asdict(), "left_out": left}
-        arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
+        in_time = time.perf_counter() - started <= arguments.budget
+        results.append(attempt(case, arguments.steps, arguments.seconds, most) if in_time else {**case, "left_out": "no time"})
+        print(line(results[-1]), flush=True)
+        if arguments.json:
+            settings = {"steps": arguments.steps, "ceilings": most._asdict()}
+            arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
+    if any("error" in result for result in results):
+        sys.exit(1)
+
+
+def line(r: dict[str, Any]) -> str:
+    """A line of the table."""
+    what = f"{r['workload']:18} {r['conv']:7} {r['loop']:5} {r['dtype']:8} {r['cohort']:4}"
+    if "error" in r or "left_out" in r:
+        return f"{what} {r['error'] if 'error' in r else 'left out: ' + r['left_out']}"
+    spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
+    return (
+        f"{what} {r['images_per_s']:9,.0f} {spread:>17} {r['matmul_share']:6.1%} {r['memory_share']:6.1%} "
+        f"{r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How a round's time and memory grow with the cohort, the clients, the local steps and the devices, and memory with rounds.
 
-    python -m benchmarks.scaling [--only=cohort,clients] [--json=benchmarks/results/scaling.json]
+    python -m benchmarks.scaling [--only cohort clients] [--json=benchmarks/results/scaling.json]
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
 no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is a
@@ -24,6 +24,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -98,37 +99,73 @@ def resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The least-squares slope of y over x, and half its 95 % interval; infinite where two points leave nothing to judge by."""
+def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float | None]:
+    """The least-squares slope of y over x, and half its 95 % interval; None where two points leave nothing to judge by."""
     fit = stats.linregress(x, y)
-    half = stats.t.ppf(0.975, len(x) - 2) * fit.stderr if len(x) > 2 else float("inf")
-    return float(fit.slope), float(half)
+    half = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr) if len(x) > 2 else None
+    return float(fit.slope), half
 
 
-def exponents(x: tuple[int, ...], seconds: list[float]) -> dict[str, tuple[float, float]]:
-    """The b of seconds ~ x^b, with half its interval; `marginal`: of what is beyond the first point, over x less the first."""
+def exponents(x: Sequence[int], seconds: Sequence[float]) -> dict[str, tuple[float, float | None]]:
+    """The b of seconds ~ x^b, with half its interval; `marginal`: of what is beyond the first point, over x less the first.
+
+    The latter is there where at least three points are left and each is beyond the first: else noise would choose them.
+    """
     at, took = np.asarray(x, float), np.asarray(seconds)
     found = {"exponent": slope(np.log(at), np.log(took))}
-    more = took[1:] > took[0]
-    if more.sum() > 1:
-        found["marginal"] = slope(np.log(at[1:] - at[0])[more], np.log(took[1:] - took[0])[more])
+    if len(at) > 3 and np.all(took[1:] > took[0]):
+        found["marginal"] = slope(np.log(at[1:] - at[0]), np.log(took[1:] - took[0]))
     return found
 
 
 def worker(point: dict[str, int], rounds: int = 0) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+    """`measure` in a process of its own; `error` where that fails."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={point['devices']}"
     command = [sys.executable, "-m", "benchmarks.scaling", f"--worker={json.dumps({'point': point, 'rounds': rounds})}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "XLA_FLAGS": flags})
     if done.returncode:
-        sys.exit(f"{point}: {done.stderr}")
+        return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def series(name: str) -> dict[str, Any]:
+    """Measures the points of a series, prints each as it comes, and fits those that ran."""
+    points = {}
+    for x in SERIES[name]:
+        points[x] = point = worker(BASE | {name: x})
+        if "error" in point:
+            print(f"{name:8} {x:9,} {point['error']}", flush=True)
+            continue
+        spread = "{:.2f} - {:.2f}".format(*(1e3 * s for s in point["quartiles_s"]))
+        print(
+            f"{name:8} {x:9,} {1e3 * point['round_s']:10.2f} {spread:>21} {point['peak_bytes'] / 1e6:8.0f} "
+            f"{point['build_s']:8.1f} {point['compile_s']:9.1f}",
+            flush=True,
+        )
+    ran = {x: point["round_s"] for x, point in points.items() if "error" not in point}
+    found = exponents(list(ran), list(ran.values())) if len(ran) > 1 else {}
+    for what, (value, half) in found.items():
+        print(f"{name:8} {what}: {value:.2f} ± {'?' if half is None else f'{half:.2f}'}", flush=True)
+    return {"series": name, "x": list(points), "points": list(points.values()), **found}
+
+
+def memory() -> dict[str, Any]:
+    """Runs the many rounds and fits the growth of resident memory."""
+    result = worker(BASE, ROUNDS)
+    if "error" in result:
+        print(f"rounds   {result['error']}", flush=True)
+        return {"series": "rounds", **result}
+    late = np.asarray([pair for pair in result["resident"] if pair[0] > 2 * EVERY])
+    growth, half = slope(late[:, 0], late[:, 1])
+    print(f"rounds   resident MB every {EVERY}: {', '.join(f'{size / 1e6:.0f}' for _, size in result['resident'])}")
+    print(f"rounds   growth: {growth:.1f} ± {half:.1f} bytes a round", flush=True)
+    return {"series": "rounds", **result, "growth": (growth, half)}
+
+
 def main() -> None:
-    """Measures the chosen series and prints a table."""
+    """Measures the chosen series, prints a table and writes it; exit status 1 where a point failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join((*SERIES, "rounds")), help="comma-separated series")
+    parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -136,34 +173,16 @@ def main() -> None:
         asked = json.loads(arguments.worker)
         print(json.dumps(measure(asked["point"], rounds=asked["rounds"])))
         return
-    only, results = arguments.only.split(","), []
     print(f"{'series':8} {'x':>9} {'round ms':>10} {'quartiles':>21} {'peak MB':>8} {'build s':>8} {'compile s':>9}")
-    for name, xs in SERIES.items():
-        if name not in only:
-            continue
-        points = [worker(BASE | {name: x}) for x in xs]
-        for x, point in zip(xs, points, strict=True):
-            spread = "{:.2f} - {:.2f}".format(*(1e3 * s for s in point["quartiles_s"]))
-            print(
-                f"{name:8} {x:9,} {1e3 * point['round_s']:10.2f} {spread:>21} {point['peak_bytes'] / 1e6:8.0f} "
-                f"{point['build_s']:8.1f} {point['compile_s']:9.1f}",
-                flush=True,
-            )
-        found = exponents(xs, [point["round_s"] for point in points])
-        for what, (value, half) in found.items():
-            print(f"{name:8} {what}: {value:.2f} ± {half:.2f}")
-        results.append({"series": name, "x": xs, "points": points, **found})
-    if "rounds" in only:
-        resident = worker(BASE, ROUNDS)["resident"]
-        late = np.asarray([pair for pair in resident if pair[0] > 2 * EVERY])
-        growth, half = slope(late[:, 0], late[:, 1])
-        sizes = ", ".join(f"{size / 1e6:.0f}" for _, size in resident)
-        print(f"rounds   resident MB every {EVERY}: {sizes}\nrounds   growth: {growth:.1f} ± {half:.1f} bytes a round")
-        results.append({"series": "rounds", "resident": resident, "growth": (growth, half)})
-    if arguments.json:
-        from benchmarks.provenance import provenance
+    results = []
+    for name in arguments.only:
+        results.append(memory() if name == "rounds" else series(name))
+        if arguments.json:  # after each, as the next may be long
+            from benchmarks.provenance import provenance
 
-        arguments.json.write_text(json.dumps({**provenance(), "base": BASE, "results": results}, indent=1) + "\n")
+            arguments.json.write_text(json.dumps({**provenance(), "base": BASE, "results": results}, indent=1) + "\n")
+    if any("error" in point for result in results for point in (result, *result.get("points", ()))):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ def make(
     dataset's own parts and splits them anew, 80/5/15 (Appendix A); `released` keeps them, as FLUTE does.
 
     Other methods train for tau steps, too, in place of epochs; FedSem has a first phase of 300 rounds, FedTriNet of 200.
-    FixMatch and UDA take as many unlabeled images a step as labeled ones: seven times as many are more than most clients have.
+    FixMatch and UDA take as many unlabeled images a step as labeled ones, on all datasets: seven times as many, as they were
+    published, are more than a client has of CIFAR.
 
     Args:
         argument: `word,labels=.2,alpha=.1,tau=30,beta=.3,strong=released`, all optional. `labels` is the labeled share of each

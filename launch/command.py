@@ -16,7 +16,7 @@ WRONG_INPUT = (ValueError, OSError)
 MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
-"""The JAX that may not know these flags any more: XLA ends a process for one that it does not know."""
+"""The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
 
 
 def use_all_cores() -> None:
@@ -25,11 +25,11 @@ def use_all_cores() -> None:
     The small operations of one client leave most of a machine idle: on two cores FedSiam's round on MNIST took 16 s on one
     device of both, and 6.4 s on two devices. To be called before JAX is used.
     """
+    import jax
+
     flags = os.environ.get("XLA_FLAGS", "")
     # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
     # train, would end the process: XLA takes it to be stuck.
-    import jax
-
     waiting = [f for f in MAY_WAIT if f not in flags] if jax.__version_info__ < MAY_WAIT_BELOW else []
     os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
 

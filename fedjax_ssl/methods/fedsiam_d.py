@@ -114,8 +114,8 @@ def _check_curve(options: FedSiamDOptions, rounds: int) -> None:
         accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {least:g}"
         raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted} where method.curve=rectangle")
     if options.end_round > rounds + 1:
-        accepted = f"a number <= rounds + 1 = {rounds + 1} where method.curve=rectangle"
-        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted}")
+        accepted = f"a number <= rounds + 1 = {rounds + 1} where method.curve=rectangle; lower method.pi_rounds with it"
+        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted}, or set method.curve=linear")
 
 
 def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:

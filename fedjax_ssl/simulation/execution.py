@@ -40,7 +40,7 @@ def client_mesh(num_devices: int) -> Mesh:
     """A mesh of the first devices, over which a cohort is split.
 
     On a CPU, XLA ends a process in which one device waits longer than a minute for another; `launch.command.use_all_cores` sets
-    the two flags (MAY_WAIT) that let it wait.
+    the two flags (MAY_WAIT) that let it wait, where JAX is one on which they were tried.
     """
     return Mesh(np.array(jax.devices()[:num_devices]), (CLIENTS,))
 

@@ -10,14 +10,18 @@ from benchmarks.round_time import Workload
 SMALL = Workload({"name": "fl2"}, {"name": "linear"}, (8, 8, 1), "server", 16, {})
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(round_time.WORKLOADS, "small", SMALL)
+
+
 def test_the_arithmetic_of_a_pass_is_the_networks():
-    forward, back = round_time.costs(SMALL, "float32")["flops"]
+    forward, back = round_time.costs("small", "float32")["flops"]
     assert forward == pytest.approx(2 * 64 * 10, rel=0.1)  # a product with a kernel of 64 x 10
     assert back == pytest.approx(2 * 64 * 10, rel=0.1)  # its transpose: the gradient for the kernel alone
 
 
 def test_a_share_is_the_passes_arithmetic_over_time_and_ceiling(monkeypatch):
-    monkeypatch.setitem(round_time.WORKLOADS, "small", SMALL)
     monkeypatch.setattr(round_time, "costs", lambda *_: {"flops": (10.0, 30.0), "bytes accessed": (1.0, 2.0)})
     case = {"workload": "small", "conv": "hybrid", "loop": "scan", "dtype": "float32", "cohort": 2}
     got = round_time.measure(case, 3, 0.0, round_time.Ceilings({"float32": 1e6}, 1e3))
@@ -32,13 +36,40 @@ def test_a_share_is_the_passes_arithmetic_over_time_and_ceiling(monkeypatch):
     assert got["quartiles"][0] <= got["images_per_s"] <= got["quartiles"][1]
 
 
-def test_what_has_no_time_left_is_named(monkeypatch, tmp_path, capsys):
-    path = tmp_path / "out.json"
-    words = ["--workloads", "fl2_cnn", "--conv", "banded", "--loop", "scan", "2", "--budget", "0", f"--json={path}"]
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    """Runs the command on `small`: the results that it writes."""
+
+    def main(*words):
+        path = tmp_path / "out.json"
+        monkeypatch.setattr("sys.argv", ["round_time.py", "--workloads", "small", "--conv", "im2col", *words, f"--json={path}"])
+        round_time.main()
+        return json.loads(path.read_text())
+
+    return main
+
+
+def test_a_line_has_the_rate_and_the_shares_of_measured_ceilings(results, capsys):
+    written = results("--loop", "scan", "--seconds", "0", "--steps", "1")
+    assert all(rate > 1e6 for rate in (written["ceilings"]["flops"]["float32"], written["ceilings"]["bandwidth"]))
+    (one,) = written["results"]
+    assert 0 < one["matmul_share"] < 1
+    assert one["memory_share"] > 0
+    words = capsys.readouterr().out.splitlines()[-1].split()
+    assert words[:6] == ["small", "im2col", "scan", "float32", "2", f"{one['images_per_s']:,.0f}"]
+
+
+def test_what_has_no_time_left_is_named_and_what_fails_has_its_error(results, monkeypatch, capsys):
+    def fails(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")
+
     monkeypatch.setattr(round_time, "ceilings", lambda dtypes: round_time.Ceilings(dict.fromkeys(dtypes, 1e9), 1e9))
-    monkeypatch.setattr("sys.argv", ["round_time.py", *words])
-    round_time.main()
-    assert capsys.readouterr().out.count("left out, no time: fl2_cnn banded") == 2
-    written = json.loads(path.read_text())
-    assert [case["loop"] for case in written["left_out"]] == ["scan", "2"]
-    assert written["results"] == []
+    monkeypatch.setattr(round_time, "measure", fails)
+    assert [one["left_out"] for one in results("--loop", "scan", "2", "--budget", "0")["results"]] == ["no time"] * 2
+    with pytest.raises(SystemExit) as ended:
+        results("--loop", "scan")
+    assert ended.value.code == 1
+    assert "RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        results("--loop", "scna")
+    assert "got scna, accepted: scan, vmap" in capsys.readouterr().err

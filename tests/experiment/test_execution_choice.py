@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from fedjax_ssl.experiment.build import build
@@ -52,6 +53,14 @@ def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | given)
         flags = dict(word.removeprefix("--").split("=") for word in done.stdout.split())
         assert flags == {command.MAY_WAIT[0]: "86400", command.MAY_WAIT[1]: "7" if given else "86400"}
+
+
+def test_no_flag_is_set_on_a_jax_that_may_not_know_it(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    monkeypatch.setattr(jax, "__version_info__", command.MAY_WAIT_BELOW)
+    command.use_all_cores()
+    assert os.environ["XLA_FLAGS"] == ""
 
 
 def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch):
