@@ -88,9 +88,10 @@ LOCAL_FIXMATCH: dict[str, Any] = {
 FEDMATCH_AT_CLIENTS: dict[str, Any] = {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}
 """FedMatch's constants where the labels are at the clients; its defaults are those for labels at the server."""
 FEDMATCH_AT_LARGE_RATES: dict[str, Any] = {"method.lambda_s": 1.0, "method.lambda_a": 1.0, "method.lambda_l2": 0.01}
-"""FedMatch's weights for learning rates near .03. Its own are for SGD at .001 without momentum: at .03 the labeled loss, ten
-times as heavy, would have a rate of .3 before momentum, and the proximity would take psi .6 of the way to sigma in a step. With
-them digits, 40 labels at the server, end below .7 in place of above .9."""
+"""FedMatch's weights for learning rates from .01 up. Its own are for SGD at .001 without momentum: at .03 the labeled loss, ten
+times as heavy, would have a rate of .3 before momentum, and the proximity would take psi .6 of the way to sigma in a step.
+Digits, 40 labels at the server, IID, both rates .03 and no clipping, seeds 0 to 2: 58, 70 and 43 % with its own weights, 92, 89
+and 94 % with these. FedSiam's setting on MNIST at round 12: 11.7 % with its own lambda_l2, 66.7 % with these."""
 
 
 def set_split(config: ConfigDict, split: str) -> None:

@@ -29,7 +29,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold.
 
-FedMatch does not learn here with its own weights, which are for a tenth of the learning rate and no momentum."""
+FedMatch's own weights are for a tenth of the learning rate and no momentum."""
 UNLABELED_RATIO = 7
 """FixMatch's and UDA's mu: a step's unlabeled images for each labeled one, as they were published; the paper does not say."""
 PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
