@@ -90,7 +90,7 @@ FEDSIAM_MNIST: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "Pi by Eqs. 6 and 7, labels once, no dropout": ("pi", TO_THE_LETTER, None),
 }
 # FedSiam with labels at the server, where the paper has about 91.3 for both. Its rounds, and the config's, are 200 on MNIST and
-# 150 on SVHN; here they are 150, for the time: a run takes 8 minutes or more on two CPU cores.
+# 150 on SVHN; here they are 150, for the time: a run takes 2 to 25 minutes on a CPU core.
 SHORT = {"rounds": 150}
 FEDSIAM_MNIST_SERVER: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "FedSiam-Pi": ("pi", SHORT, 91.3),
