@@ -53,7 +53,9 @@ def dirichlet_classes(labels, num_clients, rng, alpha=0.1):
     mixtures = [rng.dirichlet([alpha] * 10).tolist() for _ in range(num_clients)]
     rows = [[] for _ in range(num_clients)]
     for c, one_class in enumerate(by_class):
-        total, reached, start = sum(q[c] for q in mixtures), 0.0, 0
+        total, reached, start = 0.0, 0.0, 0
+        for q in mixtures:  # one by one: from Python 3.12 on `sum` carries the rounding along, which moves a cut
+            total += q[c]
         for k, q in enumerate(mixtures):
             reached += q[c]
             end = len(one_class) if k == num_clients - 1 else math.floor(reached / total * len(one_class))
