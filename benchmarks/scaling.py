@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks.provenance import provenance
+
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
 SERIES: dict[str, tuple[int, ...]] = {
     "cohort": (10, 30, 100, 300, 1_000),
@@ -174,13 +176,9 @@ def main() -> None:
         print(json.dumps(measure(asked["point"], rounds=asked["rounds"])))
         return
     print(f"{'series':8} {'x':>9} {'round ms':>10} {'quartiles':>21} {'peak MB':>8} {'build s':>8} {'compile s':>9}")
-    results = []
-    for name in arguments.only:
-        results.append(memory() if name == "rounds" else series(name))
-        if arguments.json:  # after each, as the next may be long
-            from benchmarks.provenance import provenance
-
-            arguments.json.write_text(json.dumps({**provenance(), "base": BASE, "results": results}, indent=1) + "\n")
+    results = [memory() if name == "rounds" else series(name) for name in arguments.only]
+    if arguments.json:  # not before: asking for the device takes an accelerator's memory from the points' processes
+        arguments.json.write_text(json.dumps({**provenance(), "base": BASE, "results": results}, indent=1) + "\n")
     if any("error" in point for result in results for point in (result, *result.get("points", ()))):
         sys.exit(1)
 

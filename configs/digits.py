@@ -64,9 +64,9 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
 }  # fmt: skip
 """Where the labels are -> method -> the learning rate of both holders, where it is not .03.
 
-Chosen once, by `benchmarks.tune_digits` at seed 10, IID, from .01, .03, .1 and .3 (FedCon's and FedDure's, in SETTINGS, from
-more): `benchmarks/results/digits_server_tuning.json`, `digits_clients_tuning.json`. FixMatch with labels at the server takes
-.1, as in the README's table; here it keeps the rate of (FL)^2, whose parts it is to be compared with.
+Chosen once, by `benchmarks.tune_digits` at seed 10, IID, from .01, .03, .1 and .3, and 1 where .3 was the best (FedCon's and
+FedDure's, in SETTINGS, from more): `benchmarks/results/digits_server_tuning.json`, `digits_clients_tuning.json`. FixMatch with
+labels at the server takes .1, as in the README's table; here it keeps the rate of (FL)^2, with whose parts it is compared.
 """
 
 AT_CLIENTS: dict[str, dict[str, Any]] = {
