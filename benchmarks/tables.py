@@ -9,7 +9,7 @@ diverged, too, where clients that returned NaN or infinity were left out.
 
 Programs are compiled once for all seeds, into a cache in the workdir; the seconds are those of whole runs, with compilation,
 `--jobs` of them side by side. Pseudo-label accuracy is over the last five rounds: of a client's examples where a method labels
-them once a round (fl2, semifl, fixmatch), else of those that its steps draw. Beside a paper's accuracy stands the
+them once (fl2, semifl, fedsem, fedtrinet; fixmatch with labels at the server), else of those that its steps draw. Beside a paper's accuracy stands the
 difference to it; beside FedSiam-D's bytes mu, by which a share of layers is saved, and the share of the online network's bytes
 that was.
 """
@@ -62,7 +62,9 @@ LABELS_AT_CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg++": ("fedavg_pp", {}),
     "FedProx": ("fedprox", {}),
     "UDA": ("uda", {}),
+    "UDA + FedProx": ("uda", {"method.prox_mu": 0.01}),
     "FixMatch": ("fixmatch", {}),
+    "FixMatch + FedProx": ("fixmatch", {"method.prox_mu": 0.01}),
     "FedMatch": ("fedmatch", {}),
     "FedSem": ("fedsem", {}),
     "FedTriNet": ("fedtrinet", {}),
@@ -71,6 +73,8 @@ LABELS_AT_CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedSiam-D": ("fedsiam_d", {}),
     "FedLabel": ("fedlabel", {}),
     "FedDure": ("feddure", {}),
+    "FedDure without C-reg": ("feddure", {"method.regulators": "no_c"}),
+    "FedDure without F-reg": ("feddure", {"method.regulators": "no_f"}),
     "FedAvg-SL": ("fedavg", {"data.reveal_labels": True}),
 }
 # FedSiam's Table 5, in its released code's setting, with what the authors leave out: where the gain of its column comes from.
@@ -256,6 +260,14 @@ def line(cell: Cell, runs: list[dict[str, Any]]) -> str:
     )
 
 
+def select(parser: argparse.ArgumentParser, cells: list[Cell], beginnings: str) -> list[Cell]:
+    """The cells whose row begins with one of the comma-separated `beginnings`; ends the program where none does."""
+    chosen = [cell for cell in cells if cell.row.startswith(tuple(beginnings.split(",")))]
+    if not chosen:
+        parser.error(f"argument --rows: got {beginnings!r}, accepted: beginnings of {', '.join({c.row: 0 for c in cells})}")
+    return chosen
+
+
 def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]]) -> None:
     """Writes a table's cells as JSON, one a line; what `path` holds of the table's other cells stays.
 
@@ -286,8 +298,7 @@ def main() -> None:
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         started = [
             (cell, [pool.submit(run, cell, seed, arguments.workdir / arguments.table, extra) for seed in seeds])
-            for cell in table.cells
-            if cell.row.startswith(tuple(arguments.rows.split(",")))
+            for cell in select(parser, table.cells, arguments.rows)
         ]
         for cell, futures in started:
             runs = [future.result() for future in futures]

@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 from benchmarks.provenance import provenance
-from benchmarks.tables import LABELS_AT_CLIENTS, LABELS_AT_SERVER, Cell, run
+from benchmarks.tables import LABELS_AT_CLIENTS, LABELS_AT_SERVER, Cell, run, select
 from fedjax_ssl.experiment.experiment import DIVERGED
 
 SEED = 10
@@ -82,14 +82,14 @@ def beyond(found: list[tuple[Cell, dict[str, Any]]]) -> list[Cell]:
 
 
 def write(path: pathlib.Path, place: str, found: list[tuple[Cell, dict[str, Any]]]) -> None:
-    """Writes the runs as JSON, one a line; what `path` holds of other candidates stays."""
-    new = [{"row": cell.row, "overrides": cell.overrides, **result} for cell, result in found]
+    """Writes the runs as JSON, one a line, each with where it is from; what `path` holds of other candidates stays."""
+    new = [{"row": cell.row, "overrides": cell.overrides, **result, "from": provenance()} for cell, result in found]
     old = json.loads(path.read_text())["runs"] if path.exists() else []
     runs = {json.dumps([one["row"], one["overrides"]], sort_keys=True): one for one in [*old, *new]}
     order = {row: i for i, row in enumerate(dict.fromkeys(cell.row for cell in cells(place)))}
     kept = sorted((one for one in runs.values() if one["row"] in order), key=lambda one: order[one["row"]])
     lines = ",\n".join(json.dumps({key: value for key, value in one.items() if key != "curve"}) for one in kept)
-    path.write_text(json.dumps({"seed": SEED, **provenance()}, indent=1)[:-2] + f',\n"runs": [\n{lines}\n]}}\n')
+    path.write_text(f'{{"seed": {SEED}, "runs": [\n{lines}\n]}}\n')
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
         return list(zip(chosen, results, strict=True))
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        found = measured([cell for cell in cells(arguments.place) if cell.row.startswith(tuple(arguments.rows.split(",")))])
+        found = measured(select(parser, cells(arguments.place), arguments.rows))
         found += measured(beyond(found))
     rows = list(dict.fromkeys(cell.row for cell, _ in found))
     found.sort(key=lambda one: rows.index(one[0].row))

@@ -94,8 +94,11 @@ Digits, 40 labels at the server, IID, both rates .03 and no clipping, seeds 0 to
 and 94 % with these. FedSiam's setting on MNIST at round 12: 11.7 % with its own lambda_l2, 66.7 % with these."""
 
 
-def set_split(config: ConfigDict, split: str) -> None:
-    """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client), or `dir0.1` (the concentration)."""
+def set_split(config: ConfigDict, split: str, besides: str = "") -> None:
+    """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client), or `dir0.1` (the concentration).
+
+    `besides` is what the caller takes itself, for the message.
+    """
     if split in ("iid", "shards"):
         config.data.partition = split
         return
@@ -104,7 +107,7 @@ def set_split(config: ConfigDict, split: str) -> None:
         return
     alpha = _float(split.removeprefix("dir")) if split.startswith("dir") else 0.0
     if not alpha > 0:
-        raise ValueError(f"the config's argument split: got {split!r}, accepted: iid, shards, l2, dir0.1, dir0.3, ...")
+        raise ValueError(f"the config's argument split: got {split!r}, accepted: {besides}iid, shards, l2, dir0.1, dir0.3, ...")
     config.data.partition, config.data.alpha = "dirichlet", alpha
 
 

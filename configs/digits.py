@@ -103,7 +103,7 @@ def _set_labels(config: ConfigDict, labels: str, split: str) -> None:
         data.labeled_partition = data.unlabeled_partition = "dirichlet"
         data.alpha = 0.5
     else:
-        common.set_split(config, split)
+        common.set_split(config, split, besides="dirdir, ")
     if data.labels_at == "server":
         data.num_labels = common.number("labels", labels or "40")
     elif labels or apart:

@@ -49,17 +49,20 @@ def make(
 
     Args:
         argument: `word,labels=.2,alpha=.1,tau=30,beta=.3,strong=released`, all optional. `labels` is the labeled share of each
-            client's examples; `strong` is RandAugment as the code has it, one operation at a third of its strength, as the
-            paper's text has it, ten operations at a thirtieth, or none: CE sees what the experts see (Figure 7).
+            client's examples; `strong` is RandAugment as the code has it, one operation at a third of its scale, as the
+            paper's text has it, ten operations at a thirtieth (harsh: on that scale low is dark, flat and inverted), or none:
+            CE sees what the experts see (Figure 7).
         dataset: its name.
         depth: of the ResNet.
         clients: K.
         cohort: M.
         labels: the share, unless the argument says.
     """
-    word, given = common.parse(argument, WORDS, labels=labels, alpha="0.1", tau="30", beta="0.3", strong="released")
+    word, given = common.parse(argument, WORDS, labels=labels, alpha="0.1", tau="30", beta="", strong="released")
     if given["strong"] not in STRONG:
         raise ValueError(f"the config's argument strong: got {given['strong']!r}, accepted: {', '.join(STRONG)}")
+    if given["beta"] and word not in OURS:
+        raise ValueError(f"the config's argument beta: got {given['beta']!r} with {word}, accepted: FedLabel's words alone")
     name = "fedlabel" if word in OURS else word
     config = common.base(name, "resnet", depth=depth, norm="running")
     config.rounds, config.cohort_size, config.checkpoint_every = 500, cohort, 50
@@ -78,7 +81,7 @@ def make(
     config.method.update(OURS.get(word, {}))
     config.update_from_flattened_dict(OTHERS.get(word, {}))
     if word in OURS:
-        config.method.confidence = common.real("beta", given["beta"], most=1, zero=True)
+        config.method.confidence = common.real("beta", given["beta"] or "0.3", most=1, zero=True)
         if given["strong"] == "none":
             config.method.augment = "none"
     return config

@@ -5,6 +5,7 @@
 
 `released` has the code's confidence, .75 instead of .85, but not its learning rate, which falls to a third whenever the loss on
 validation images stalls: the 5 % of all images that are split off for validation, as in the paper, are not used here.
+Nor has it the code's pool of 56,000 images, of which a client's step takes about 102 unlabeled ones: it has the paper's 54,000.
 `fixmatch` is the paper's FedAvg-FixMatch: FixMatch as it was published, in FedMatch's setting. In (FL)^2's setting, with few
 labels at the server, FedMatch runs as `configs/fl2_cifar10.py:paper,method=fedmatch`.
 

@@ -20,6 +20,7 @@ DATA: dict[str, dict[str, dict[str, Any]]] = {
 # is that of 50 rounds; in more of them so narrow a one could not hold the share of layers that is to be uploaded.
 LINEAR = {"curve": "linear", "pi_rounds": 3}
 RECTANGLE = {"curve": "rectangle", "pi_rounds": 10, "end_round": 40}
+CURVES = {"linear": LINEAR, "rectangle": RECTANGLE}
 RECTANGLE_ROUNDS = 50
 REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
 BASELINES: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
 
 
 def make(
-    argument: str | None, dataset: str, model: str, *, server_rounds: int, curve: dict[str, Any], kl: bool = False
+    argument: str | None, dataset: str, model: str, *, server_rounds: int, curve: str, kl: bool = False
 ) -> ConfigDict:
     """A config of FedSiam's setting: 100 clients, 10 a round, SGD .01 with momentum .9 and weight decay 1e-4 (Tables 2 and 4).
 
@@ -46,16 +47,17 @@ def make(
     from 50 rounds to these.
 
     Args:
-        argument: `word,labels_at=clients,gamma=.1,split=iid,variant=paper`, all optional.
+        argument: `word,labels_at=clients,gamma=.1,split=iid,variant=paper,curve=linear`, all optional.
         dataset: a name that TFDS has.
         model: a key of MODELS.
         server_rounds: rounds with labels at the server.
-        curve: of D.
+        curve: of D, a key of CURVES, unless the argument says.
         kl: whether J is KL in the splits that are not IID; in the released code it is in all but Non-IID-I.
     """
-    word, given = common.parse(argument, METHOD_WORDS, labels_at="clients", gamma="0.1", split="iid", variant="paper")
+    words = {"labels_at": "clients", "gamma": "0.1", "split": "iid", "variant": "paper", "curve": curve}
+    word, given = common.parse(argument, METHOD_WORDS, **words)
     at, released = _one_of("labels_at", given, DATA), _one_of("variant", given, ("paper", "released")) == "released"
-    split = _one_of("split", given, DATA[at])
+    split, of_curve = _one_of("split", given, DATA[at]), CURVES[_one_of("curve", given, CURVES)]
     if at == "clients":
         at_clients = [other for other in METHOD_WORDS if OURS.get(other, other) in common.LABELS_AT_CLIENTS]
         if word not in at_clients:
@@ -78,8 +80,8 @@ def make(
     config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = 50, 5, 10, 1
     if at == "server":
         config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = server_rounds, 1, 100, 5
-    own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, **curve}
-    if curve == RECTANGLE:
+    own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, **of_curve}
+    if of_curve == RECTANGLE:
         own |= {key: RECTANGLE[key] * config.rounds // RECTANGLE_ROUNDS for key in ("pi_rounds", "end_round")}
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
     repeats = REPEATS.get(gamma, 1)

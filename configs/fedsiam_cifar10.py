@@ -16,7 +16,7 @@ from configs import fedsiam
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    config = fedsiam.make(argument, "cifar10", "cifar_cnn", server_rounds=200, curve=fedsiam.RECTANGLE, kl=True)
+    config = fedsiam.make(argument, "cifar10", "cifar_cnn", server_rounds=200, curve="rectangle", kl=True)
     if config.model.variant == "released":
         config.client.batch_size = 30
     return config

@@ -13,7 +13,7 @@ from configs import fedsiam
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    config = fedsiam.make(argument, "svhn_cropped", "cifar_cnn", server_rounds=150, curve=fedsiam.LINEAR)
+    config = fedsiam.make(argument, "svhn_cropped", "cifar_cnn", server_rounds=150, curve="linear")
     if config.model.variant == "released" and config.method.name == "fedsiam_d":
         config.data.weak = "none"  # of the code's three methods D alone
     return config

@@ -1,4 +1,4 @@
-"""Fields of an options dataclass that accept one of a few words, checked where the options are made."""
+"""Checks that the options of several methods share, in one line that names the config key."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def check_choices(options: Any) -> None:
         if accepted and getattr(options, field.name) not in accepted:
             got = getattr(options, field.name)
             raise ValueError(f"method.{field.name}: got {got!r}, accepted: {', '.join(accepted)}")
+
+
+def check_phases(name: str, first: int, rounds: int) -> None:
+    """Raises ValueError where a first phase of `first` rounds, the option `name`, leaves no round to the second."""
+    if first >= rounds:
+        raise ValueError(f"method.{name}: got {first}, accepted: a number < rounds = {rounds}")

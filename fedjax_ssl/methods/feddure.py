@@ -48,6 +48,7 @@ class FedDureOptions:
         regulators: `both`; `no_c`: F-reg alone, which then learns through theta's look-ahead, and no reward; `no_f`: C-reg
             alone, with a fixed threshold in place of F-reg's weights (the ablation of Section 4.3).
         meta_gradient: the gradient for F-reg in its `direct` form (`fedjax_ssl.ssl.regulators`), or `nested`, as it is written.
+            They cost about the same: of nested differentiation, too, XLA keeps only what the gradient for F-reg needs.
         detach_freg_input: whether F-reg's input is a constant where phi is differentiated, as Theorem 2 does not assume;
             otherwise phi can lower its loss by lowering the weights.
         confidence: the threshold that stands in for F-reg (.6 in the released code's settings).

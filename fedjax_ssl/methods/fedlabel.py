@@ -36,7 +36,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import local, semi_supervised
-from fedjax_ssl.methods.choices import check_choices, choice
+from fedjax_ssl.methods.choices import check_choices, check_phases, choice
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method, finish_round
 from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
@@ -147,6 +147,7 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     Returns:
         The method. Its client state is the local optimizers', where `client` is persistent.
     """
+    check_phases("burn_in", options.burn_in, server.rounds)
     setup = Setup(task, client, server, options)
     method = averaging_method(task, client, server, partial(client_update, setup), labels_at=("clients",))
 

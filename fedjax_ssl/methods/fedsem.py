@@ -23,6 +23,7 @@ from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods import server as server_side
+from fedjax_ssl.methods.choices import check_phases
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Server, ServerState
@@ -80,12 +81,6 @@ class ClientState(NamedTuple):
     optimizer: PyTree
 
 
-def check_phases(labeled_rounds: int, rounds: int) -> None:
-    """Raises ValueError where the first phase leaves no round to the second."""
-    if labeled_rounds >= rounds:
-        raise ValueError(f"method.labeled_rounds: got {labeled_rounds}, accepted: a number < rounds = {rounds}")
-
-
 def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptions = FedSemOptions()) -> Method:
     """FedSem, for labels at the clients.
 
@@ -104,7 +99,7 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     Raises:
         ValueError: the first phase is as long as the run.
     """
-    check_phases(options.labeled_rounds, server.rounds)
+    check_phases("labeled_rounds", options.labeled_rounds, server.rounds)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state = server_side.init(task, server, key, spec)

@@ -40,7 +40,7 @@ from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import local, passes
 from fedjax_ssl.methods import server as server_side
-from fedjax_ssl.methods.fedsem import check_phases
+from fedjax_ssl.methods.choices import check_phases
 from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
 from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.server import Server, ServerState
@@ -121,7 +121,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
     Raises:
         ValueError: the first phase is as long as the run.
     """
-    check_phases(options.labeled_rounds, server.rounds)
+    check_phases("labeled_rounds", options.labeled_rounds, server.rounds)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, k = server_side.init(task, server, key, spec), spec.num_clients

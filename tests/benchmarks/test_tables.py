@@ -100,6 +100,15 @@ def test_a_table_of_runs_that_diverged_is_a_result(monkeypatch, tmp_path, capsys
     assert capsys.readouterr().out.count(f"failed: seed 0: {error} |") == 3
 
 
+def test_rows_that_no_table_has_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.argv", ["tables", "fl2_ablation", f"--workdir={tmp_path}", "--rows=CTA"])
+    with pytest.raises(SystemExit) as ended:
+        tables.main()
+    assert ended.value.code == 2
+    accepted = "FixMatch + FedAvg, + SACR, CAT, CAT + SACR, CAT + SACR + LSAA"
+    assert capsys.readouterr().err.endswith(f"argument --rows: got 'CTA', accepted: beginnings of {accepted}\n")
+
+
 def test_a_run_that_fails_says_why(tmp_path):
     wrong = CELL._replace(overrides={"method.confidenc": 1})
     assert tables.run(wrong, 3, tmp_path, []) == {

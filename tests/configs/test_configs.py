@@ -335,3 +335,8 @@ def test_a_wrong_argument_is_named(argument, words):
     with pytest.raises(ValueError) as error:
         settings("fl2_cifar10", argument)
     assert all(word in str(error.value) for word in words)
+
+
+def test_digits_says_all_the_splits_it_takes():
+    with pytest.raises(ValueError, match=r"split: got 'skewed', accepted: dirdir, iid, shards, l2, dir0.1"):
+        settings("digits", "feddure,split=skewed")

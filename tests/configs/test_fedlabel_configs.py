@@ -114,6 +114,7 @@ def test_the_configs_are_the_papers_and_flutes(name):
         ("paper,alpha=0", ["alpha", "'0'", "> 0"]),
         ("paper,beta=-1", ["beta", "'-1'", "[0, 1]"]),
         ("paper,beta=nan", ["beta", "'nan'", "[0, 1]"]),
+        ("uda,beta=0.5", ["beta", "'0.5'", "with uda"]),
         ("paper,tau=many", ["tau", "'many'", "whole number"]),
         ("paper,strong=usb", ["strong", "'usb'", "released, paper, none"]),
     ],

@@ -80,6 +80,10 @@ CASES = {
     "fedsiam_mnist:d,variant=released": RELEASED | MNIST | D | EPOCHS | {"data.weak": "none"},
     "fedsiam_mnist:pi,variant=released,gamma=0.15": RELEASED
     | (MNIST | PI | {"method.labeled_repeats": 2, "data.labeled_fraction": (0.15,), "data.weak": "none"}),
+    "fedsiam_mnist:d,curve=rectangle": CLIENTS | MNIST | D | RECTANGLE,
+    "fedsiam_svhn:d,labels_at=server,curve=rectangle": SERVER
+    | (SVHN | RECTANGLE | {"rounds": 150, "method.pi_rounds": 30, "method.end_round": 120}),
+    "fedsiam_cifar10:d,curve=linear": CLIENTS | CIFAR | D | LINEAR,
     "fedsiam_svhn": CLIENTS | SVHN | D | LINEAR,
     "fedsiam_svhn:mt,labels_at=server": SERVER | SVHN | MT | {"rounds": 150, "data.labeled_fraction": (0.1,)},
     "fedsiam_svhn:mt,variant=released": RELEASED | SVHN | MT | EPOCHS,
@@ -143,6 +147,7 @@ def test_ds_curve_saves_the_share_of_layers_that_is_asked_for(file, place):
         ("pi,split=noniid", ["split", "'noniid'", "noniid1, noniid2"]),
         ("pi,labels_at=server,split=noniid2", ["split", "'noniid2'", "iid, noniid"]),
         ("pi,split=noniid3,gamma=0.2", ["gamma", "0.2", "noniid3"]),
+        ("d,curve=square", ["curve", "'square'", "linear, rectangle"]),
         ("pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
         ("pi,split=noniid3,variant=released", ["variant", "released", "split=noniid3", "accepted: paper"]),
         ("fl2", ["'fl2'", "labels_at=clients", "accepted: d, mt, pi"]),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import build
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods.fedlabel import FedLabelOptions
@@ -152,3 +153,8 @@ def test_a_confidence_that_equals_the_threshold_is_not_enough():
 def test_wrong_options_are_refused(key, value, accepted):
     with pytest.raises(ValueError, match=rf"^method.{key}: got {value!r}, accepted: {accepted}$"):
         dataclasses.replace(FedLabelOptions(), **{key: value})
+
+
+def test_a_burn_in_that_leaves_no_round_is_refused():
+    with pytest.raises(ValueError, match=r"^method.burn_in: got 4, accepted: a number < rounds = 4$"):
+        build(tiny.config("fedlabel", method__burn_in=4))
