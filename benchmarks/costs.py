@@ -11,8 +11,9 @@ all; P is 2.
 Where the paper's numbers differ: FedLabel takes a step on labels and one on the others, whose KL goes back through the plain
 view too, its third B. FedTriNet, in its second phase as FedSem is, has the fine-tuning of its joined network for a third B; its
 3P are a round's in which some examples have no label yet. FedMatch has its helpers in every round here, as in the paper's
-table, and not in every tenth; its third B, too, is the plain view's, for its consistency with them; both of its parts travel whole, down and up. Padding of batches counts.
-Seconds are of a round of all clients, without compilation; the first two are left out.
+table, and not in every tenth; its third B, too, is the plain view's, for its consistency with them; both of its parts travel
+whole, down and up. Padding of batches counts. Seconds are of a round of all clients, without compilation; the first two are
+left out.
 """
 
 from __future__ import annotations

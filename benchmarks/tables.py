@@ -9,9 +9,9 @@ diverged, too, where clients that returned NaN or infinity were left out.
 
 Programs are compiled once for all seeds, into a cache in the workdir; the seconds are those of whole runs, with compilation,
 `--jobs` of them side by side. Pseudo-label accuracy is over the last five rounds: of a client's examples where a method labels
-them once (fl2, semifl, fedsem, fedtrinet; fixmatch with labels at the server), else of those that its steps draw. Beside a paper's accuracy stands the
-difference to it; beside FedSiam-D's bytes mu, by which a share of layers is saved, and the share of the online network's bytes
-that was.
+them once (fl2, semifl, fedsem, fedtrinet; fixmatch with labels at the server), else of those that its steps draw. Beside a
+paper's accuracy stands the difference to it; beside FedSiam-D's bytes mu, by which a share of layers is saved, and the share of
+the online network's bytes that was.
 """
 
 from __future__ import annotations

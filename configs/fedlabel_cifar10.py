@@ -6,10 +6,11 @@
 The first word is `paper`, `released` (FLUTE's code, with its 2,000 rounds), `local_only`, `global_only` (one expert alone), or
 another method in this setting; `method.prox_mu=0.001` is its FedProx form, `data.reveal_labels=True` gives it all labels. Then
 `tau=30` (labeled steps), `beta=0.3`, and `strong=`: `released`, `none` (no strong augmentation), or `paper`: RandAugment as the
-text has it, ten operations at 1/30 of the code's scale, on which low is dark, flat and inverted: the harshest of the three. `method.consistency_weight` is lambda_0, `method.measure=entropy`
-the other confidence. `method.unlabeled_rate` is w_U's learning rate over w_L's; 1, 3.3 and 5.3 are worth a comparison, since
-FLUTE, which never resets w_U's gradients, goes about 5.5 times as far. The 60,000 images are split anew, 80/5/15, as the
-paper's appendix says, unless `released`: FLUTE has the official split.
+text has it, ten operations at 1/30 of the code's scale, on which low is dark, flat and inverted: the harshest of the three.
+`method.consistency_weight` is lambda_0, `method.measure=entropy` the other confidence. `method.unlabeled_rate` is w_U's
+learning rate over w_L's; 1, 3.3 and 5.3 are worth a comparison, since FLUTE, which never resets w_U's gradients, goes about 5.5
+times as far. The 60,000 images are split anew, 80/5/15, as the paper's appendix says, unless `released`: FLUTE has the official
+split.
 
 Expected (the paper, in %; not reproduced here), 20 % labels, alpha .1: fedlabel 46.05 (1.09), fedmatch 31.94, FedProx + uda
 31.99, uda 31.32, fedprox 31.09, fedtrinet 29.56, fedavg 28.83, fixmatch 23.99, FedProx + fixmatch 22.38; with all labels

@@ -37,9 +37,7 @@ PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")
 """The baselines that the released code trains on hard labels alone, with momentum .5 and no weight decay."""
 
 
-def make(
-    argument: str | None, dataset: str, model: str, *, server_rounds: int, curve: str, kl: bool = False
-) -> ConfigDict:
+def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, curve: str, kl: bool = False) -> ConfigDict:
     """A config of FedSiam's setting: 100 clients, 10 a round, SGD .01 with momentum .9 and weight decay 1e-4 (Tables 2 and 4).
 
     Labels at the clients: 50 rounds of 5 local epochs, batch 10. At the server: `server_rounds` rounds of one local epoch,

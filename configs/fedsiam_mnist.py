@@ -5,10 +5,10 @@
 
 First word: d, mt, pi, no_siamese, or another method in the same setting. gamma: the share of labels, .1, .15 or .2 of each
 client's data, or .01 or .1 of all data at the server. split: iid; at the clients noniid1 (2 classes each), noniid2 (labels of 2
-classes, unlabeled data of all) or noniid3 (ten clients hold most labels); at the server noniid (2 classes). variant: paper,
-or released (labels at the clients alone): the code's network with dropout, no augmentation, its loss, labeled data three times
-an epoch, alpha by epochs. curve: linear, or rectangle, of D. There fedavg goes through labeled data once, and fedavg, fedavg_pp and fedsem have momentum .5 and no
-weight decay.
+classes, unlabeled data of all) or noniid3 (ten clients hold most labels); at the server noniid (2 classes). variant: paper, or
+released (labels at the clients alone): the code's network with dropout, no augmentation, its loss, labeled data three times an
+epoch, alpha by epochs; there fedavg goes through labeled data once, and fedavg, fedavg_pp and fedsem have momentum .5 and no
+weight decay. curve: linear or rectangle, of D.
 
 Expected (the paper, in %, IID, gamma .1, labels at the clients; not yet reproduced here): Pi 97.04, MT 97.16, D 97.22,
 no siamese 97.03, FedAvg 95.13, FedAvg++ 96.20, FedSem (30 rounds on labels, 20 on all) 96.49, FedFixMatch 93.19, FedMatch

@@ -103,7 +103,7 @@ def _ops(
 
 
 def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
-    """One fixed level for all, a share of each operation's scale: low is dark, flat, inverted; Posterize goes from 8 bits to 4."""
+    """One fixed level for all, a share of each operation's scale: low is dark, flat, inverted; Posterize 8 bits to 4."""
     return Variant(
         slots=slots,
         probability=1.0,

@@ -13,8 +13,8 @@ released code's), both with the one under way. The target passes in training mod
 batch-norm statistics of its own (the code's); while alpha = 0 they are the online network's. With labels at the server all
 follows the paper, as the code's clients do not use their data there; m then counts the server's own steps, from round 1 on.
 
-Where the released code differs and no option follows it: it averages clients uniformly (here by size, Eq. 2), draws one order of
-batches a round for all epochs, and keeps the model that does best on the test set (here the last).
+Where the released code differs and no option follows it: it averages clients uniformly (here by size, Eq. 2), draws one order
+of batches a round for all epochs, and keeps the model that does best on the test set (here the last).
 """
 
 from __future__ import annotations

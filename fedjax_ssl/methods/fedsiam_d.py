@@ -2,9 +2,9 @@
 
 Clients send both networks' updates and the distances of their layers; the server says which of the online network's it takes.
 
-The released code's curve and window are its own, which no option follows: its linear share falls from 1 in round 2 to .1 in round
-41 of 50 and stays there (Eq. 11's falls to 0 in the last round), and its boundary looks back on the last round, then on all since
-the third, then on ten.
+The released code's curve and window are its own, which no option follows: its linear share falls from 1 in round 2 to .1 in
+round 41 of 50 and stays there (Eq. 11's falls to 0 in the last round), and its boundary looks back on the last round, then on
+all since the third, then on ten.
 """
 
 from __future__ import annotations
