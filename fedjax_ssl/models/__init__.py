@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.cnn import CNN, CifarCNN, MnistCNN
+from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
 from fedjax_ssl.models.layers import DTYPES, LOWERINGS, Conv, resolve_conv
 from fedjax_ssl.models.mlp import MLP, Linear
 from fedjax_ssl.models.predictor import Predictor
@@ -30,6 +30,7 @@ MODELS: dict[str, Any] = {
     "resnet9": ResNet9,
     "cifar_cnn": CifarCNN,
     "mnist_cnn": MnistCNN,
+    "emnist_cnn": EmnistCNN,
     "cnn": CNN,
     "mlp": MLP,
     "linear": Linear,

@@ -93,10 +93,14 @@ class Simulator:
         problem: what to simulate.
         execution: how clients are mapped.
         eval_batch_size: test images per forward pass.
+
+    Attributes:
+        execution: as given.
     """
 
     def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
         method, data, spec, cohort_size = problem
+        self.execution = execution
         whole = placement(execution.mesh)
         self._data = jax.device_put(data, whole)
         by_client = client_sharding(execution.mesh, spec.num_clients)

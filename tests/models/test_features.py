@@ -17,6 +17,7 @@ CASES = [
     ("cifar_cnn", {}, (32, 32, 3), 4096, {"Dense_0", "Dense_1", "Dense_2"}),
     ("cifar_cnn", {"variant": "released"}, (32, 32, 3), 4096, {"Dense_0", "Dense_1", "Dense_2"}),
     ("mnist_cnn", {}, (28, 28, 1), 320, {"Dense_0", "Dense_1"}),
+    ("emnist_cnn", {}, (32, 32, 3), 12_544, {"Dense_0", "Dense_1"}),
     ("cnn", {"width": 32}, (8, 8, 1), 128, {"Dense_0"}),
     ("mlp", {"hidden": 7}, (8, 8, 1), 7, {"Dense_1"}),
     ("mlp", {"hidden": 7}, (20,), 7, {"Dense_1"}),
@@ -49,6 +50,7 @@ def test_features_need_the_backbone_alone(name, options, image_shape, num_featur
 FIRST = {
     "cifar_cnn": {"Conv_0", "BatchNorm_0", "Conv_1"},
     "mnist_cnn": {"Conv_0", "Conv_1"},
+    "emnist_cnn": {"Conv_0"},
     "cnn": {"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"},
     "mlp": {"Dense_0"},
     "linear": set(),

@@ -24,6 +24,8 @@ KEY = jax.random.key(0)
 NETWORKS = {
     "mnist_cnn": ("mnist_cnn", {}, (16, 16, 1)),
     "mnist_cnn released": ("mnist_cnn", {"variant": "released"}, (16, 16, 1)),
+    "emnist_cnn": ("emnist_cnn", {}, (9, 8, 3)),
+    "emnist_cnn plain": ("emnist_cnn", {"variant": "plain"}, (9, 8, 3)),
     "cifar_cnn": ("cifar_cnn", {}, (9, 8, 3)),
     "cifar_cnn released": ("cifar_cnn", {"variant": "released"}, (9, 8, 3)),
     "resnet9": ("resnet9", {}, (8, 8, 3)),
@@ -31,7 +33,7 @@ NETWORKS = {
     "resnet9 semifl": ("resnet9", {"variant": "semifl"}, (8, 8, 3)),
     "resnet": ("resnet", {}, (8, 8, 3)),
 }
-DROPS = {"mnist_cnn released", "cifar_cnn", "cifar_cnn released"}
+DROPS = {"emnist_cnn", "mnist_cnn released", "cifar_cnn", "cifar_cnn released"}
 
 
 def slim_conv(features, *, dtype="float32", **settings):
@@ -72,6 +74,7 @@ COUNTS = [
     ("wide_resnet", {"depth": 28, "width": 8}, 100, (32, 32, 3), 23_401_012),
     ("mnist_cnn", {}, 10, (28, 28, 1), 21_840),
     ("mnist_cnn", {"variant": "released"}, 10, (28, 28, 1), 21_840),
+    ("emnist_cnn", {}, 10, (32, 32, 3), 1_626_442),
     ("cifar_cnn", {}, 10, (32, 32, 3), 5_852_170),
     ("resnet9", {}, 10, (32, 32, 3), 6_575_370),
     ("resnet9", {}, 10, (32, 32, 1), 6_574_218),
@@ -173,6 +176,12 @@ def numpy_mnist(net, x):
     return net.dense(relu(net.dense(x)))
 
 
+def numpy_emnist(net, x):
+    x = relu(net.conv(x, padding=0))
+    x = pool(relu(net.conv(x, padding=0)))
+    return net.dense(relu(net.dense(x)))
+
+
 def numpy_cifar(net, x):
     for _ in range(3):
         x = relu(net.norm(net.conv(x)))
@@ -207,6 +216,7 @@ def numpy_semifl(net, x):
 
 NUMPY = {
     "mnist_cnn": numpy_mnist,
+    "emnist_cnn": numpy_emnist,
     "cifar_cnn": numpy_cifar,
     "resnet9": numpy_feddure,
     "resnet9 fedmatch": functools.partial(numpy_feddure, normed=False),
@@ -297,6 +307,8 @@ def equations(jaxpr):
     [
         ("mnist_cnn", []),
         ("mnist_cnn released", [(6, 1, 1, 4), (6, 50)]),
+        ("emnist_cnn", [(6, 2, 2, 4), (6, 128)]),
+        ("emnist_cnn plain", []),
         ("cifar_cnn", [(6, 2, 2, 8), (6, 1024), (6, 512)]),
         ("cifar_cnn released", [(6, 1, 1, 8), (6, 16), (6, 512)]),
         ("resnet9", []),

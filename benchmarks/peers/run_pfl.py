@@ -1,0 +1,78 @@
+"""Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients."""
+
+import os
+
+import torch
+from job import EmnistCNN, now, read
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByUser
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch.nn import functional
+
+
+class Network(EmnistCNN):
+    """With the methods that pfl calls."""
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy, in training mode."""
+        self.train()
+        return functional.cross_entropy(self(images), labels)
+
+    @torch.no_grad()
+    def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict:
+        """The summed cross-entropy of a batch, with its size."""
+        self.eval()
+        return {"loss": Weighted(functional.cross_entropy(self(images), labels, reduction="sum").item(), len(labels))}
+
+
+class Clock(TrainingProcessCallback):
+    """Notes when each round ended."""
+
+    def __init__(self, job) -> None:
+        self.job, self.at = job, []
+
+    def on_train_begin(self, *, model) -> Metrics:
+        """The first time."""
+        self.at.append(now(self.job))
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        """A round's end."""
+        self.at.append(now(self.job))
+        return False, Metrics()
+
+
+def main() -> None:
+    """Runs the job of the command line."""
+    job = read()
+    network = Network(job.dropout)
+    network.load_state_dict({name: torch.from_numpy(value) for name, value in job.weights.items()})
+    model = PyTorchModel(network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
+    sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
+    data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs(client), user_id=str(client)), sampler)
+    clock, rounds = Clock(job), job.warm_up + job.rounds
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=job.cohort, val_cohort_size=0
+        ),
+        SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
+        model,
+        NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=job.learning_rate, local_batch_size=job.batch_size),
+        NNEvalHyperParams(local_batch_size=None),
+        [clock],
+        send_metrics_to_platform=False,
+    )
+    if int(os.environ.get("RANK", "0")) == 0:
+        job.report(clock.at, network.state_dict(), "pfl")
+
+
+if __name__ == "__main__":
+    main()
