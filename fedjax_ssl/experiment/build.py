@@ -271,5 +271,5 @@ def _execution(run: Settings) -> tuple[str, Execution]:
         # Ten clients take eight devices two turns, the second for two clients: five take no longer.
         turns = -(-run.cohort_size // len(available))
         mesh = client_mesh(settings.devices or -(-run.cohort_size // turns))
-        return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh)
-    return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy])
+        return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh, settings.precision)
+    return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy], precision=settings.precision)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.execution import multiplied_in
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
@@ -114,7 +115,8 @@ class Experiment:
             batch = np.asarray(images[start : start + size])
             padding = size - len(batch)  # one shape, so that it is compiled once
             padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
-            outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
+            with multiplied_in(self.settings.execution.precision):
+                outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
             logits.append(np.asarray(outputs)[: len(batch)])
         return np.concatenate(logits)
 

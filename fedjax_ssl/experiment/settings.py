@@ -19,7 +19,7 @@ from fedjax_ssl.methods.optimizers import DECAYED
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING, TRAINING
 from fedjax_ssl.methods.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.models.layers import DTYPES, LOWERINGS
-from fedjax_ssl.simulation.execution import STRATEGIES
+from fedjax_ssl.simulation.execution import PRECISIONS, STRATEGIES
 
 SCHEDULES = ("constant", "cosine", "cosine_7_16")
 
@@ -251,6 +251,8 @@ class ExecutionSettings:
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
+        precision: in which float32 matrices are multiplied, at least: `default`, the device's own (on recent NVIDIA GPUs
+            TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), `tensorfloat32` or `float32`.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core.
@@ -262,6 +264,7 @@ class ExecutionSettings:
     chunk_size: int = 0
     conv: str = "auto"
     dtype: str = "float32"
+    precision: str = "default"
     devices: int = 0
     batch_size: int = 250
     data: str = "device"
@@ -270,6 +273,7 @@ class ExecutionSettings:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
         _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
         _one_of("execution.dtype", self.dtype, DTYPES)
+        _one_of("execution.precision", self.precision, PRECISIONS)
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)

@@ -83,10 +83,13 @@ class HostSimulator:
         problem: what to simulate, its data in NumPy arrays.
         execution: how clients are mapped.
         eval_batch_size: test images per forward pass.
+
+    Attributes:
+        execution: as given.
     """
 
     def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
-        self._problem = problem
+        self._problem, self.execution = problem, execution
         method, data, spec, cohort_size = problem
         self._placement = whole = placement(execution.mesh)
         self._test = jax.device_put(data.test, whole)
@@ -108,9 +111,9 @@ class HostSimulator:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         self._cohort = Program(cohort_)
-        self._prepare = Program(prepare_, out_shardings=(whole, whole))
-        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole))
-        self._evaluate = Program(evaluate_)
+        self._prepare = Program(prepare_, execution.precision, out_shardings=(whole, whole))
+        self._round = Program(round_, execution.precision, donate_argnums=0, out_shardings=(state, whole))
+        self._evaluate = Program(evaluate_, execution.precision)
 
     @property
     def compile_s(self) -> float:

@@ -6,6 +6,7 @@ strategies agree to float32 rounding.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,20 +21,29 @@ from fedjax_ssl.metrics import Metrics
 PyTree = Any
 CLIENTS = "clients"
 STRATEGIES = ("vmap", "scan", "chunked", "sharded")
+PRECISIONS = ("default", "tensorfloat32", "float32")
 
 
 class Execution(NamedTuple):
-    """A mapping of clients to hardware.
+    """A mapping of clients, and of their arithmetic, to hardware.
 
     Attributes:
         chunk_size: clients that are vmapped together; the chunks run one after another. 0: the whole cohort (`vmap`); 1: one
             client at a time, without vmap (`scan`).
         mesh: None, or a mesh with the axis `clients` over whose devices the cohort is split (`sharded`), each device
             running its clients in chunks.
+        precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own (on recent NVIDIA
+            GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
     """
 
     chunk_size: int = 0
     mesh: Mesh | None = None
+    precision: str = "default"
+
+
+def multiplied_in(precision: str) -> contextlib.AbstractContextManager:
+    """Within it, programs are traced whose float32 matrices are multiplied in a precision of PRECISIONS."""
+    return contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
 
 
 def client_mesh(num_devices: int) -> Mesh:

@@ -16,7 +16,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import FederatedData, Pool
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
-from fedjax_ssl.simulation.execution import CLIENTS, Execution
+from fedjax_ssl.simulation.execution import CLIENTS, Execution, multiplied_in
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
 from fedjax_ssl.ssl import losses
 
@@ -39,12 +39,18 @@ class Program:
 
     A call with other shapes, dtypes or placements is an error, not a silent second compilation.
 
+    Args:
+        function: what to compile.
+        precision: of its products of matrices, see `Execution`.
+        **jit_options: for `jax.jit`.
+
     Attributes:
         compile_s: seconds that tracing and compiling took; 0 before the first call.
     """
 
-    def __init__(self, function: Callable, **jit_options: Any) -> None:
+    def __init__(self, function: Callable, precision: str = "default", **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
+        self._precision = precision
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0
 
@@ -65,7 +71,9 @@ class Program:
         """Runs the function, compiling it first where this is the first call."""
         if self._compiled is None:
             start = time.perf_counter()
-            self._compiled = self._jitted.lower(*args).compile(compiler_options(jax.default_backend()))
+            with multiplied_in(self._precision):
+                lowered = self._jitted.lower(*args)
+            self._compiled = lowered.compile(compiler_options(jax.default_backend()))
             self.compile_s = time.perf_counter() - start
         return self._compiled(*args)
 
@@ -116,9 +124,9 @@ class Simulator:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
-        self._initialize = Program(initialize_, out_shardings=(state, whole))
-        self._round = Program(round_, donate_argnums=0, out_shardings=(state, whole, whole))
-        self._evaluate = Program(evaluate_)
+        self._initialize = Program(initialize_, execution.precision, out_shardings=(state, whole))
+        self._round = Program(round_, execution.precision, donate_argnums=0, out_shardings=(state, whole, whole))
+        self._evaluate = Program(evaluate_, execution.precision)
         self._where = state
 
     @property

@@ -1,6 +1,7 @@
 """Which strategy `auto` is, and on how many devices."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -69,6 +70,19 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     monkeypatch.delenv("XLA_FLAGS")
     assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
     assert Program(lambda x: x + 1)(1.0) == 2.0  # XLA knows the option
+
+
+@pytest.mark.parametrize(("precision", "asked"), [("default", "DEFAULT"), ("tensorfloat32", "HIGH"), ("float32", "HIGHEST")])
+def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, precision, asked):
+    texts = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered, *_: texts.append(lowered.as_text()))
+    experiment = build(tiny.config("fedavg", execution__precision=precision))
+    with pytest.raises(TypeError):  # of each program only what it asks for is seen, and nothing is compiled
+        experiment.simulator.initialize(0)
+    with pytest.raises(TypeError):
+        experiment.simulator.round(experiment.simulator.template(0))
+    of_products = [set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) for text in texts]
+    assert of_products[-1] == {(asked, asked)}
 
 
 @pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
