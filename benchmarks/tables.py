@@ -5,7 +5,8 @@
 Every run is `python -m launch.run` in a process and a folder of its own, so a table that was stopped goes on where it stopped.
 What follows the table's arguments, such as --config.data.data_dir=DIR, goes to every run. A run that fails or diverges is named
 with its error, and no mean is taken over it; where runs only diverge the exit status is 0, as that is a result. A run has
-diverged, too, where clients that returned NaN or infinity were left out.
+diverged, too, where clients that returned NaN or infinity were left out, or where it ends with less than half of its best
+accuracy.
 
 Programs are compiled once for all seeds, into a cache in the workdir; the seconds are those of whole runs, with compilation,
 `--jobs` of them side by side. Pseudo-label accuracy is over the last five rounds: of a client's examples where a method labels
@@ -193,11 +194,12 @@ def run(cell: Cell, seed: int, workdir: pathlib.Path, extra: list[str]) -> dict[
     environment = {"JAX_COMPILATION_CACHE_DIR": str(workdir.absolute() / "cache"), **os.environ}
     done = subprocess.run([*command, *overrides, *extra], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        return {"seed": seed, "error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+        error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return {"seed": seed, "error": error, "diverged": DIVERGED in error}
     config, summary = (json.loads((folder / file).read_text()) for file in ("config.json", "summary.json"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    if error := left_out(rows):
-        return {"seed": seed, "error": error}
+    if error := left_out(rows) or fallen(rows):
+        return {"seed": seed, "error": error, "diverged": True}
     results = {
         "seed": seed,
         **{key: summary[key] for key in ("git_commit", "device", "jax_version")},
@@ -223,6 +225,13 @@ def left_out(rows: list[dict[str, Any]]) -> str | None:
     if not broken:
         return None
     return f"round {broken[0][0]}: clients returned {DIVERGED} and were left out, {sum(n for _, n in broken)} in all rounds"
+
+
+def fallen(rows: list[dict[str, Any]]) -> str | None:
+    """What is wrong with a run that lost most of what it had learned, as where its steps are too large; None: nothing."""
+    accuracies = [(row["eval/accuracy"], row["round"]) for row in rows if "eval/accuracy" in row]
+    (best, at), (last, _) = max(accuracies, key=lambda one: one[0]), accuracies[-1]
+    return f"accuracy fell from {best:.1%} in round {at} to {last:.1%}" if last < best / 2 else None
 
 
 def mean_of_last(rows: list[dict[str, Any]], key: str, rounds: int = 5) -> float | None:
@@ -306,7 +315,7 @@ def main() -> None:
             results.append({**cell._asdict(), "runs": runs})
     if arguments.json:
         write(arguments.json, table, results)
-    if any(DIVERGED not in one.get("error", DIVERGED) for cell in results for one in cell["runs"]):
+    if any("error" in one and not one["diverged"] for cell in results for one in cell["runs"]):
         sys.exit(1)
 
 

@@ -72,12 +72,25 @@ def finished(monkeypatch, rows, **method):
 def test_clients_that_were_left_out_make_a_run_that_diverged(monkeypatch, tmp_path):
     finished(monkeypatch, [{"client/non_finite": n} for n in (0, 2, 0, 5)], name="fl2")
     got = tables.run(CELL, 3, tmp_path, [])
-    assert got == {"seed": 3, "error": "round 2: clients returned NaN or infinity and were left out, 7 in all rounds"}
+    error = "round 2: clients returned NaN or infinity and were left out, 7 in all rounds"
+    assert got == {"seed": 3, "error": error, "diverged": True}
     assert "failed: seed 3: round 2" in tables.line(CELL, [result(0, 0.9), got])
 
 
+@pytest.mark.parametrize(("accuracies", "fell"), [((0.3, 0.8, 0.6, 0.39), True), ((0.3, 0.8, 0.3, 0.41), False)])
+def test_a_run_that_loses_most_of_what_it_had_learned_has_diverged(monkeypatch, tmp_path, accuracies, fell):
+    finished(monkeypatch, [{"client/non_finite": 0, "eval/accuracy": accuracy} for accuracy in accuracies], name="fl2")
+    got = tables.run(CELL, 3, tmp_path, [])
+    fallen = {"seed": 3, "error": "accuracy fell from 80.0% in round 2 to 39.0%", "diverged": True}
+    assert (got == fallen) == fell
+    assert ("accuracy" in got) != fell
+
+
 def test_what_d_saves_of_the_online_network_is_over_all_rounds(monkeypatch, tmp_path):
-    rows = [{"client/non_finite": 0, "client/upload_bytes_fraction": share} for share in (0.0, 0.0, 1.0, 1.0, 0.8, 0.7, 0.5)]
+    rows = [
+        {"client/non_finite": 0, "client/upload_bytes_fraction": share, "eval/accuracy": 0.9}
+        for share in (0.0, 0.0, 1.0, 1.0, 0.8, 0.7, 0.5)
+    ]
     finished(monkeypatch, rows, name="fedsiam_d", saved=0.5)
     got = tables.run(CELL, 0, tmp_path, [])
     assert [got[key] for key in ("git_commit", "device", "jax_version")] == ["0123abc", "1 x cpu", "0.10"]
@@ -89,7 +102,8 @@ def test_what_d_saves_of_the_online_network_is_over_all_rounds(monkeypatch, tmp_
 
 @pytest.mark.parametrize(("error", "status"), [(f"error: round 2: {DIVERGED}", 0), ("error: no such file", 1)])
 def test_a_table_of_runs_that_diverged_is_a_result(monkeypatch, tmp_path, capsys, error, status):
-    monkeypatch.setattr(tables, "run", lambda cell, seed, *_: result(seed, 0.9) if seed else {"seed": 0, "error": error})
+    failed = {"seed": 0, "error": error, "diverged": DIVERGED in error}
+    monkeypatch.setattr(tables, "run", lambda cell, seed, *_: result(seed, 0.9) if seed else failed)
     monkeypatch.setattr("sys.argv", ["tables", "fl2_ablation", f"--workdir={tmp_path}", "--rows=CAT", "--seeds=2"])
     if status:
         with pytest.raises(SystemExit) as ended:
@@ -114,6 +128,7 @@ def test_a_run_that_fails_says_why(tmp_path):
     assert tables.run(wrong, 3, tmp_path, []) == {
         "seed": 3,
         "error": "error: config.method.confidenc: unknown key; did you mean config.method.confidence?",
+        "diverged": False,
     }
 
 

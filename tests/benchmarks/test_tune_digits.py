@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import tables, tune_digits
 from configs import digits
+from fedjax_ssl.experiment.experiment import DIVERGED
 from fedjax_ssl.experiment.settings import Settings
 
 RESULTS = pathlib.Path(tables.__file__).parent / "results"
@@ -37,7 +38,7 @@ def tuned(monkeypatch, tmp_path):
         def run(cell, seed, workdir, extra):
             accuracy = accuracies[cell.overrides[tune_digits.CLIENT]]
             if isinstance(accuracy, str):
-                return {"seed": seed, "error": accuracy}
+                return {"seed": seed, "error": accuracy, "diverged": DIVERGED in accuracy}
             return {"seed": seed, "accuracy": 0.0, "accuracy_last5": accuracy, "curve": [[1, 0.5]]}
 
         words = ["tune_digits.py", "clients", f"--workdir={tmp_path}", f"--rows={rows}", f"--json={path}"]
