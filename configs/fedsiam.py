@@ -26,11 +26,13 @@ REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
     "fixmatch": common.LOCAL_FIXMATCH,
-    "fedmatch": common.FEDMATCH_AT_LARGE_RATES | {"method.confidence": 0.95},
+    "fedmatch": common.FEDMATCH_AT_LARGE_RATES
+    | {"method.confidence": 0.95, "client.optimizer.clip_norm": 1.0, "server.optimizer.clip_norm": 1.0},
 }  # fmt: skip
 """What the methods compared there have of their own: FedAvg no views, FixMatch its own loss, FedMatch FixMatch's threshold.
 
-FedMatch's own weights are for a tenth of the learning rate and no momentum."""
+FedMatch's own weights are for a tenth of the learning rate and no momentum. Its clipping is ours: without, on MNIST with
+gamma .1, one of three seeds diverged and two ended at 91 and 92 %; with it two of them have 97."""
 UNLABELED_RATIO = 7
 """FixMatch's and UDA's mu: a step's unlabeled images for each labeled one, as they were published; the paper does not say."""
 PLAIN_SGD = ("fedavg", "fedavg_pp", "fedprox", "fedsem")

@@ -14,6 +14,7 @@ import jax
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"
@@ -78,6 +79,8 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     path = workdir / CONFIG
     if path.exists():
         there, here = _flatten(read_json(path)), _flatten(config)
+        added = here.keys() - there.keys()  # of what its version did not know yet, a run has the default
+        there |= {key: value for key, value in _flatten(Settings().to_dict()).items() if key in added}
         differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
         if differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)

@@ -64,7 +64,13 @@ PLAIN = OPTIMIZER | {"client.optimizer.momentum": 0.5, "client.optimizer.weight_
 FEDSEM = {"method.name": "fedsem", "method.labeled_rounds": 30, "method.labeled_repeats": 1}
 
 FIXMATCH = {"method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False}
-FEDMATCH = {"method.confidence": 0.95, "method.helpers": 2, "method.lambda_s": 1.0, "method.lambda_l2": 0.01}
+FEDMATCH = {
+    "client.optimizer.clip_norm": 1.0,
+    "method.confidence": 0.95,
+    "method.helpers": 2,
+    "method.lambda_s": 1.0,
+    "method.lambda_l2": 0.01,
+}
 
 CASES = {
     "fedsiam_mnist": CLIENTS | MNIST | D | LINEAR | STEPS | {"data.partition": "iid"},

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl.experiment import loop
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
 from fedjax_ssl.methods import SERVER_ALONE
 from tests import tiny
@@ -90,3 +91,13 @@ def test_the_logs_are_the_same_but_for_times(runs):
     assert logs[0] == logs[1]
     assert [row["round"] for row in logs[0]] == [1, 2, 3, 4]
     assert [("eval/accuracy" in row) for row in logs[0]] == [False, True, False, True]
+
+
+def test_a_run_of_a_version_without_a_key_goes_on_at_the_keys_default(tmp_path):
+    config = Settings.from_dict(tiny.config("fedavg")).to_dict()
+    older = {**config, "execution": {key: value for key, value in config["execution"].items() if key != "precision"}}
+    loop.open_workdir(tmp_path, older, overwrite=False)
+    changed = {**config, "execution": {**config["execution"], "precision": "float32"}}
+    with pytest.raises(ValueError, match=r"execution\.precision is 'default' there and 'float32' here"):
+        loop.open_workdir(tmp_path, changed, overwrite=False)
+    loop.open_workdir(tmp_path, config, overwrite=False)
