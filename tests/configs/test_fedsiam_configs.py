@@ -64,13 +64,8 @@ PLAIN = OPTIMIZER | {"client.optimizer.momentum": 0.5, "client.optimizer.weight_
 FEDSEM = {"method.name": "fedsem", "method.labeled_rounds": 30, "method.labeled_repeats": 1}
 
 FIXMATCH = {"method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False}
-FEDMATCH = {
-    "client.optimizer.clip_norm": 1.0,
-    "method.confidence": 0.95,
-    "method.helpers": 2,
-    "method.lambda_s": 1.0,
-    "method.lambda_l2": 0.01,
-}
+CLIPPED = {"client.optimizer.clip_norm": 1.0, "server.optimizer.clip_norm": 1.0}
+FEDMATCH = CLIPPED | {"method.confidence": 0.95, "method.helpers": 2, "method.lambda_s": 1.0, "method.lambda_l2": 0.01}
 
 CASES = {
     "fedsiam_mnist": CLIENTS | MNIST | D | LINEAR | STEPS | {"data.partition": "iid"},
@@ -114,7 +109,7 @@ CASES = {
     "fedsiam_cifar10:fedavg_pp,variant=released": PLAIN | CIFAR | {"client.epochs": 15, "data.labeled": "default"},
     "fedsiam_mnist:fixmatch,variant=released": OPTIMIZER | MNIST | {"client.epochs": 15, "method.unlabeled_batch_size": 70},
     "fedsiam_cifar10:uda": OPTIMIZER | CIFAR | {"client.batch_size": 10, "method.unlabeled_batch_size": 70},
-    "fedsiam_mnist:fedmatch,variant=released,gamma=0.15": OPTIMIZER | MNIST | {"client.epochs": 10},
+    "fedsiam_mnist:fedmatch,variant=released,gamma=0.15": OPTIMIZER | MNIST | CLIPPED | {"client.epochs": 10},
     "fedsiam_svhn:fedavg": OPTIMIZER | SVHN | {"data.labeled": "none", "data.weak": "fedsiam"},
     "fedsiam_svhn:fedavg_pp": OPTIMIZER | SVHN | {"data.labeled": "default"},
     "fedsiam_mnist:fixmatch": OPTIMIZER | MNIST | FIXMATCH,
