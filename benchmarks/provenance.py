@@ -16,7 +16,7 @@ import jax
 from fedjax_ssl.experiment.loop import git_commit
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PLACES = ("--workdir", "--json", "--data_dir", "--config.data.data_dir", "--config.data.path")
+PLACES = ("--workdir", "--json", "--peers", "--data_dir", "--config.data.data_dir", "--config.data.path")
 
 
 def provenance() -> dict[str, Any]:

@@ -198,10 +198,10 @@ def run(cell: Cell, seed: int, workdir: pathlib.Path, extra: list[str]) -> dict[
         return {"seed": seed, "error": error, "diverged": DIVERGED in error}
     config, summary = (json.loads((folder / file).read_text()) for file in ("config.json", "summary.json"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    if error := left_out(rows) or fallen(rows):
-        return {"seed": seed, "error": error, "diverged": True}
+    error = left_out(rows) or fallen(rows)
     results = {
         "seed": seed,
+        **({"error": error, "diverged": True} if error else {}),
         **{key: summary[key] for key in ("git_commit", "device", "jax_version")},
         "accuracy": summary["eval/accuracy"],
         "accuracy_last5": summary["eval/accuracy_last5"],
@@ -270,11 +270,11 @@ def line(cell: Cell, runs: list[dict[str, Any]]) -> str:
 
 
 def select(parser: argparse.ArgumentParser, cells: list[Cell], beginnings: str) -> list[Cell]:
-    """The cells whose row begins with one of the comma-separated `beginnings`; ends the program where none does."""
-    chosen = [cell for cell in cells if cell.row.startswith(tuple(beginnings.split(",")))]
-    if not chosen:
-        parser.error(f"argument --rows: got {beginnings!r}, accepted: beginnings of {', '.join({c.row: 0 for c in cells})}")
-    return chosen
+    """The cells whose row begins with one of the comma-separated `beginnings`; ends the program for one that no row has."""
+    words = tuple(beginnings.split(","))
+    if strange := [word for word in words if not any(cell.row.startswith(word) for cell in cells)]:
+        parser.error(f"argument --rows: got {strange[0]!r}, accepted: beginnings of {', '.join({c.row: 0 for c in cells})}")
+    return [cell for cell in cells if cell.row.startswith(words)]
 
 
 def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]]) -> None:
@@ -282,9 +282,9 @@ def write(path: pathlib.Path, table: Table, results: list[dict[str, Any]]) -> No
 
     Under `from` is the process that wrote the cell; runs that it found finished have their own commit, device and JAX.
     """
-    key = operator.itemgetter("row", "column")
+    key, here = operator.itemgetter("row", "column"), provenance()
     old = json.loads(path.read_text())["cells"] if path.exists() else []
-    cells = {key(cell): cell for cell in [*old, *({**result, "from": provenance()} for result in results)]}
+    cells = {key(cell): cell for cell in [*old, *({**result, "from": here} for result in results)]}
     rows = [json.dumps(cells[place]) for cell in table.cells if (place := (cell.row, cell.column)) in cells]
     path.write_text('{"cells": [\n' + ",\n".join(rows) + "\n]}\n")
 

@@ -66,7 +66,7 @@ def cell_of(row: str, config: str, candidate: Overrides, revealed: bool) -> Cell
 
 def score(result: dict[str, Any]) -> float:
     """What the choice is by: the mean accuracy of the last five evaluations; of a run that failed less than any other's."""
-    return result.get("accuracy_last5", -1.0)
+    return -1.0 if "error" in result else result["accuracy_last5"]
 
 
 def beyond(found: list[tuple[Cell, dict[str, Any]]]) -> list[Cell]:
@@ -81,8 +81,12 @@ def beyond(found: list[tuple[Cell, dict[str, Any]]]) -> list[Cell]:
 
 
 def write(path: pathlib.Path, place: str, found: list[tuple[Cell, dict[str, Any]]]) -> None:
-    """Writes the runs as JSON, one a line, each with where it is from; what `path` holds of other candidates stays."""
-    new = [{"row": cell.row, "overrides": cell.overrides, **result, "from": provenance()} for cell, result in found]
+    """Writes the runs as JSON, one a line; what `path` holds of other candidates stays.
+
+    Under `from` is the process that wrote the run; one that it found finished has its own commit, device and JAX.
+    """
+    here = provenance()
+    new = [{"row": cell.row, "overrides": cell.overrides, **result, "from": here} for cell, result in found]
     old = json.loads(path.read_text())["runs"] if path.exists() else []
     runs = {json.dumps([one["row"], one["overrides"]], sort_keys=True): one for one in [*old, *new]}
     order = {row: i for i, row in enumerate(dict.fromkeys(cell.row for cell in cells(place)))}

@@ -3,7 +3,8 @@
     python -m launch.run --config=configs/pfl_cifar10.py --config.data.data_dir=DIR
 
 One local epoch in batches of 10, SGD .1 without momentum or weight decay, the clients' mean as the new model, no augmentation,
-evaluated every 10 of 1,500 rounds. The argument `cohort=50` is the number of clients a round.
+evaluated every 10 of 1,500 rounds. The argument `cohort=50` is the number of clients a round. Where it differs: each round
+draws its clients without replacement, and weights begin as PyTorch's do (`model.initialization`), there by Xavier's uniform.
 
 Expected (its authors' report): an accuracy of about 70 %; not yet reproduced here.
 Run time: made for an accelerator. `benchmarks/compare.py` measures rounds of it beside pfl-research, Flower and PyTorch.

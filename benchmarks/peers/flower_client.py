@@ -10,10 +10,8 @@ from job import Job, train
 
 @functools.cache
 def job_of(folder: str) -> Job:
-    """An actor's job, read once; it has one thread."""
-    job = Job(folder)
-    torch.set_num_threads(1)
-    return job
+    """An actor's job, read once."""
+    return Job(folder)
 
 
 def client_app(folder: str) -> ClientApp:
@@ -27,7 +25,10 @@ def client_app(folder: str) -> ClientApp:
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(network.parameters(), lr=job.learning_rate)
         train(network, optimizer, job, context.node_config["partition-id"])
-        content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": job.labels.shape[1]})}
+        content = {
+            "arrays": ArrayRecord(network.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(job.inputs[0][1])}),
+        }
         return Message(content=RecordDict(content), reply_to=message)
 
     return app

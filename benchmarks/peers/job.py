@@ -21,35 +21,35 @@ class Job:
     """A job read from the folder that the command line names.
 
     Attributes:
-        clients, cohort, batch_size, epochs, learning_rate: of federated averaging.
-        dropout: whether the network has it.
-        warm_up, rounds: rounds to leave out, and to time.
-        threads: of a process.
-        processes: that share a round, where the peer can.
-        device: PyTorch's name of it.
-        images: uint8 [K, n, H, W, ch].
-        labels: int64 [K, n].
+        settings: of the job: `clients`, `cohort`, `batch_size`, `epochs`, `learning_rate`, `dropout`; `warm_up` and `rounds`,
+            to leave out and to time; `threads` in all, over which many `processes`; `device`, PyTorch's name of it;
+            `precision` of float32 products; and, of (FL)^2, `confidence`, `rho`, `depth`, `width`, `eval_batch_size`,
+            `channels_last`. Each is an attribute, too.
+        inputs: of each client, images float32 [n, ch, H, W], normalized, and labels int64 [n], on the device.
         weights: name -> float32 array, the initial model by PyTorch's names and layouts.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
-        for key, value in json.loads((self.folder / "job.json").read_text()).items():
-            setattr(self, key, value)
+        self.settings = json.loads((self.folder / "job.json").read_text())
+        vars(self).update(self.settings)
+        torch.set_num_threads(self.threads // self.processes)
+        torch.set_float32_matmul_precision("high" if self.precision == "tensorfloat32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.precision == "tensorfloat32"
+        torch.backends.cudnn.benchmark = True
         with np.load(self.folder / "data.npz") as data:
-            self.images, self.labels = data["images"], data["labels"].astype(np.int64)
+            mean, std = np.float32(data["mean"]), np.float32(data["std"])
             self.weights = {key.removeprefix("w:"): data[key] for key in data.files if key.startswith("w:")}
-            self.mean, self.std = data["mean"], data["std"]
-        self.fetched = {}
-        torch.set_num_threads(self.threads)
+            self.inputs = [
+                (
+                    self._on_device((np.float32(images) / 255 - mean).transpose(0, 3, 1, 2) / std[:, None, None]),
+                    self._on_device(y),
+                )
+                for images, y in zip(data["images"], np.int64(data["labels"]), strict=True)
+            ]
 
-    def inputs(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A client's images, normalized float32 [n, ch, H, W], and labels, on the device; made once, then kept."""
-        if client not in self.fetched:
-            images = (self.images[client].astype(np.float32) / 255 - self.mean) / self.std
-            images = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32))
-            self.fetched[client] = images.to(self.device), torch.from_numpy(self.labels[client]).to(self.device)
-        return self.fetched[client]
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def network(self) -> nn.Module:
         """The network with the initial weights."""
@@ -100,7 +100,7 @@ class EmnistCNN(nn.Module):
 
 def train(network: nn.Module, optimizer: torch.optim.Optimizer, job: Job, client: int) -> None:
     """A client's local epochs, in the order in which its examples lie."""
-    images, labels = job.inputs(client)
+    images, labels = job.inputs[client]
     network.train()
     for _ in range(job.epochs):
         for x, y in zip(images.split(job.batch_size), labels.split(job.batch_size), strict=True):

@@ -1,4 +1,4 @@
-"""Federated averaging in Flower's simulation, its clients in as many Ray actors as there are threads."""
+"""Federated averaging in Flower's simulation, its clients in as many Ray actors as the job has processes."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def main() -> None:
 
     os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parent)  # where the actors find the client
     on_gpu = 1 / job.processes if job.device == "cuda" else 0.0
-    resources = {"init_args": {"num_cpus": job.threads}, "client_resources": {"num_cpus": 1, "num_gpus": on_gpu}}
+    resources = {"init_args": {"num_cpus": job.processes}, "client_resources": {"num_cpus": 1, "num_gpus": on_gpu}}
     run_simulation(app, client_app(sys.argv[1]), num_supernodes=job.clients, backend_config=resources)
 
 

@@ -3,6 +3,14 @@
 import os
 
 import torch
+
+if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+    # pfl gives each process a GPU of its own, and NCCL refuses two on one: here they share the first.
+    os.environ["PFL_PYTORCH_DEVICE"] = "cuda:0"
+    start = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend, **options: start(backend="gloo", **options)
+    torch.cuda.set_device = lambda device: None
+
 from job import EmnistCNN, now, read
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
@@ -56,8 +64,9 @@ def main() -> None:
     network = Network(job.dropout)
     network.load_state_dict({name: torch.from_numpy(value) for name, value in job.weights.items()})
     model = PyTorchModel(network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
+    # Its benchmark draws clients with replacement; one after another they all take part where the job says so.
     sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
-    data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs(client), user_id=str(client)), sampler)
+    data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs[client], user_id=str(client)), sampler)
     clock, rounds = Clock(job), job.warm_up + job.rounds
     FederatedAveraging().run(
         NNAlgorithmParams(

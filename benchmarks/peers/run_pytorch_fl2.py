@@ -3,8 +3,6 @@
 Its job's data holds images [M, n, H, W, ch], the model's weights and its static batch-norm statistics.
 """
 
-import math
-
 import torch
 from job import Job, now, read
 from torch import nn
@@ -61,8 +59,8 @@ def pseudo_label(network: nn.Module, images: torch.Tensor, job: Job) -> tuple[to
 
 
 def mean_over(values: torch.Tensor, mask: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """The sum over the examples of a mask, over `divisor` or 1."""
-    return (values * mask).sum() / divisor.clamp(min=1)
+    """The sum over the examples of a mask, over `divisor`; 0 where that is 0."""
+    return (values * mask).sum() / divisor.clamp(min=1) * (divisor > 0)
 
 
 def step_gradient(
@@ -78,7 +76,7 @@ def step_gradient(
         scales = [1.0 if name.endswith("bias") else p.abs() + 0.01 for name, p in network.named_parameters()]
         scaled = [scale * g for scale, g in zip(scales, of_confident, strict=True)]
         norm = torch.sqrt(sum(g.square().sum() for g in scaled))
-        factor = rho / norm if norm > 0 else 0.0
+        factor = torch.where(norm > 0, rho / norm, 0.0)  # on the device: no step waits for the host
         moves = [factor * scale * g for scale, g in zip(scales, scaled, strict=True)]
         for p, move in zip(params, moves, strict=True):
             p.add_(move)
@@ -98,7 +96,7 @@ def main() -> None:
     start = {name: torch.from_numpy(value).to(job.device) for name, value in job.weights.items()}
     layout = torch.channels_last if job.channels_last else torch.contiguous_format
     network = network.to(memory_format=layout)
-    inputs = [job.inputs(client)[0].to(memory_format=layout) for client in range(job.cohort)]
+    inputs = [job.inputs[client][0].to(memory_format=layout) for client in range(job.cohort)]
     at = [now(job)]
     for _ in range(job.warm_up + job.rounds):
         total, weight = {name: torch.zeros_like(value) for name, value in start.items()}, 0.0
@@ -107,14 +105,14 @@ def main() -> None:
             label, accepted, confident, tau = pseudo_label(network, images, job)
             optimizer = torch.optim.SGD(network.parameters(), job.learning_rate, 0.9, weight_decay=5e-4, nesterov=True)
             network.train()
-            for _ in range(job.epochs):
+            for _ in range(job.epochs if accepted.any() else 0):
                 for i in range(0, len(images), job.batch_size):
                     of = slice(i, i + job.batch_size)
                     gradient = step_gradient(network, images[of], label[of], accepted[of], confident[of], job.rho)
                     for p, g in zip(network.parameters(), gradient, strict=True):
                         p.grad = g
                     optimizer.step()
-            share = max(1.0 - tau.item(), math.ulp(0.0))
+            share = (1.0 - tau).clamp(min=1e-20)
             with torch.no_grad():
                 for name, p in network.named_parameters():
                     total[name] += share * p

@@ -57,6 +57,8 @@ class Stop:
 def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
     """Makes the folder an experiment's own, or refuses one that holds another experiment.
 
+    A key that the folder's config has not, as its version did not know it, has its default there; not so of method or model.
+
     Args:
         workdir: the folder; made where it is missing.
         config: the resolved config, nested dicts.

@@ -85,13 +85,13 @@ class ModelFns(NamedTuple):
             unbiased variance, without gradient (`stats` itself if no example is real); otherwise it normalizes by stats, and
             batch_stats is stats.
         features: as apply, up to the classifier: (features float32 [B, F], batch_stats). The classifier is the last linear
-            layer, in `mnist_cnn` and `cifar_cnn` all linear layers, with the dropout that may stand before them. The
-            classifier's parameters may be left out.
+            layer, in `mnist_cnn`, `emnist_cnn` and `cifar_cnn` all linear layers, with the dropout that may stand before
+            them. The classifier's parameters may be left out.
         backbone: () -> the layers that `features` consists of, by their names at the top of params and stats; all others are
             the classifier's. A network of one's own may leave both out: it is all classifier.
         first_blocks: () -> the layers of the first blocks, which FedTriNet shares, named likewise: the first two convolutions
-            (`mnist_cnn`, `cifar_cnn`, `cnn`), the stem and the first stage (residual networks), the hidden layer (`mlp`); with
-            their batch norm. None of `linear`, nor of a network that leaves it out.
+            (`mnist_cnn`, `emnist_cnn`, `cifar_cnn`, `cnn`), the stem and the first stage (residual networks), the hidden layer
+            (`mlp`); with their batch norm. None of `linear`, nor of a network that leaves it out.
     """
 
     init: Callable[[jax.Array, tuple[int, ...]], tuple[PyTree, PyTree]]

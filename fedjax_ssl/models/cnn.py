@@ -71,7 +71,7 @@ class EmnistCNN(nn.Module):
     @nn.nowrap
     def first_blocks(self) -> frozenset[str]:
         """See ModelFns."""
-        return frozenset({"Conv_0"})
+        return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
     def __call__(
@@ -83,10 +83,11 @@ class EmnistCNN(nn.Module):
         rates = (0.25, 0.5) if self.variant == "paper" else (0.0, 0.0)
         conv = functools.partial(self.conv, padding=0, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias)
         x = nn.relu(conv(32)(images))
-        x = dropout(self, max_pool(nn.relu(conv(64)(x))), rates[0])
+        x = max_pool(nn.relu(conv(64)(x)))
         x = x.reshape(x.shape[0], -1)
         if features_only:
             return x.astype(jnp.float32)
+        x = dropout(self, x, rates[0])
         x = dropout(self, nn.relu(dense(x, 128, init)), rates[1])
         return dense(x.astype(jnp.float32), self.num_classes, init)
 

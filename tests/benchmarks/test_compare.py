@@ -5,12 +5,13 @@ import pathlib
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from benchmarks import compare
 from fedjax_ssl import models
 
-NAMES = [compare.OURS, "PyTorch", "pfl", "Flower"]
+NAMES = [compare.OURS, "PyTorch", "pfl, 1 processes", "pfl, 2 processes", "Flower, 2 actors"]
 
 
 def test_the_cnns_weights_are_in_pytorchs_layout():
@@ -65,7 +66,10 @@ def compared(monkeypatch, tmp_path, capsys):
         path = tmp_path / "result.json"
         monkeypatch.setattr(compare, "install", lambda peers, torch: None)
         monkeypatch.setattr(compare, "launch", launch)
-        monkeypatch.setattr("sys.argv", ["compare", f"--peers={tmp_path}", f"--json={path}", "--only", "cnn", *words])
+        monkeypatch.setattr(compare.os, "sched_setaffinity", lambda *_: None)
+        monkeypatch.setattr(
+            "sys.argv", ["compare", f"--peers={tmp_path}", f"--json={path}", "--only", "cnn", "--threads=2", *words]
+        )
         status = 0
         try:
             compare.main()
@@ -82,23 +86,23 @@ SECONDS = {compare.OURS: 0.2, "pytorch": 0.3, "pfl": 0.4, "flower": 0.8}
 def test_ratios_are_to_ours_at_each_cohort(compared):
     status, lines, written, jobs = compared(SECONDS, {}, "--rounds=4", "--repeats=3")
     assert status == 0
-    assert [line.split()[2] for line in lines] == NAMES * 2
+    assert [line[10:34].strip() for line in lines] == NAMES * 2
     ratios = {(r["cohort"], r["name"]): r["times_ours"] for r in written["results"]}
-    assert ratios == {
-        (m, name): pytest.approx(s / 0.2) for m in (10, 50) for name, s in zip(NAMES, SECONDS.values(), strict=True)
-    }
-    assert [len(r["seconds"]) for r in written["results"]] == [12] * 8
-    assert [r["images_per_s"] for r in written["results"]][::4] == [pytest.approx(m * 50 / 0.2) for m in (10, 50)]
-    checked, timed = jobs[0][1], jobs[4][1]
-    assert (checked["batch_size"], checked["dropout"], checked["cohort"]) == (checked["per_client"], False, checked["clients"])
+    assert ratios == {(m, name): pytest.approx(s) for m in (10, 50) for name, s in zip(NAMES, (1, 1.5, 2, 2, 4), strict=True)}
+    assert [len(r["seconds"]) for r in written["results"]] == [12] * 10
+    assert [r["images_per_s"] for r in written["results"]][::5] == [pytest.approx(m * 50 / 0.2) for m in (10, 50)]
+    assert "--peers" not in written["command"]
+    checked, timed = jobs[0][1], jobs[5][1]
+    assert (checked["batch_size"], checked["dropout"], checked["cohort"]) == (10, False, checked["clients"])
     assert (timed["batch_size"], timed["dropout"], timed["cohort"], timed["clients"]) == (10, True, 10, 1000)
+    assert [job["processes"] for _, job in jobs[:5]] == [1, 1, 1, 2, 2]
 
 
 def test_a_peer_whose_model_differs_is_not_timed(compared):
     status, lines, written, jobs = compared(SECONDS, {"pfl": 1.001}, "--cohort", "10", "--repeats=1")
     assert status == 1
-    assert lines[2].split(maxsplit=3)[3] == "its model differs by 1.0e-03"
-    assert [program for program, _ in jobs].count("pfl") == 1
+    assert lines[2][34:].strip() == "its model differs by 1.0e-03"
+    assert [program for program, _ in jobs].count("pfl") == 2
     assert "round_s" not in written["results"][2]
     assert written["results"][1]["difference"] == 0.0
 
@@ -106,15 +110,83 @@ def test_a_peer_whose_model_differs_is_not_timed(compared):
 def test_a_peer_that_fails_says_why_and_the_others_go_on(compared):
     status, lines, _, _ = compared(SECONDS | {"flower": "fails"}, {}, "--cohort", "10")
     assert status == 1
-    assert lines[3].split(maxsplit=3)[3] == "no such module"
-    assert lines[2].split()[-2] == "2.00"
+    assert lines[4][34:].strip() == "no such module"
+    assert lines[3].split()[-2] == "2.00"
 
 
-def test_the_cnn_here_runs_as_it_is_handed(tmp_path):
-    job = compare.CNN | compare.CNN_CHECKED | {"clients": 2, "cohort": 2, "per_client": 4, "batch_size": 4, "warm_up": 1}
-    seconds = compare.run_cnn(job, tmp_path)
-    assert len(seconds) == 2
+def test_nothing_is_compared_where_ours_fails(compared):
+    status, lines, written, jobs = compared(SECONDS | {compare.OURS: "fails"}, {}, "--cohort", "10")
+    assert status == 1
+    assert [line[34:].strip() for line in lines] == ["no such module", *["not compared, as fedjax_ssl failed"] * 4]
+    assert len(jobs) == 5
+    assert not any("round_s" in result for result in written["results"])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_is_run_by_its_own_interpreter_away_from_the_gpu(tmp_path, fails):
+    python = tmp_path / "pfl" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    ends = 'echo "ValueError: what is wrong" >&2; echo "===" >&2; exit 1' if fails else ""
+    python.write_text(f"""#!/bin/sh
+for folder; do :; done
+echo "{{\\"seconds\\": [1.5], \\"words\\": \\"$*\\", \\"jax\\": \\"$JAX_PLATFORMS\\"}}" > $folder/report.json
+{ends}
+""")
+    python.chmod(0o755)
+    job = {"kind": "cnn", "device": "cpu", "processes": 2}
+    report = compare.launch("pfl", job, tmp_path / "job", tmp_path)
+    if fails:
+        assert report == {"error": "ValueError: what is wrong"}
+        return
+    assert json.loads((tmp_path / "job" / "job.json").read_text()) == job
+    assert (report["seconds"], report["jax"]) == ([1.5], "cpu")
+    assert report["words"].startswith("-m torch.distributed.run --standalone --nproc_per_node=2 ")
+    assert report["words"].endswith(f"run_pfl.py {tmp_path / 'job'}")
+
+
+def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_path):
+    checked = compare.CNN_CHECKED | {
+        "cohort": 10,
+        "clients": 10,
+        "per_client": 4,
+        "batch_size": 2,
+        "rounds": 1,
+        "learning_rate": 0.2,
+    }
+    job = compare.CNN | checked | {"warm_up": 0, "precision": "float32"}
+    assert len(compare.run_cnn(job, tmp_path)) == 1
     with np.load(tmp_path / "data.npz") as data:
-        assert data["images"].shape == (2, 4, 32, 32, 3)
-        assert len(np.unique(data["images"].reshape(8, -1), axis=0)) == 8
-    assert 0 < np.linalg.norm(compare.change(tmp_path)) < 1
+        images, labels = data["images"], data["labels"]
+        inputs = (np.float32(images) / 255 - data["mean"]) / data["std"]
+    assert all(len(np.unique(one.reshape(4, -1), axis=0)) == 1 for one in images)
+    assert sorted(labels[:, 0]) == list(range(10))
+    model = models.build("emnist_cnn", num_classes=10, conv="grouped", variant="plain")
+    start, _ = model.init(jax.random.key(0), (32, 32, 3))
+    with np.load(tmp_path / "data.npz") as data:
+        names = compare.torch_weights(start)
+        flat = {name: data[f"w:{name}"] for name in names}
+    kernel = flat["linear1.weight"].T.reshape(64, 14, 14, 128).transpose(1, 2, 0, 3).reshape(12544, 128)
+    start = {
+        "Conv_0": {"kernel": flat["conv1.weight"].transpose(2, 3, 1, 0), "bias": flat["conv1.bias"]},
+        "Conv_1": {"kernel": flat["conv2.weight"].transpose(2, 3, 1, 0), "bias": flat["conv2.bias"]},
+        "Dense_0": {"kernel": kernel, "bias": flat["linear1.bias"]},
+        "Dense_1": {"kernel": flat["linear2.weight"].T, "bias": flat["linear2.bias"]},
+    }
+
+    @jax.jit
+    def trained(params, x, y):
+        def loss(params):
+            logits, _ = model.apply(params, {}, x, train=True)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+        for _ in range(2):  # two batches of the same image
+            params = jax.tree.map(lambda w, g: w - job["learning_rate"] * g, params, jax.grad(loss)(params))
+        return params
+
+    ends = [trained(start, x[:2], y[:2]) for x, y in zip(inputs, labels, strict=True)]
+    mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *ends)
+    expected = np.concatenate(
+        [(np.asarray(value) - flat[name]).ravel() for name, value in sorted(compare.torch_weights(mean).items())]
+    )
+    got = compare.change(tmp_path)
+    assert np.linalg.norm(got - expected) < 1e-4 * np.linalg.norm(expected)

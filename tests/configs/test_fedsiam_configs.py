@@ -148,6 +148,7 @@ def test_ds_curve_saves_the_share_of_layers_that_is_asked_for(file, place):
         ("pi,split=noniid", ["split", "'noniid'", "noniid1, noniid2"]),
         ("pi,labels_at=server,split=noniid2", ["split", "'noniid2'", "iid, noniid"]),
         ("pi,split=noniid3,gamma=0.2", ["gamma", "0.2", "noniid3"]),
+        ("mt,curve=rectangle", ["curve", "'rectangle'", "with mt"]),
         ("d,curve=square", ["curve", "'square'", "linear, rectangle"]),
         ("pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
         ("pi,split=noniid3,variant=released", ["variant", "released", "split=noniid3", "accepted: paper"]),

@@ -50,7 +50,7 @@ def test_features_need_the_backbone_alone(name, options, image_shape, num_featur
 FIRST = {
     "cifar_cnn": {"Conv_0", "BatchNorm_0", "Conv_1"},
     "mnist_cnn": {"Conv_0", "Conv_1"},
-    "emnist_cnn": {"Conv_0"},
+    "emnist_cnn": {"Conv_0", "Conv_1"},
     "cnn": {"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"},
     "mlp": {"Dense_0"},
     "linear": set(),
