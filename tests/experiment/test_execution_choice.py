@@ -72,17 +72,26 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     assert Program(lambda x: x + 1)(1.0) == 2.0  # XLA knows the option
 
 
+@pytest.mark.parametrize("data", ["device", "host"])
 @pytest.mark.parametrize(("precision", "asked"), [("default", "DEFAULT"), ("tensorfloat32", "HIGH"), ("float32", "HIGHEST")])
-def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, precision, asked):
+def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, precision, asked, data):
+    experiment = build(tiny.config("fixmatch", execution__precision=precision, execution__data=data))
     texts = []
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered, *_: texts.append(lowered.as_text()))
-    experiment = build(tiny.config("fedavg", execution__precision=precision))
-    with pytest.raises(TypeError):  # of each program only what it asks for is seen, and nothing is compiled
-        experiment.simulator.initialize(0)
-    with pytest.raises(TypeError):
-        experiment.simulator.round(experiment.simulator.template(0))
-    of_products = [set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) for text in texts]
-    assert of_products[-1] == {(asked, asked)}
+
+    def look(lowered, *_):
+        texts.append(lowered.as_text())
+        raise InterruptedError  # of each program only what it asks for is seen: nothing is compiled
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", look)
+    simulator, state = experiment.simulator, experiment.simulator.template(0)
+    programs = [lambda: simulator.evaluate(state)]
+    if data == "device":
+        programs += [lambda: simulator.initialize(0), lambda: simulator.round(state)]
+    for program in programs:
+        with pytest.raises(InterruptedError):
+            program()
+    asked_for = [set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) for text in texts]
+    assert asked_for == [{(asked, asked)}] * len(programs)
 
 
 @pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
