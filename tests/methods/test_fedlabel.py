@@ -49,7 +49,7 @@ def finite(output) -> bool:
 
 @pytest.fixture(scope="module")
 def client():
-    return Client(method__burn_in=5)
+    return Client(method__burn_in=5, rounds=8)
 
 
 def test_r_counts_labeled_draws_and_kept_ones(client):
