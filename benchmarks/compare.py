@@ -41,12 +41,20 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 """Keeps a program from a GPU that there is."""
-CNN = {"clients": 1000, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "dropout": True, "per_client": 50}
+CNN = {
+    "clients": 1000,
+    "batch_size": 10,
+    "epochs": 1,
+    "learning_rate": 0.1,
+    "dropout": True,
+    "per_client": 50,
+    "one_image": False,
+}
 FL2 = {
     "clients": 2, "cohort": 2, "batch_size": 32, "epochs": 1, "learning_rate": 0.03, "dropout": False, "per_client": 64,
     "confidence": 0.28, "rho": 0.1, "depth": 28, "width": 2, "eval_batch_size": 250, "channels_last": False,
 }  # fmt: skip
-CNN_CHECKED = {"clients": 10, "cohort": 10, "learning_rate": 0.05, "dropout": False, "rounds": 2}
+CNN_CHECKED = {"clients": 10, "cohort": 10, "learning_rate": 0.05, "dropout": False, "one_image": True, "rounds": 2}
 FL2_CHECKED = {"batch_size": 32, "per_client": 32, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01}
 """A job of each kind, and what differs where it is checked: few steps, in which rounding grows, that no order of examples
 changes, as each of the CNN's clients has one image many times, and (FL)^2's batches are all that a client has."""
@@ -69,7 +77,7 @@ def cnn_experiment(job: dict[str, Any]) -> Any:
     config.execution.precision = job["precision"]
     config.model.variant = "paper" if job["dropout"] else "plain"
     images = random_images(job["clients"] * job["per_client"])
-    if not job["dropout"]:  # checked: ten clients, of one class each
+    if job["one_image"]:  # ten clients, of one class each
         config.data.update(partition="class_shards", classes_per_client=1)
         images["train_images"] = images["train_images"][images["train_labels"]]
     return build(config.to_dict(), from_arrays(**images))

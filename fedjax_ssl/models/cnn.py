@@ -52,7 +52,7 @@ class CNN(nn.Module):
 class EmnistCNN(nn.Module):
     """Two 3x3 convolutions of 32 and 64 channels without padding, a max pool, two linear layers of 128 and C.
 
-    ReLU follows every layer but the last; dropout of .25 the pool, of .5 the first linear layer. For EMNIST in adaptive
+    ReLU follows every layer but the last, dropout of .25 the pool, and of .5 the first linear layer. For EMNIST in adaptive
     federated optimization (Reddi et al. 2021, Table 4); with 32x32x3 images, 1,626,442 parameters, the network of
     pfl-research's CIFAR-10 benchmark.
 
