@@ -186,7 +186,7 @@ def run_fl2(job: dict[str, Any], folder: pathlib.Path) -> list[float]:
     def change(state: Any, data: Any) -> Any:
         return run_round(clients, state, data, cohort_size, execution)[0].server.params
 
-    program = Program(change, execution.precision)
+    program = Program(change, execution)
     placed, seconds = jax.device_put(data, state.round.sharding), []
     for _ in range(job["warm_up"] + job["rounds"] + 1):  # the first compiles
         started = time.perf_counter()

@@ -66,7 +66,7 @@ def measure(network: str, data_dir: str) -> dict[str, Any]:
         "round_s": round(rows[-1]["time/round_s"], 2),
         "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "loss": [round(row["server/loss"], 3) for row in rows],
-        "conv": experiment.layout["conv"],
+        "conv": experiment.layout.conv,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }

@@ -92,7 +92,7 @@ def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
         "compile_s": row["time/compile_s"],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "device_peak_bytes": memory.get("peak_bytes_in_use"),
-        **experiment.layout,
+        **experiment.layout._asdict(),
     }
 
 

@@ -25,7 +25,7 @@ jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
 def usual_emitters(monkeypatch) -> None:
     """The loop emitters that users have: two programs that compute the same give the same bits; the others fuse them apart."""
     options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-    monkeypatch.setattr("fedjax_ssl.simulation.simulator.compiler_options", lambda platform: options)
+    monkeypatch.setattr("fedjax_ssl.simulation.simulator.compiler_options", lambda platform, compiler: options)
 
 
 @pytest.fixture(scope="session")

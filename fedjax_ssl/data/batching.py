@@ -15,11 +15,13 @@ class Schedule(NamedTuple):
         positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `size` are real.
         size: int32 scalar, examples per epoch.
         steps: int32 scalar, number of local steps; 0 where there is no example.
+        most: the most steps there can be, of a holder whose examples fill the table; 0: not known.
     """
 
     positions: jax.Array
     size: jax.Array
     steps: jax.Array
+    most: int = 0
 
 
 class Batch(NamedTuple):
@@ -52,6 +54,7 @@ class PairedSchedule(NamedTuple):
         unlabeled_batch_size: B_u.
         steps: int32 scalar, number of local steps.
         entries: int32 scalar in [1, B_u], how many entries of an unlabeled batch the holder uses; None: all.
+        most: the most steps there can be, of a holder whose examples fill the tables; 0: not known.
     """
 
     labeled: Schedule
@@ -59,6 +62,7 @@ class PairedSchedule(NamedTuple):
     unlabeled_batch_size: int
     steps: jax.Array
     entries: Any = None
+    most: int = 0
 
 
 class Pair(NamedTuple):
@@ -103,7 +107,7 @@ def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 
     positions = jnp.pad(_orders(key, mask, rows), ((0, 0), (0, _round_up(n, batch_size) - n)))
     count = jnp.sum(mask, dtype=jnp.int32)
     total = jnp.where(count > 0, steps, 0) if steps else epochs * -(-count // batch_size)
-    return Schedule(positions, count, total)
+    return Schedule(positions, count, total, steps or epochs * -(-n // batch_size))
 
 
 def draws(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Schedule:
@@ -154,7 +158,7 @@ def paired(
             for *inputs, most in zip((labeled_key, unlabeled_key), masks, batch_sizes, batches[::-1], strict=True)
         ]
         total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
-        return PairedSchedule(both[0], both[1], batch_sizes[1], total)
+        return PairedSchedule(both[0], both[1], batch_sizes[1], total, most=max(batches))
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)
     rows, length = labeled.positions.shape
     most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
@@ -163,7 +167,9 @@ def paired(
         unlabeled = unlabeled._replace(positions=jnp.pad(unlabeled.positions, ((0, 0), (0, batch_sizes[1]))))
     alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // (batch_sizes[1] if entries is None else entries))
     total = jnp.where(labeled.size > 0, labeled.steps, alone)
-    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries)
+    # Entries may be as few as one: then a client without labels takes a step for each unlabeled example.
+    of_unlabeled = steps or epochs * -(-masks[1].shape[0] // (batch_sizes[1] if entries is None else 1))
+    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries, max(most, of_unlabeled))
 
 
 def take_pair(schedule: PairedSchedule, step: jax.Array, batch_size: int) -> Pair:

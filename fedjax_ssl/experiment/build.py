@@ -17,16 +17,18 @@ import optax
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.settings import OptimizerSettings, Settings
+from fedjax_ssl.experiment.layout import MOST_UNROLLED, resolve
+from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
-from fedjax_ssl.methods import METHODS, SERVER_ALONE
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
 from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.execution import Execution, client_mesh
+from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 FEATURE_MODELS = ("linear", "mlp")
@@ -47,12 +49,11 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
     options = settings.method_options()
-    strategy, execution = _execution(settings)
+    layout = resolve(settings)
     settings, dataset, views = _data(settings, dataset)
     spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
-    conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
     with naming("model"):
-        task = _task(settings, views, dataset.num_classes, conv)
+        task = _task(settings, views, dataset.num_classes, layout.conv)
     client, server, factory = _client(settings), _server(settings), METHODS[settings.method["name"]]
     _check_scenario(settings, factory(task=task, client=client, server=server, options=options))
     with naming("data"):
@@ -66,11 +67,12 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         raise ValueError(f"execution.data: got host with method.name={settings.method['name']}, accepted: device")
     if on_host and settings.server.sbn_data == "all" and task.norm == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
-    simulator = (HostSimulator if on_host else Simulator)(problem, execution, settings.execution.batch_size)
+    if layout.steps == "unrolled":
+        _check_unrolled(settings, data)
+    kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
+    simulator = kind(problem, layout.execution(settings.execution.precision), settings.execution.batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
-    devices = execution.mesh.size if execution.mesh is not None else 1
-    layout: dict[str, str | int] = {"strategy": strategy, "conv": conv, "devices": devices}
     return Experiment(settings, problem, simulator, num_params, layout)
 
 
@@ -152,6 +154,18 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
 
 
+def _check_unrolled(settings: Settings, data: FederatedData) -> None:
+    """Raises ValueError where there are too many steps to write out: of the largest client, or of the server."""
+    rows = {"client": data.labeled.count + data.unlabeled.count, "server": data.server.count}
+    for group, counts in rows.items():
+        training = getattr(settings, group)
+        most = training.steps or training.epochs * -(-int(counts.max()) // training.batch_size)
+        if most > MOST_UNROLLED:
+            raise ValueError(
+                f"execution.steps: got unrolled with {most} steps of {group}.*, accepted: loop, or at most {MOST_UNROLLED}"
+            )
+
+
 def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:
     options = {k: v for k, v in settings.model.items() if k not in ("name", *NORM_DEFAULTS)}
     model = models.build(
@@ -179,15 +193,14 @@ def _num_params(task: Task, spec: DataSpec) -> int:
 
 def _client(settings: Settings) -> Training:
     client = settings.client
-    training = _training(client.optimizer, settings.rounds, client.batch_size, client.epochs, client.steps)
-    return training._replace(prox_mu=settings.method.get("prox_mu", 0.0))
+    return _training(settings, client)._replace(prox_mu=settings.method.get("prox_mu", 0.0))
 
 
 def _server(settings: Settings) -> Server:
     server = settings.server
     return Server(
         optimizer=optax.sgd(server.learning_rate, momentum=server.momentum or None),
-        fine_tune=_training(server.optimizer, settings.rounds, server.batch_size, server.epochs, server.steps),
+        fine_tune=_training(settings, server),
         pretrain=server.pretrain,
         static_norm=StaticNorm(
             server.sbn_data, server.sbn_weighting, server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
@@ -198,15 +211,16 @@ def _server(settings: Settings) -> Server:
     )
 
 
-def _training(optimizer: OptimizerSettings, rounds: int, batch_size: int, epochs: int, steps: int) -> Training:
+def _training(settings: Settings, holder: ClientSettings | ServerSettings) -> Training:
     return Training(
-        optimizer=_transformation(optimizer),
-        learning_rate=_schedule(optimizer, rounds),
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        persistent=optimizer.persistent,
-        rounds=rounds,
+        optimizer=_transformation(holder.optimizer),
+        learning_rate=_schedule(holder.optimizer, settings.rounds),
+        batch_size=holder.batch_size,
+        epochs=holder.epochs,
+        steps=holder.steps,
+        persistent=holder.optimizer.persistent,
+        rounds=settings.rounds,
+        unrolled=settings.execution.steps == "unrolled",
     )
 
 
@@ -242,34 +256,3 @@ def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array]
     if optimizer.schedule == "cosine_7_16":
         return lambda t: rate * jnp.cos(7 / 16 * jnp.pi * t.astype(jnp.float32) / rounds)
     return lambda t: rate / 2 * (1 + jnp.cos(jnp.pi * t.astype(jnp.float32) / rounds))
-
-
-def _execution(run: Settings) -> tuple[str, Execution]:
-    """The strategy, and its chunk size and mesh.
-
-    `auto`: over several devices `sharded`, unless the server alone trains; else `scan` on a CPU, where (measured on WRN-28-2)
-    convolutions with a kernel per client are slower than one client after another, and `vmap` on an accelerator, which one
-    client should not fill (not yet measured).
-    """
-    settings, available = run.execution, jax.devices()
-    if settings.devices > len(available):
-        raise ValueError(
-            f"execution.devices: got {settings.devices}, accepted: at most {len(available)}, the devices there are"
-        )
-    strategy = settings.strategy
-    one_by_one = available[0].platform == "cpu"
-    if strategy == "auto":
-        several = min(settings.devices or len(available), run.cohort_size) > 1 and run.method["name"] not in SERVER_ALONE
-        strategy = "sharded" if several or settings.devices > 1 else "scan" if one_by_one else "vmap"
-    if strategy != "sharded" and settings.devices > 1:
-        raise ValueError(
-            f"execution.devices: got {settings.devices} with strategy={strategy}, accepted: 1, or strategy=sharded"
-        )
-    if strategy in ("vmap", "scan") and settings.chunk_size:
-        raise ValueError(f"execution.chunk_size: got {settings.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
-    if strategy == "sharded":
-        # Ten clients take eight devices two turns, the second for two clients: five take no longer.
-        turns = -(-run.cohort_size // len(available))
-        mesh = client_mesh(settings.devices or -(-run.cohort_size // turns))
-        return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh, settings.precision)
-    return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy], precision=settings.precision)

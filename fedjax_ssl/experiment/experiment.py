@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import multiplied_in
@@ -37,15 +38,14 @@ class Experiment:
         problem: method, data and cohort size.
         simulator: its programs.
         num_params: parameters of the network.
-        layout: what `execution.strategy` and `execution.conv` stand for here, where they are `auto`, and on how many `devices`
-            clients run.
+        layout: what `execution.*` stands for here.
     """
 
     settings: Settings
     problem: Problem
     simulator: Simulator | HostSimulator
     num_params: int
-    layout: Mapping[str, str | int]
+    layout: Layout
 
     def start(self) -> tuple[RunState, dict[str, Any]]:
         """The state before round 1, and its row of metrics: round 0 and the totals so far."""

@@ -19,7 +19,7 @@ from fedjax_ssl.methods.optimizers import DECAYED
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING, TRAINING
 from fedjax_ssl.methods.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.models.layers import DTYPES, LOWERINGS
-from fedjax_ssl.simulation.execution import PRECISIONS, STRATEGIES
+from fedjax_ssl.simulation.execution import COMPILERS, PRECISIONS, STRATEGIES
 
 SCHEDULES = ("constant", "cosine", "cosine_7_16")
 
@@ -246,10 +246,13 @@ class ExecutionSettings:
     """How the work is laid out on devices.
 
     Attributes:
-        strategy: `vmap`, `scan`, `chunked`, `sharded`, or `auto`: `sharded` over several devices, else `scan` on a CPU and
-            `vmap` on an accelerator; a server that trains alone has one device unless `devices` asks for more.
+        strategy: `vmap`, `scan`, `chunked`, `sharded`, `separate` (a program of its own for each client, on each device), or
+            `auto`: `sharded` over several devices, else `scan` on a CPU and `vmap` on an accelerator; a server that trains
+            alone has one device unless `devices` asks for more.
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
+        steps: local steps in a `loop`, or `unrolled`, each written out in the program (see `local.repeat`); `auto` is a loop.
+        compiler: options for XLA on a CPU, `default` or `lean` (see `simulator.compiler_options`); `auto` is the default.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
         precision: in which float32 matrices are multiplied, at least: `default`, the device's own (on recent NVIDIA GPUs
             TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), `tensorfloat32` or `float32`.
@@ -263,6 +266,8 @@ class ExecutionSettings:
     strategy: str = "auto"
     chunk_size: int = 0
     conv: str = "auto"
+    steps: str = "auto"
+    compiler: str = "auto"
     dtype: str = "float32"
     precision: str = "default"
     devices: int = 0
@@ -272,6 +277,8 @@ class ExecutionSettings:
     def __post_init__(self) -> None:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
         _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
+        _one_of("execution.steps", self.steps, ("auto", "loop", "unrolled"))
+        _one_of("execution.compiler", self.compiler, ("auto", *COMPILERS))
         _one_of("execution.dtype", self.dtype, DTYPES)
         _one_of("execution.precision", self.precision, PRECISIONS)
         _one_of("execution.data", self.data, ("device", "host"))

@@ -35,6 +35,7 @@ class Training(NamedTuple):
         persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
         prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
         rounds: R, the rounds of the run, over which a method may anneal something.
+        unrolled: whether the program has every step written out, in place of a loop; see `repeat`.
         counts: how many labeled and unlabeled examples each client has, NumPy int32 [K, 2], for shapes that must fit the
             largest client; None where they are not known.
     """
@@ -47,6 +48,7 @@ class Training(NamedTuple):
     persistent: bool = True
     prox_mu: float = 0.0
     rounds: int = 1
+    unrolled: bool = False
     counts: np.ndarray | None = None
 
     def init(self, params: PyTree) -> PyTree:
@@ -194,8 +196,29 @@ def train(
 
     images, followed = jnp.zeros((), jnp.int32), teacher.start if teacher else ()
     start_state = Trained(weights, training.resume(kept, anchor), metrics, images, followed)
-    end = jax.lax.fori_loop(0, schedule.steps, step, start_state)._replace(passes=of_step.times(schedule.steps))
+    end = repeat(training, schedule, step, start_state)._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=())
+
+
+def repeat(
+    training: Training,
+    schedule: batching.Schedule | batching.PairedSchedule,
+    step: Callable[[jax.Array, Trained], Trained],
+    start: Trained,
+) -> Trained:
+    """`start` after the schedule's steps: in a loop as long as the holder's own, or with all that there can be written out.
+
+    The latter computes the steps of the largest holder for each, and keeps the holder's own. It needs no loop, in which a CPU
+    has only a slow form of the gradients of XLA's convolution, and for each pass of which a GPU asks its host.
+    """
+    if not training.unrolled:
+        return jax.lax.fori_loop(0, schedule.steps, step, start)
+    assert schedule.most > 0
+    trained = start
+    for s in range(schedule.most):
+        new = step(jnp.int32(s), trained)
+        trained = jax.tree.map(lambda x, old, s=s: jnp.where(s < schedule.steps, x, old), new, trained)
+    return trained
 
 
 def proximal(training: Training, result: Step, params: PyTree, anchor: PyTree) -> Step:

@@ -64,6 +64,6 @@ def train(
     begun = Trained(weights, states, {}, jnp.zeros((), jnp.int32))
     first, of_step = passes.count(turns, jnp.int32(0), begun)
     metrics: Metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
-    end = jax.lax.fori_loop(0, schedule.steps, step, begun._replace(metrics=metrics))
+    end = local.repeat(training, schedule, step, begun._replace(metrics=metrics))
     end = end._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=kept)

@@ -110,10 +110,10 @@ class HostSimulator:
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
-        self._cohort = Program(cohort_)
-        self._prepare = Program(prepare_, execution.precision, out_shardings=(whole, whole))
-        self._round = Program(round_, execution.precision, donate_argnums=0, out_shardings=(state, whole))
-        self._evaluate = Program(evaluate_, execution.precision)
+        self._cohort = Program(cohort_, execution)
+        self._prepare = Program(prepare_, execution, out_shardings=(whole, whole))
+        self._round = Program(round_, execution, donate_argnums=0, out_shardings=(state, whole))
+        self._evaluate = Program(evaluate_, execution)
 
     @property
     def compile_s(self) -> float:

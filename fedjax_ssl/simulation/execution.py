@@ -1,4 +1,4 @@
-"""How the clients of a cohort are mapped: all at once, one after another, in chunks, and over devices.
+"""How the clients of a cohort are mapped: all at once, one after another, in chunks, over devices, in programs of their own.
 
 A method's `client_update` is written for one client. Which of these runs it changes time and memory, not results: the
 strategies agree to float32 rounding.
@@ -20,7 +20,8 @@ from fedjax_ssl.metrics import Metrics
 
 PyTree = Any
 CLIENTS = "clients"
-STRATEGIES = ("vmap", "scan", "chunked", "sharded")
+STRATEGIES = ("vmap", "scan", "chunked", "sharded", "separate")
+COMPILERS = ("default", "lean")
 PRECISIONS = ("default", "tensorfloat32", "float32")
 
 
@@ -34,11 +35,21 @@ class Execution(NamedTuple):
             running its clients in chunks.
         precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own (on recent NVIDIA
             GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
+        compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
+        separate: whether each turn of the devices, one client on each, is a run of a program of its own (`separate`), in place
+            of one program with a loop over them.
     """
 
     chunk_size: int = 0
     mesh: Mesh | None = None
     precision: str = "default"
+    compiler: str = "default"
+    separate: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self.mesh.size if self.mesh is not None else 1
 
 
 def multiplied_in(precision: str) -> contextlib.AbstractContextManager:
@@ -73,7 +84,15 @@ class _Slot(NamedTuple):
 ClientFn = Callable[[PyTree, PyTree], ClientOutput]
 
 
-def run_cohort(client: ClientFn, shared: PyTree, inputs: PyTree, *, aggregator: str, execution: Execution) -> CohortOutput:
+def run_cohort(
+    client: ClientFn,
+    shared: PyTree,
+    inputs: PyTree,
+    *,
+    aggregator: str,
+    execution: Execution,
+    real: jax.Array | None = None,
+) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client of a cohort and aggregates.
 
     Args:
@@ -82,18 +101,21 @@ def run_cohort(client: ClientFn, shared: PyTree, inputs: PyTree, *, aggregator: 
         inputs: pytree with leading axis M.
         aggregator: `sum` (the weighted mean, accumulated chunk by chunk) or `stack` (all updates, with leading axis M).
         execution: how to map.
+        real: bool [M], which are clients and not padding, whose weight is 0; None: all.
 
     Returns:
         CohortOutput.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
-    devices = execution.mesh.size if execution.mesh is not None else 1
+    devices = execution.num_devices
     chunk = min(execution.chunk_size or size, -(-size // devices))
     padded = -(-size // (chunk * devices)) * chunk * devices
     # Padding repeats the first client, with weight 0.
     slots = jnp.arange(padded)
-    source = jnp.where(slots < size, slots, 0)
-    cohort = _Slot(jax.tree.map(lambda x: x[source], inputs), slots < size) if padded > size else _Slot(inputs, slots < size)
+    source, given = jnp.where(slots < size, slots, 0), jnp.ones(size, bool) if real is None else real
+    cohort = _Slot(inputs, given)
+    if padded > size:
+        cohort = _Slot(jax.tree.map(lambda x: x[source], inputs), (slots < size) & given[source])
 
     def run(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
         return _run_chunks(client, shared, cohort, chunk, aggregator)

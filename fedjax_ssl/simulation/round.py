@@ -18,7 +18,7 @@ from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
-from fedjax_ssl.simulation.execution import Execution, run_cohort
+from fedjax_ssl.simulation.execution import CohortOutput, Execution, run_cohort
 
 PyTree = Any
 Message = tuple[PyTree, PyTree]  # (shared, own): what `Method.broadcast` returns
@@ -55,7 +55,7 @@ class RoundData(NamedTuple):
     server: ServerData
 
 
-class _ClientInputs(NamedTuple):
+class ClientInputs(NamedTuple):
     """What differs from client to client, leading axis M: own broadcast, persistent state, data rows, PRNG key."""
 
     own: PyTree
@@ -132,15 +132,41 @@ def run_cohort_round(
         The state after the round (`clients` again of the cohort alone), and the round's metrics: server scalars, and
         client metrics stacked to [M].
     """
-    shared, own = message
+    output = run_clients(method, message[0], data.images, client_inputs(state, message, cohort, data), execution)
+    return close_round(method, state, output, cohort, data)
 
-    def client(common: tuple[PyTree, jax.Array], inputs: _ClientInputs) -> ClientOutput:
+
+def client_inputs(state: RunState, message: Message, cohort: Cohort, data: RoundData) -> ClientInputs:
+    """What each client of a cohort has of its own; arguments as in `run_cohort_round`."""
+    return ClientInputs(message[1], state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids))
+
+
+def run_clients(
+    method: Method, shared: PyTree, images: jax.Array, inputs: ClientInputs, execution: Execution, real: jax.Array | None = None
+) -> CohortOutput:
+    """The clients' part of a round: their updates, contained and aggregated.
+
+    Args:
+        method: the method.
+        shared: what all clients receive alike.
+        images: the pool that the rows in `inputs` refer to.
+        inputs: of M clients.
+        execution: how clients are mapped.
+        real: bool [M], which of them are clients and not padding; None: all.
+    """
+
+    def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         shared, images = common
         shard = attach(inputs.rows, images)
         return _contain(method.client_update(shared, inputs.own, inputs.state, shard, inputs.key), inputs.state)
 
-    inputs = _ClientInputs(own, state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids))
-    output = run_cohort(client, (shared, data.images), inputs, aggregator=method.aggregator, execution=execution)
+    return run_cohort(client, (shared, images), inputs, aggregator=method.aggregator, execution=execution, real=real)
+
+
+def close_round(
+    method: Method, state: RunState, output: CohortOutput, cohort: Cohort, data: RoundData
+) -> tuple[RunState, Metrics]:
+    """The server's part of a round, and what `run_cohort_round` returns."""
     server, metrics = method.server_update(
         state.server,
         output.aggregate,
@@ -170,9 +196,22 @@ def run_round(
     method: Method, state: RunState, data: FederatedData, cohort_size: int, execution: Execution
 ) -> tuple[RunState, Cohort, Metrics]:
     """One round with all data and all clients' states at hand: draws the cohort, gathers, runs, scatters back."""
+    cohort, rows, of_cohort, message = open_round(method, state, data, cohort_size)
+    new, metrics = run_cohort_round(method, of_cohort, message, cohort, rows, execution)
+    return scatter(state, new, cohort), cohort, metrics
+
+
+def open_round(
+    method: Method, state: RunState, data: FederatedData, cohort_size: int
+) -> tuple[Cohort, RoundData, RunState, Message]:
+    """What a round begins with: its cohort, their data, the state with the cohort's clients alone, and the broadcast."""
     cohort, next_cohort = (sample(state.key, r, data.num_clients, cohort_size) for r in (state.round, state.round + 1))
     message = method.broadcast(state.server, state.clients, cohort)
     of_cohort = state._replace(clients=jax.tree.map(lambda x: x[cohort.ids], state.clients))
-    new, metrics = run_cohort_round(method, of_cohort, message, cohort, gather(data, cohort, next_cohort), execution)
-    clients = jax.tree.map(lambda x, y: x.at[cohort.ids].set(y), state.clients, new.clients)
-    return new._replace(clients=clients), cohort, metrics
+    return cohort, gather(data, cohort, next_cohort), of_cohort, message
+
+
+def scatter(before: RunState, after: RunState, cohort: Cohort) -> RunState:
+    """The state after a round, of all clients, from that of its cohort alone."""
+    clients = jax.tree.map(lambda x, y: x.at[cohort.ids].set(y), before.clients, after.clients)
+    return after._replace(clients=clients)

@@ -24,14 +24,30 @@ PyTree = Any
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(platform: str) -> dict[str, str | bool]:
+LEAN: dict[str, str | bool] = {
+    "xla_cpu_enable_concurrency_optimized_scheduler": False,
+    "xla_cpu_copy_insertion_use_region_analysis": True,
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
+}
+"""Options of XLA's compiler for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each
+other; no copies of what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
+
+
+def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
     """What XLA is asked for; the environment variable XLA_FLAGS goes first.
 
     LLVM's optimization level 2 compiles for a CPU in about two thirds of the time of level 3, the default, and what it makes is
-    no slower.
+    no slower. `lean` adds LEAN: a step of a small network then takes four fifths of the time, one of WRN-28-2 up to a twentieth
+    more (two cores, jax 0.10.2).
+
+    Args:
+        platform: as `jax.default_backend()` names it; there are options for `cpu` alone.
+        compiler: one of COMPILERS.
     """
-    level = "xla_backend_optimization_level"
-    return {level: "2"} if platform == "cpu" and level not in os.environ.get("XLA_FLAGS", "") else {}
+    if platform != "cpu":
+        return {}
+    options = {"xla_backend_optimization_level": "2"} | (LEAN if compiler == "lean" else {})
+    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
 class Program:
@@ -41,16 +57,16 @@ class Program:
 
     Args:
         function: what to compile.
-        precision: of its products of matrices, see `Execution`.
+        execution: in whose precision matrices are multiplied, and by whose compiler's options it is made.
         **jit_options: for `jax.jit`.
 
     Attributes:
         compile_s: seconds that tracing and compiling took; 0 before the first call.
     """
 
-    def __init__(self, function: Callable, precision: str = "default", **jit_options: Any) -> None:
+    def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
-        self._precision = precision
+        self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0
 
@@ -71,9 +87,9 @@ class Program:
         """Runs the function, compiling it first where this is the first call."""
         if self._compiled is None:
             start = time.perf_counter()
-            with multiplied_in(self._precision):
+            with multiplied_in(self._execution.precision):
                 lowered = self._jitted.lower(*args)
-            self._compiled = lowered.compile(compiler_options(jax.default_backend()))
+            self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.compiler))
             self.compile_s = time.perf_counter() - start
         return self._compiled(*args)
 
@@ -124,9 +140,9 @@ class Simulator:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
-        self._initialize = Program(initialize_, execution.precision, out_shardings=(state, whole))
-        self._round = Program(round_, execution.precision, donate_argnums=0, out_shardings=(state, whole, whole))
-        self._evaluate = Program(evaluate_, execution.precision)
+        self._initialize = Program(initialize_, execution, out_shardings=(state, whole))
+        self._round = Program(round_, execution, donate_argnums=0, out_shardings=(state, whole, whole))
+        self._evaluate = Program(evaluate_, execution)
         self._where = state
 
     @property

@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
@@ -46,12 +47,15 @@ def run(experiment, strategy, simulator_class=Simulator, start=None):
     return states, rows
 
 
+def confident(method: str) -> dict[str, float]:
+    """A threshold that some pass in round 1, so that clients train, as an override of a tiny config."""
+    return {"method__confidence": 0.12} if "confidence" in tiny.config(method)["method"] else {}
+
+
 @functools.cache
 def reference(method: str, labels_at: str):
     """The experiment, and what `vmap` makes of it."""
-    # Some pass in round 1, so that clients train.
-    confident = {"method__confidence": 0.12} if "confidence" in tiny.config(method)["method"] else {}
-    experiment = tiny.experiment(method, labels_at=labels_at, **confident)
+    experiment = tiny.experiment(method, labels_at=labels_at, **confident(method))
     return experiment, *run(experiment, "vmap")
 
 
@@ -74,18 +78,38 @@ def assert_agree(expected, got, tolerance=1e-4):
         assert not jax.tree.leaves(tree) or distance(tree, other) < tolerance
 
 
-@pytest.mark.parametrize("strategy", FAST_FIRST)
-@pytest.mark.parametrize("case", tiny.by_speed(FAST))
-def test_one_and_three_rounds_of_every_method_agree(case, strategy):
-    """The states, what was counted, and what was decided."""
-    experiment, states, rows = reference(*case)
-    assert all(row.get("client/mask_rate", 1) > 0 for row in rows)
-    got_states, got_rows = run(experiment, strategy)
+def assert_same_rounds(expected, got):
+    """Of two pairs (states, rows): the states, what was counted, and what was decided."""
+    (states, rows), (got_states, got_rows) = expected, got
     assert [{key: row[key] for key in EQUAL if key in row} for row in got_rows] == [
         {key: row[key] for key in EQUAL if key in row} for row in rows
     ]
     assert_agree(states[0], got_states[0], 1e-5)
     assert_agree(states[2], got_states[2])
+
+
+@pytest.mark.parametrize("strategy", FAST_FIRST)
+@pytest.mark.parametrize("case", tiny.by_speed(FAST))
+def test_one_and_three_rounds_of_every_method_agree(case, strategy):
+    experiment, *expected = reference(*case)
+    assert all(row.get("client/mask_rate", 1) > 0 for row in expected[1])
+    assert_same_rounds(expected, run(experiment, strategy))
+
+
+# FedSiam-D's updates are stacked; FedMatch's steps take two turns.
+@pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedsiam_d", "server"))))
+def test_clients_in_programs_of_their_own_give_the_same_rounds(case):
+    experiment, *expected = reference(*case)
+    assert_same_rounds(expected, run(experiment, "separate", SeparateSimulator))
+
+
+@pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"))))
+def test_steps_that_are_written_out_give_the_same_rounds(case):
+    method, labels_at = case
+    few = {"client__epochs": 0, "client__steps": 3, "server__epochs": 0, "server__steps": 2} | confident(method)
+    experiments = (tiny.experiment(method, labels_at=labels_at, execution__steps=how, **few) for how in ("loop", "unrolled"))
+    looped, unrolled = (run(experiment, "scan") for experiment in experiments)
+    assert_same_rounds(looped, unrolled)
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "chunked"])

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Program, compiler_options
 from launch import command
 from tests import tiny
@@ -28,8 +29,8 @@ from tests import tiny
 )
 def test_auto_shards_over_the_devices_that_the_cohort_can_use(method, overrides, strategy, devices):
     experiment = build(tiny.config(method, execution__strategy="auto", **overrides))
-    assert experiment.layout["strategy"] == strategy
-    assert len(experiment.simulator.template(0).key.sharding.device_set) == experiment.layout["devices"] == devices
+    assert experiment.layout.strategy == strategy
+    assert len(experiment.simulator.template(0).key.sharding.device_set) == experiment.layout.devices == devices
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     assert compiler_options("gpu") == {}
     monkeypatch.delenv("XLA_FLAGS")
     assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
-    assert Program(lambda x: x + 1)(1.0) == 2.0  # XLA knows the option
+    assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
 
 
 @pytest.mark.parametrize("data", ["device", "host"])

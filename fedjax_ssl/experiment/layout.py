@@ -1,0 +1,86 @@
+"""How an experiment's work is laid out on devices: what `execution.*` stands for, where it says `auto` and on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl import models
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.methods import SERVER_ALONE
+from fedjax_ssl.simulation.execution import Execution, client_mesh
+
+MOST_UNROLLED = 64
+"""Local steps that may be written out: programs grow, and take longer to compile, in proportion."""
+
+
+class Layout(NamedTuple):
+    """A layout, nothing of it `auto`.
+
+    Attributes:
+        strategy: one of STRATEGIES.
+        chunk_size: clients that are vmapped together; 0: all that a device has.
+        devices: D, over which clients are split.
+        conv: a key of `fedjax_ssl.models.layers.LOWERINGS`.
+        steps: `loop` or `unrolled`.
+        compiler: one of COMPILERS.
+    """
+
+    strategy: str
+    chunk_size: int
+    devices: int
+    conv: str
+    steps: str
+    compiler: str
+
+    def execution(self, precision: str) -> Execution:
+        """The same for the simulator."""
+        mesh = client_mesh(self.devices) if self.strategy == "sharded" or self.devices > 1 else None
+        return Execution(self.chunk_size, mesh, precision, self.compiler, separate=self.strategy == "separate")
+
+    def pinned(self, settings: Settings) -> Settings:
+        """`settings` with this layout in place of what they leave open."""
+        chunk_size = self.chunk_size if self.strategy in ("sharded", "chunked") else 0
+        fields: dict[str, Any] = self._asdict() | {"chunk_size": chunk_size}
+        return dataclasses.replace(settings, execution=dataclasses.replace(settings.execution, **fields))
+
+
+def resolve(settings: Settings) -> Layout:
+    """The layout of settings; what they leave open is what is right as a rule, see `tuning` for what is measured.
+
+    `strategy=auto`: over several devices `sharded`, unless the server alone trains; else `scan` on a CPU, where (measured on
+    WRN-28-2) convolutions with a kernel per client are slower than one client after another, and `vmap` on an accelerator,
+    which one client should not fill (not yet measured).
+
+    Raises:
+        ValueError: for keys that exclude each other, or more devices than there are.
+    """
+    given, available = settings.execution, jax.devices()
+    if given.devices > len(available):
+        raise ValueError(f"execution.devices: got {given.devices}, accepted: at most {len(available)}, the devices there are")
+    strategy, alone = given.strategy, settings.method["name"] in SERVER_ALONE
+    on_cpu = available[0].platform == "cpu"
+    if strategy == "auto":
+        several = min(given.devices or len(available), settings.cohort_size) > 1 and not alone
+        strategy = "sharded" if several or given.devices > 1 else "scan" if on_cpu else "vmap"
+    if strategy not in ("sharded", "separate") and given.devices > 1:
+        raise ValueError(
+            f"execution.devices: got {given.devices} with strategy={strategy}, accepted: 1, or strategy=sharded or separate"
+        )
+    if strategy not in ("sharded", "chunked") and given.chunk_size:
+        raise ValueError(f"execution.chunk_size: got {given.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
+    if strategy == "separate" and (alone or given.data == "host"):
+        why = f"method.name={settings.method['name']}" if alone else "execution.data=host"
+        raise ValueError(f"execution.strategy: got separate with {why}, accepted: scan")
+    devices = 1
+    if strategy in ("sharded", "separate"):
+        # Ten clients take eight devices two turns, the second for two clients: five take no longer.
+        turns = -(-settings.cohort_size // len(available))
+        devices = given.devices or -(-settings.cohort_size // turns)
+    chunk_size = {"vmap": 0, "scan": 1, "separate": 1}.get(strategy, given.chunk_size or int(on_cpu))
+    conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=chunk_size != 1)
+    steps = "loop" if given.steps == "auto" else given.steps
+    compiler = "default" if given.compiler == "auto" else given.compiler
+    return Layout(strategy, chunk_size, devices, conv, steps, compiler)
