@@ -11,6 +11,7 @@ logits = experiment.predict(state, images)
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.tuning import tuned as tune
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import METHODS
 
@@ -24,4 +25,5 @@ __all__ = [
     "ServerData",
     "Shard",
     "build",
+    "tune",
 ]

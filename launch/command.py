@@ -44,16 +44,11 @@ def keep_programs() -> None:
     """
     import jax
 
+    from fedjax_ssl.experiment.tuning import cache_folder
+
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = pathlib.Path(caches, "fedjax_ssl")
-        if not folder.is_absolute():  # a user without a home: "~" stays as it is
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return
-        if not os.access(folder, os.W_OK):
+        folder = cache_folder()
+        if folder is None:
             return
         jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

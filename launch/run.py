@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, loop
+    from fedjax_ssl.experiment import build, loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
 
     try:
@@ -58,6 +58,8 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
         return command.refuse(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
+    if not loop.is_done(workdir):
+        experiment = tuning.for_run(experiment, workdir, give_up=lambda: stop.signal is not None)
     try:
         loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:

@@ -48,19 +48,35 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         FileNotFoundError: for missing data.
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
-    options = settings.method_options()
-    layout = resolve(settings)
+    settings.method_options()
+    conv = resolve(settings).conv
     settings, dataset, views = _data(settings, dataset)
     spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
     with naming("model"):
-        task = _task(settings, views, dataset.num_classes, layout.conv)
-    client, server, factory = _client(settings), _server(settings), METHODS[settings.method["name"]]
-    _check_scenario(settings, factory(task=task, client=client, server=server, options=options))
+        task = _task(settings, views, dataset.num_classes, conv)
+    _check_scenario(settings, _method(settings, task))
     with naming("data"):
         data = split.federate(dataset, settings.data, settings.seed)
+    return assembled(settings, views, spec, data)
+
+
+def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedData) -> Experiment:
+    """An experiment from settings and split data, in the layout that the settings say.
+
+    Args:
+        settings: of all but the data.
+        views: how networks see the data.
+        spec: static facts about the data, but for `client_rows`.
+        data: the split data.
+
+    Raises:
+        ValueError: for settings that do not go together.
+    """
+    layout = resolve(settings)
+    with naming("model"):
+        task = _task(settings, views, spec.num_classes, layout.conv)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
-    client = client._replace(counts=np.stack([data.labeled.count, data.unlabeled.count], axis=1))
-    method = factory(task=task, client=client, server=server, options=options)
+    method = _method(settings, task, np.stack([data.labeled.count, data.unlabeled.count], axis=1))
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
     if on_host and not method.host_data:
@@ -73,7 +89,13 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     simulator = kind(problem, layout.execution(settings.execution.precision), settings.execution.batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
-    return Experiment(settings, problem, simulator, num_params, layout)
+    return Experiment(settings, problem, simulator, num_params, layout, views)
+
+
+def _method(settings: Settings, task: Task, counts: np.ndarray | None = None) -> Method:
+    """The method, for clients with so many labeled and unlabeled examples, int32 [K, 2], where that is known."""
+    factory, client = METHODS[settings.method["name"]], _client(settings)._replace(counts=counts)
+    return factory(task=task, client=client, server=_server(settings), options=settings.method_options())
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.simulation.client_store import HostSimulator
@@ -39,6 +40,7 @@ class Experiment:
         simulator: its programs.
         num_params: parameters of the network.
         layout: what `execution.*` stands for here.
+        views: how networks see the data.
     """
 
     settings: Settings
@@ -46,6 +48,7 @@ class Experiment:
     simulator: Simulator | HostSimulator
     num_params: int
     layout: Layout
+    views: Views
 
     def start(self) -> tuple[RunState, dict[str, Any]]:
         """The state before round 1, and its row of metrics: round 0 and the totals so far."""

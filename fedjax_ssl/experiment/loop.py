@@ -15,10 +15,11 @@ import jax
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.tuning import LAYOUT
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"
-OURS = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "tensorboard")
+OURS = (CONFIG, SUMMARY, LAYOUT, "metrics.jsonl", "checkpoints", "tensorboard")
 
 
 class RefusedError(ValueError):
@@ -92,6 +93,11 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     write_json(path, config)
 
 
+def is_done(workdir: pathlib.Path) -> bool:
+    """Whether the run in a folder has finished."""
+    return (workdir / SUMMARY).exists()
+
+
 def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
     """Runs the rounds that are left, writing into `workdir` what the package's README lists.
 
@@ -105,7 +111,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         DivergedError: as `Experiment.rounds`; the checkpoints and logs of the rounds before remain.
         RefusedError: every checkpoint is corrupt, or the log does not reach up to the checkpoint.
     """
-    if (workdir / SUMMARY).exists():
+    if is_done(workdir):
         return
     settings = experiment.settings
     end = min(settings.rounds, stop_after or settings.rounds)

@@ -256,6 +256,8 @@ class ExecutionSettings:
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
         precision: in which float32 matrices are multiplied, at least: `default`, the device's own (on recent NVIDIA GPUs
             TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), `tensorfloat32` or `float32`.
+        tune: whether the fastest of the layouts that are left open is measured before round 1, see `tuning`: `auto`, for runs
+            of `launch.run` that take long; `always`; or `never`, for one and the same layout on all machines of a kind.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core.
@@ -270,6 +272,7 @@ class ExecutionSettings:
     compiler: str = "auto"
     dtype: str = "float32"
     precision: str = "default"
+    tune: str = "auto"
     devices: int = 0
     batch_size: int = 250
     data: str = "device"
@@ -281,6 +284,7 @@ class ExecutionSettings:
         _one_of("execution.compiler", self.compiler, ("auto", *COMPILERS))
         _one_of("execution.dtype", self.dtype, DTYPES)
         _one_of("execution.precision", self.precision, PRECISIONS)
+        _one_of("execution.tune", self.tune, ("auto", "always", "never"))
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)

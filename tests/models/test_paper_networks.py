@@ -306,16 +306,17 @@ def equations(jaxpr):
     ("name", "expected"),
     [
         ("mnist_cnn", []),
-        ("mnist_cnn released", [(6, 1, 1, 4), (6, 50)]),
-        ("emnist_cnn", [(6, 16), (6, 128)]),
+        ("mnist_cnn released", [(1, 1, 4), (50,)]),
+        ("emnist_cnn", [(16,), (128,)]),
         ("emnist_cnn plain", []),
-        ("cifar_cnn", [(6, 2, 2, 8), (6, 1024), (6, 512)]),
-        ("cifar_cnn released", [(6, 1, 1, 8), (6, 16), (6, 512)]),
+        ("cifar_cnn", [(2, 2, 8), (1024,), (512,)]),
+        ("cifar_cnn released", [(1, 1, 8), (16,), (512,)]),
         ("resnet9", []),
     ],
 )
 def test_dropout_is_where_each_variant_has_it_and_in_training_with_a_key_alone(name, expected):
-    assert dropout_masks(name, train=True, key=KEY) == expected
+    halves = [(3, *shape) for shape in expected]  # a word of random bits has the draws of two of the six images
+    assert dropout_masks(name, train=True, key=KEY) == halves
     assert dropout_masks(name, train=True) == dropout_masks(name, train=False, key=KEY) == []
 
 
