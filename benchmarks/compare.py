@@ -7,6 +7,8 @@ epoch, SGD .1, dropout on, cohorts of 10 and 50. `fl2`: the clients' part of a r
 with SACR and ASAM, the weighted average), which no simulator has, beside a PyTorch loop of the same, in the faster of its two
 memory layouts. Images are random, and the same for all.
 
+Here the layout is tuned first, once (`fedjax_ssl.tune`), as `launch.run` does before a long run; the results name it.
+
 Before anything is timed, each program runs a job that no order of examples changes, without dropout, in float32, from the same
 initial weights; its change of the model must agree with the one here, as ||a - b|| / ||b||, to 1e-4, or, of (FL)^2, 2.5e-3:
 there rounding alone grows to 1.4e-3 in two steps, and no part of the method can be left out below 3.7e-3. Then each program
@@ -99,6 +101,7 @@ def fl2_experiment(job: dict[str, Any]) -> Any:
     config.execution.batch_size = job["eval_batch_size"]
     config.model.depth, config.model.width = job["depth"], job["width"]
     config.execution.precision = job["precision"]
+    config.execution.strategy = "sharded"  # the loops over clients that `run_round` has
     return build(config.to_dict(), from_arrays(**random_images(10 + job["clients"] * job["per_client"])))
 
 
@@ -152,9 +155,11 @@ def write_data(folder: pathlib.Path, experiment: Any, rows: Any, weights: dict[s
     np.savez(folder / "data.npz", images=images, labels=labels, mean=MEAN, std=STD, **arrays)
 
 
-def run_cnn(job: dict[str, Any], folder: pathlib.Path) -> list[float]:
+def run_cnn(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """The rounds here; leaves the data for the peers and the model at the end."""
-    experiment = cnn_experiment(job)
+    from fedjax_ssl import tune
+
+    experiment = tune(cnn_experiment(job))
     state, row = experiment.start()
     write_data(folder, experiment, experiment.problem.data.labeled, torch_weights(state.server.weights.params))
     seconds, rounds = [], experiment.rounds(state, row)
@@ -162,17 +167,18 @@ def run_cnn(job: dict[str, Any], folder: pathlib.Path) -> list[float]:
         state, row = next(rounds)
         seconds.append(row["time/round_s"])
     np.savez(folder / "weights.npz", **torch_weights(state.server.weights.params))
-    return seconds[job["warm_up"] :]
+    return {"seconds": seconds[job["warm_up"] :], "layout": experiment.layout._asdict()}
 
 
-def run_fl2(job: dict[str, Any], folder: pathlib.Path) -> list[float]:
+def run_fl2(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """The clients' part of the rounds here, each from the same model."""
     import jax
 
+    from fedjax_ssl import tune
     from fedjax_ssl.simulation.round import run_round
     from fedjax_ssl.simulation.simulator import Program
 
-    experiment = fl2_experiment(job)
+    experiment = tune(fl2_experiment(job))
     method, data, _, cohort_size = experiment.problem
     clients = method._replace(server_update=lambda server, aggregate, *_: (aggregate.update, {}))
     state, _ = experiment.start()
@@ -194,7 +200,7 @@ def run_fl2(job: dict[str, Any], folder: pathlib.Path) -> list[float]:
         seconds.append(time.perf_counter() - started)
     end = jax.tree.map(lambda w, c: w - c, params, changed)
     np.savez(folder / "weights.npz", **torch_wide_resnet(end))
-    return seconds[job["warm_up"] + 1 :]
+    return {"seconds": seconds[job["warm_up"] + 1 :], "layout": experiment.layout._asdict()}
 
 
 class Kind(NamedTuple):
@@ -203,7 +209,7 @@ class Kind(NamedTuple):
     job: dict[str, Any]
     checked: dict[str, Any]
     tolerance: float
-    run: Callable[[dict[str, Any], pathlib.Path], list[float]]
+    run: Callable[[dict[str, Any], pathlib.Path], dict[str, Any]]
     cohorts: list[int]
 
 
@@ -217,8 +223,8 @@ def here(folder: pathlib.Path) -> None:
     use_all_cores()
     keep_programs()
     job = json.loads((folder / "job.json").read_text())
-    seconds = KINDS[job["kind"]].run(job, folder)
-    (folder / "report.json").write_text(json.dumps({"seconds": seconds, "versions": {}}))
+    report = KINDS[job["kind"]].run(job, folder)
+    (folder / "report.json").write_text(json.dumps({**report, "versions": {}}))
 
 
 def launch(program: str, job: dict[str, Any], folder: pathlib.Path, peers: pathlib.Path) -> dict[str, Any]:

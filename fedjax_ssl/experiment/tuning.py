@@ -51,6 +51,8 @@ BATCHES = 2
 """Batches that a client has in the measurement, where it takes more than a few steps."""
 LEAST_ROUNDS, LEAST_S = 2, 0.5
 """How long a layout is measured at a time."""
+LIMIT_S = 300.0
+"""Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
 
 
 def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False) -> Experiment:
@@ -236,14 +238,14 @@ def search(experiment: Experiment, give_up: Callable[[], bool]) -> Iterator[tupl
         _log.info("  %s: %.4g s", describe(layout), timed.seconds)
         return timed
 
-    layout = experiment.layout
+    layout, began = experiment.layout, time.perf_counter()
     best = prepared(layout)
     if best is None or not best.works:
         yield layout, math.nan
         return
     yield layout, best.seconds
     for move in moves(experiment.settings, layout, convolves=convolves(experiment), few_steps=has_few_steps(experiment)):
-        if give_up():
+        if give_up() or time.perf_counter() - began > LIMIT_S:
             return
         candidate = layout._replace(**move)
         other = prepared(candidate)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedjax_ssl
 from benchmarks import compare
 from fedjax_ssl import models
 
@@ -144,7 +145,7 @@ echo "{{\\"seconds\\": [1.5], \\"words\\": \\"$*\\", \\"jax\\": \\"$JAX_PLATFORM
     assert report["words"].endswith(f"run_pfl.py {tmp_path / 'job'}")
 
 
-def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_path):
+def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_path, monkeypatch):
     checked = compare.CNN_CHECKED | {
         "cohort": 10,
         "clients": 10,
@@ -154,7 +155,10 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
         "learning_rate": 0.2,
     }
     job = compare.CNN | checked | {"warm_up": 0, "precision": "float32"}
-    assert len(compare.run_cnn(job, tmp_path)) == 1
+    monkeypatch.setattr(fedjax_ssl, "tune", lambda experiment: experiment)
+    report = compare.run_cnn(job, tmp_path)
+    assert len(report["seconds"]) == 1
+    assert report["layout"]["conv"] == "banded"
     with np.load(tmp_path / "data.npz") as data:
         images, labels = data["images"], data["labels"]
         inputs = (np.float32(images) / 255 - data["mean"]) / data["std"]
