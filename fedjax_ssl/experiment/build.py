@@ -86,7 +86,7 @@ def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedD
     if layout.steps == "unrolled":
         _check_unrolled(settings, data)
     kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
-    simulator = kind(problem, layout.execution(settings.execution.precision), settings.execution.batch_size)
+    simulator = kind(problem, layout.execution(settings), settings.execution.batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
     return Experiment(settings, problem, simulator, num_params, layout, views)

@@ -35,10 +35,20 @@ class Layout(NamedTuple):
     steps: str
     compiler: str
 
-    def execution(self, precision: str) -> Execution:
-        """The same for the simulator."""
+    def execution(self, settings: Settings) -> Execution:
+        """The same for the simulator; chunks that no key of the settings asks for may shrink."""
+        given = settings.execution
         mesh = client_mesh(self.devices) if self.strategy == "sharded" or self.devices > 1 else None
-        return Execution(self.chunk_size, mesh, precision, self.compiler, separate=self.strategy == "separate")
+        shrinks = given.strategy in ("auto", "sharded") and given.chunk_size == 0 and self.chunk_size != 1
+        separate = self.strategy == "separate"
+        return Execution(self.chunk_size, mesh, given.precision, self.compiler, shrinks=shrinks, separate=separate)
+
+    def shrunk(self, execution: Execution) -> Layout:
+        """The layout with the chunks that a run has come to."""
+        if execution.chunk_size == self.chunk_size:
+            return self
+        strategy = "chunked" if self.strategy == "vmap" else self.strategy
+        return self._replace(strategy=strategy, chunk_size=execution.chunk_size)
 
     def pinned(self, settings: Settings) -> Settings:
         """`settings` with this layout in place of what they leave open."""

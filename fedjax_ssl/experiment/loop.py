@@ -15,7 +15,7 @@ import jax
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.tuning import LAYOUT
+from fedjax_ssl.experiment.tuning import LAYOUT, note
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"
@@ -127,10 +127,13 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             state, last = experiment.start()
         board, progress = TensorBoard(workdir, start_round=done), Progress(settings.rounds, done)
         with closing(board), closing(progress):
-            rounds = experiment.rounds(state, last)
+            rounds, layout = experiment.rounds(state, last), experiment.layout
             while done < end and stop.signal is None:
                 state, row = next(rounds)
                 done = row["round"]
+                if (now := layout.shrunk(experiment.simulator.execution)) != layout:
+                    layout = now
+                    note(layout, workdir)
                 log.append(row)
                 board.add(done, {k: v for k, v in row.items() if k != "round"})
                 progress.update(done, row)
@@ -173,7 +176,7 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
-        **experiment.layout._asdict(),
+        **experiment.layout.shrunk(experiment.simulator.execution)._asdict(),
         "device": f"{experiment.layout.devices} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": git_commit(),

@@ -104,8 +104,13 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     begun = (workdir / "metrics.jsonl").exists()
     if not begun and (tune == "always" or (tune == "auto" and is_long(experiment))):
         experiment = tuned(experiment, give_up=give_up)
-    write_json(path, {"layout": experiment.layout._asdict()})
+    note(experiment.layout, workdir)
     return experiment
+
+
+def note(layout: Layout, workdir: pathlib.Path) -> None:
+    """Writes down in which layout a folder's run is."""
+    write_json(workdir / LAYOUT, {"layout": layout._asdict()})
 
 
 def is_long(experiment: Experiment) -> bool:
@@ -219,7 +224,8 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     if few_steps:
         tried.append({"steps": "unrolled"})
     if settings.method["name"] not in SERVER_ALONE:
-        no_loop = {"steps": "unrolled", "conv": "grouped"} if few_steps and convolves and not fixed & {"steps", "conv"} else {}
+        bare = few_steps and convolves and settings.server.pretrain <= 1 and not fixed & {"steps", "conv"}
+        no_loop = {"steps": "unrolled", "conv": "grouped"} if bare else {}
         tried.append({"strategy": "separate", "chunk_size": 1, **no_loop})
     return [move for move in tried if not fixed & move.keys()]
 

@@ -19,7 +19,16 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RoundData, RunState, gather, prepare, run_cohort_round
-from fedjax_ssl.simulation.simulator import Problem, Program, client_sharding, evaluate, placed, placement, report
+from fedjax_ssl.simulation.simulator import (
+    Problem,
+    Program,
+    client_sharding,
+    evaluate,
+    in_chunks_that_fit,
+    placed,
+    placement,
+    report,
+)
 
 PyTree = Any
 
@@ -85,7 +94,7 @@ class HostSimulator:
         eval_batch_size: test images per forward pass.
 
     Attributes:
-        execution: as given.
+        execution: as given; from the first round on with chunks that fit into memory.
     """
 
     def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
@@ -103,17 +112,24 @@ class HostSimulator:
         def prepare_(server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
             return prepare(method, server, data, key)
 
-        def round_(state: RunState, cohort: Cohort, data: RoundData) -> tuple[RunState, Metrics]:
-            message = method.broadcast(state.server, None, cohort)
-            return run_cohort_round(method, state, message, cohort, data, execution)
-
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         self._cohort = Program(cohort_, execution)
         self._prepare = Program(prepare_, execution, out_shardings=(whole, whole))
-        self._round = Program(round_, execution, donate_argnums=0, out_shardings=(state, whole))
+        self._where = state
+        self._round = self._program(execution)
         self._evaluate = Program(evaluate_, execution)
+
+    def _program(self, execution: Execution) -> Program:
+        """The round."""
+        method = self._problem.method
+
+        def round_(state: RunState, cohort: Cohort, data: RoundData) -> tuple[RunState, Metrics]:
+            message = method.broadcast(state.server, None, cohort)
+            return run_cohort_round(method, state, message, cohort, data, execution)
+
+        return Program(round_, execution, donate_argnums=0, out_shardings=(self._where, self._where.round))
 
     @property
     def compile_s(self) -> float:
@@ -153,7 +169,12 @@ class HostSimulator:
         after_next = self._draw(state.key, number + 2)  # before the round takes the device
         of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
         of_cohort = jax.device_put(of_cohort, self._placement)
-        new, metrics = self._round(state._replace(clients=of_cohort), cohort, now.data)
+        own, size = state._replace(clients=of_cohort), self._problem.cohort_size
+        if self.execution.shrinks and not self._round.compile_s:
+            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, cohort, now.data)
+            self._round, self.execution, (new, metrics) = fitted
+        else:
+            new, metrics = self._round(own, cohort, now.data)
         self._ahead = self._gather(now.run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
             kept[cohort.ids] = np.asarray(changed)

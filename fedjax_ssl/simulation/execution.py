@@ -36,6 +36,7 @@ class Execution(NamedTuple):
         precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own (on recent NVIDIA
             GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
         compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
+        shrinks: whether chunks are halved where memory is short in the first round, see `memory.in_chunks_that_fit`.
         separate: whether each turn of the devices, one client on each, is a run of a program of its own (`separate`), in place
             of one program with a loop over them.
     """
@@ -44,6 +45,7 @@ class Execution(NamedTuple):
     mesh: Mesh | None = None
     precision: str = "default"
     compiler: str = "default"
+    shrinks: bool = False
     separate: bool = False
 
     @property
@@ -91,6 +93,7 @@ def run_cohort(
     *,
     aggregator: str,
     execution: Execution,
+    work: jax.Array | None = None,
     real: jax.Array | None = None,
 ) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client of a cohort and aggregates.
@@ -101,6 +104,8 @@ def run_cohort(
         inputs: pytree with leading axis M.
         aggregator: `sum` (the weighted mean, accumulated chunk by chunk) or `stack` (all updates, with leading axis M).
         execution: how to map.
+        work: number [M], about how much each client has to do; None: all as much. Clients with as much to do share a chunk, as
+            a chunk takes as long as its longest one, and the chunks are dealt to the devices so that none has much more.
         real: bool [M], which are clients and not padding, whose weight is 0; None: all.
 
     Returns:
@@ -109,13 +114,14 @@ def run_cohort(
     size = jax.tree.leaves(inputs)[0].shape[0]
     devices = execution.num_devices
     chunk = min(execution.chunk_size or size, -(-size // devices))
-    padded = -(-size // (chunk * devices)) * chunk * devices
-    # Padding repeats the first client, with weight 0.
-    slots = jnp.arange(padded)
-    source, given = jnp.where(slots < size, slots, 0), jnp.ones(size, bool) if real is None else real
-    cohort = _Slot(inputs, given)
-    if padded > size:
-        cohort = _Slot(jax.tree.map(lambda x: x[source], inputs), (slots < size) & given[source])
+    cohort = _Slot(inputs, jnp.ones(size, bool) if real is None else real)
+    one_turn = chunk == size or chunk == devices == 1  # all at once, or one after another: in whatever order
+    if not one_turn:
+        ranks = dealt(size, chunk, devices)
+        order = jnp.arange(size) if work is None else jnp.argsort(-work, stable=True)
+        # Padding repeats the client that has the least to do, with weight 0.
+        cohort = jax.tree.map(lambda x: x[order[np.minimum(ranks, size - 1)]], cohort)
+        cohort = cohort._replace(real=cohort.real & (ranks < size))
 
     def run(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
         return _run_chunks(client, shared, cohort, chunk, aggregator)
@@ -123,12 +129,26 @@ def run_cohort(
     if execution.mesh is not None:
         run = _over_devices(run, execution.mesh)
     total, stacked = run(shared, cohort)
-    stacked = jax.tree.map(lambda x: x[:size], stacked)
+    if not one_turn:
+        slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
+        stacked = jax.tree.map(lambda x: x[slots], stacked)
     if total is None:
         return CohortOutput(Aggregate(stacked.update, stacked.weight), stacked.client_state, stacked.metrics)
     safe = jnp.where(total.weight > 0, total.weight, 1.0)
     mean = jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update)
     return CohortOutput(Aggregate(mean, total.weight), stacked.client_state, stacked.metrics)
+
+
+def dealt(size: int, chunk: int, devices: int) -> np.ndarray:
+    """Which of M clients, by rank, has which slot of the devices' chunks: int [slots], ranks from M on being padding.
+
+    A chunk has clients of neighboring ranks. Chunks go to the devices in turn, forwards and backwards: with two devices the
+    first has chunks 0, 3, 4, 7, ..., the second 1, 2, 5, 6, ...
+    """
+    turns = -(-size // (chunk * devices))
+    chunks = np.arange(turns * devices).reshape(turns, devices)
+    chunks[1::2] = chunks[1::2, ::-1]
+    return (chunks.T.reshape(-1, 1) * chunk + np.arange(chunk)).reshape(-1)
 
 
 def _over_devices(run: Callable, mesh: Mesh) -> Callable:

@@ -160,7 +160,8 @@ def run_clients(
         shard = attach(inputs.rows, images)
         return _contain(method.client_update(shared, inputs.own, inputs.state, shard, inputs.key), inputs.state)
 
-    return run_cohort(client, (shared, images), inputs, aggregator=method.aggregator, execution=execution, real=real)
+    work = inputs.rows.labeled.count + inputs.rows.unlabeled.count
+    return run_cohort(client, (shared, images), inputs, aggregator=method.aggregator, execution=execution, work=work, real=real)
 
 
 def close_round(

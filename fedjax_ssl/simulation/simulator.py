@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import FederatedData, Pool
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
+from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import CLIENTS, Execution, multiplied_in
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
 from fedjax_ssl.ssl import losses
@@ -85,13 +87,17 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function, compiling it first where this is the first call."""
+        return self.compiled(*args)(*args)
+
+    def compiled(self, *args: Any) -> jax.stages.Compiled:
+        """The program for such arguments, compiled where it is not yet."""
         if self._compiled is None:
             start = time.perf_counter()
             with multiplied_in(self._execution.precision):
                 lowered = self._jitted.lower(*args)
             self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.compiler))
             self.compile_s = time.perf_counter() - start
-        return self._compiled(*args)
+        return self._compiled
 
 
 class Problem(NamedTuple):
@@ -119,7 +125,7 @@ class Simulator:
         eval_batch_size: test images per forward pass.
 
     Attributes:
-        execution: as given.
+        execution: as given; from the first round on with chunks that fit into memory.
     """
 
     def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
@@ -133,17 +139,24 @@ class Simulator:
         def initialize_(data: FederatedData, key: jax.Array) -> tuple[RunState, Metrics]:
             return initialize(method, data, spec, cohort_size, key)
 
-        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Cohort, Metrics]:
-            return run_round(method, state, data, cohort_size, execution)
-
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
         # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
         self._initialize = Program(initialize_, execution, out_shardings=(state, whole))
-        self._round = Program(round_, execution, donate_argnums=0, out_shardings=(state, whole, whole))
         self._evaluate = Program(evaluate_, execution)
-        self._where = state
+        self._where, self._problem = state, problem
+        self._round = self._program(execution)
+
+    def _program(self, execution: Execution) -> Program:
+        """The round."""
+        method, _, _, cohort_size = self._problem
+
+        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Cohort, Metrics]:
+            return run_round(method, state, data, cohort_size, execution)
+
+        shared = self._where.round
+        return Program(round_, execution, donate_argnums=0, out_shardings=(self._where, shared, shared))
 
     @property
     def compile_s(self) -> float:
@@ -169,13 +182,53 @@ class Simulator:
         return state, reduce(jax.device_get(metrics))
 
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """One round: the state after it (the one given is consumed) and its metrics."""
-        state, cohort, metrics = self._round(state, self._data)
+        """One round: the state after it (the one given is consumed) and its metrics.
+
+        The first one finds out what fits into memory, where the execution says that chunks may shrink.
+        """
+        if self.execution.shrinks and not self._round.compile_s:
+            fitted = in_chunks_that_fit(
+                self._program, self.execution, self._problem.cohort_size, self._where, state, self._data
+            )
+            self._round, self.execution, (state, cohort, metrics) = fitted
+        else:
+            state, cohort, metrics = self._round(state, self._data)
         return state, report(cohort, metrics)
 
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Accuracy and loss of the global model on the test set."""
         return reduce(jax.device_get(self._evaluate(state.server, self._data.test)))
+
+
+def in_chunks_that_fit(
+    make: Callable[[Execution], Program], execution: Execution, cohort_size: int, where: RunState, state: RunState, *data: Any
+) -> tuple[Program, Execution, Any]:
+    """The first round, in chunks that fit into memory: its program, the execution with these chunks, and its results.
+
+    Args:
+        make: the program of a round (state, *data) for an execution.
+        execution: to begin with.
+        cohort_size: M.
+        where: placement of the state.
+        state: before the round; it is consumed.
+        *data: the program's other arguments.
+    """
+    kept = jax.tree.map(lambda x: jnp.copy(x) if _is_key(x) else np.array(x), state)  # a round that fails may have consumed it
+    jax.tree.map(lambda x: x.delete(), state)
+
+    def attempt(execution: Execution) -> tuple[Program, Any]:
+        keys_copied = jax.tree.map(lambda x: jnp.copy(x) if _is_key(x) else x, kept)
+        program, placed_state = make(execution), jax.device_put(keys_copied, where)
+        program.compiled(placed_state, *data)
+        memory.check(program.memory_bytes)
+        return program, jax.block_until_ready(program(placed_state, *data))
+
+    (program, results), execution = memory.in_chunks_that_fit(attempt, execution, cohort_size)
+    return program, execution, results
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def report(cohort: Cohort, metrics: Metrics) -> dict[str, float]:

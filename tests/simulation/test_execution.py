@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.method import ClientOutput
+from fedjax_ssl.metrics import mean
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import dealt, run_cohort
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
@@ -117,3 +120,30 @@ def test_evaluation_counts_every_test_image_once(name, batch_size):
     assert got["eval/accuracy"] == pytest.approx(np.mean(labels == 0))
     losses = np.log1p(np.exp(-np.where(labels == 0, pixels, -pixels)))
     assert got["eval/loss"] == pytest.approx(losses.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "chunk", "devices"), [(10, 1, 2), (9, 2, 2), (7, 3, 1), (1, 1, 4), (16, 2, 4)])
+def test_clients_are_dealt_to_chunks_and_devices_by_how_much_they_have_to_do(size, chunk, devices):
+    ranks = dealt(size, chunk, devices)
+    assert sorted(ranks) == list(range(len(ranks)))  # each once
+    assert len(ranks) - size < chunk * devices
+    work = np.r_[np.sort(np.random.default_rng(0).integers(1, 100, size))[::-1], np.zeros(len(ranks) - size, int)]
+    of_chunks = work[ranks].reshape(devices, -1, chunk)
+    assert np.all(of_chunks[:, :, :1] >= of_chunks)  # in a chunk there are neighbors, the longest first
+    longest = of_chunks[:, :, 0].sum(axis=1)
+    assert longest.max() - longest.min() <= work[0]
+    if (size, chunk, devices) == (10, 1, 2):
+        np.testing.assert_array_equal(ranks.reshape(2, 5), [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]])
+
+
+@pytest.mark.parametrize("name", ["sharded_chunked", "chunked"])
+def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name):
+    def client(shared, number):
+        return ClientOutput({"w": shared * number}, number, {"of": number}, {"m": mean(number, True)})
+
+    numbers = jnp.float32([3, 1, 4, 1.5, 9, 2, 6])
+    work = jnp.array([5, 1, 9, 2, 6, 5, 3])
+    output = run_cohort(client, jnp.float32(2), numbers, aggregator="stack", execution=toy.executions()[name], work=work)
+    np.testing.assert_array_equal(output.client_states["of"], numbers)
+    np.testing.assert_array_equal(output.aggregate.update["w"], 2 * numbers)
+    np.testing.assert_array_equal(output.metrics["m"].total, numbers)
