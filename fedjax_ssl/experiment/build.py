@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import optax
 from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import OptimizerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
@@ -46,32 +47,97 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         FileNotFoundError: for missing data.
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
-    options = settings.method_options()
+    if settings.is_several:
+        raise ValueError("seeds, vary: got several runs, accepted: one; fedjax_ssl.experiment.many.build makes several")
     strategy, execution = _execution(settings)
-    settings, dataset, views = _data(settings, dataset)
-    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
-    conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=execution.chunk_size != 1)
-    with naming("model"):
-        task = _task(settings, views, dataset.num_classes, conv)
-    client, server, factory = _client(settings), _server(settings), METHODS[settings.method["name"]]
-    _check_scenario(settings, factory(task=task, client=client, server=server, options=options))
-    with naming("data"):
-        data = split.federate(dataset, settings.data, settings.seed)
+    plan = resolve(settings, dataset, kernels_vmapped=execution.chunk_size != 1)
+    settings, spec = plan.settings, plan.spec
+    data = plan.split()
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
-    client = client._replace(counts=np.stack([data.labeled.count, data.unlabeled.count], axis=1))
-    method = factory(task=task, client=client, server=server, options=options)
-    problem = Problem(method, data, spec, settings.cohort_size)
+    problem = Problem(plan.method(counts_of(data)), data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
-    if on_host and not method.host_data:
+    if on_host and not problem.method.host_data:
         raise ValueError(f"execution.data: got host with method.name={settings.method['name']}, accepted: device")
-    if on_host and settings.server.sbn_data == "all" and task.norm == "static":
+    if on_host and settings.server.sbn_data == "all" and settings.model["norm"] == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
     simulator = (HostSimulator if on_host else Simulator)(problem, execution, settings.execution.batch_size)
-    with naming("model"):
-        num_params = _num_params(task, spec)
     devices = execution.mesh.size if execution.mesh is not None else 1
-    layout: dict[str, str | int] = {"strategy": strategy, "conv": conv, "devices": devices}
-    return Experiment(settings, problem, simulator, num_params, layout)
+    layout: dict[str, str | int] = {"strategy": strategy, "conv": plan.conv, "devices": devices}
+    return Experiment(settings, problem, simulator, plan.num_params(), layout)
+
+
+class Plan(NamedTuple):
+    """Settings whose names have become things, before data are split.
+
+    Attributes:
+        settings: with the name of the dataset that was read.
+        options: the method's own.
+        dataset: as the network's views take it.
+        views: of its examples.
+        spec: static facts about it, but for `client_rows`.
+        conv: the lowering of convolutions.
+    """
+
+    settings: Settings
+    options: Any
+    dataset: sources.Dataset
+    views: Views
+    spec: DataSpec
+    conv: str
+
+    def task(self) -> Task:
+        """The network and its views."""
+        with naming("model"):
+            return _task(self.settings, self.views, self.spec.num_classes, self.conv)
+
+    def method(self, counts: np.ndarray | None = None) -> Method:
+        """The method; `counts`: see `Training`."""
+        client = _client(self.settings)._replace(counts=counts)
+        factory = METHODS[self.settings.method["name"]]
+        return factory(task=self.task(), client=client, server=_server(self.settings), options=self.options)
+
+    def split(self) -> FederatedData:
+        """The dataset, split."""
+        with naming("data"):
+            return split.federate(self.dataset, self.settings.data, self.settings.seed)
+
+    def of(self, settings: Settings) -> Plan:
+        """The plan of another run on the same dataset, whose seed or a number of whose settings differ; checked likewise."""
+        read = self.settings.data
+        data = dataclasses.replace(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
+        plan = self._replace(settings=dataclasses.replace(settings, data=data), options=settings.method_options())
+        _check_scenario(plan.settings, plan.method())
+        return plan
+
+    def num_params(self) -> int:
+        """Parameters of the network."""
+        with naming("model"):
+            return _num_params(self.task(), self.spec)
+
+
+def resolve(settings: Settings, dataset: sources.Dataset | None, *, kernels_vmapped: bool) -> Plan:
+    """Reads the data and checks what does not depend on their split.
+
+    Args:
+        settings: of one run.
+        dataset: see `build`.
+        kernels_vmapped: whether the execution makes one convolution of several clients', each with its own kernels.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build`.
+    """
+    options = settings.method_options()
+    settings, dataset, views = _data(settings, dataset)
+    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
+    conv = models.resolve_conv(settings.execution.conv, jax.default_backend(), kernels_vmapped=kernels_vmapped)
+    plan = Plan(settings, options, dataset, views, spec, conv)
+    _check_scenario(settings, plan.method())
+    return plan
+
+
+def counts_of(data: FederatedData) -> np.ndarray:
+    """How many labeled and unlabeled examples each client has, int32 [K, 2]."""
+    return np.stack([data.labeled.count, data.unlabeled.count], axis=1)
 
 
 @contextlib.contextmanager
@@ -251,11 +317,7 @@ def _execution(run: Settings) -> tuple[str, Execution]:
     convolutions with a kernel per client are slower than one client after another, and `vmap` on an accelerator, which one
     client should not fill (not yet measured).
     """
-    settings, available = run.execution, jax.devices()
-    if settings.devices > len(available):
-        raise ValueError(
-            f"execution.devices: got {settings.devices}, accepted: at most {len(available)}, the devices there are"
-        )
+    settings, available = run.execution, _available(run)
     strategy = settings.strategy
     one_by_one = available[0].platform == "cpu"
     if strategy == "auto":
@@ -273,3 +335,20 @@ def _execution(run: Settings) -> tuple[str, Execution]:
         mesh = client_mesh(settings.devices or -(-run.cohort_size // turns))
         return strategy, Execution(settings.chunk_size or (1 if one_by_one else 0), mesh, settings.precision)
     return strategy, Execution({"vmap": 0, "scan": 1, "chunked": settings.chunk_size}[strategy], precision=settings.precision)
+
+
+def execution_of_runs(run: Settings) -> tuple[str, Execution, int]:
+    """How a program of several runs maps the clients of each within a device, and how many devices there are for the runs."""
+    available = len(_available(run))
+    alone = dataclasses.replace(run, execution=dataclasses.replace(run.execution, devices=1))
+    return *_execution(alone), run.execution.devices or available
+
+
+def _available(run: Settings) -> list[jax.Device]:
+    """The devices there are, at least as many as the settings ask for."""
+    available = jax.devices()
+    if run.execution.devices > len(available):
+        raise ValueError(
+            f"execution.devices: got {run.execution.devices}, accepted: at most {len(available)}, the devices there are"
+        )
+    return available

@@ -18,7 +18,9 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"
-OURS = (CONFIG, SUMMARY, "metrics.jsonl", "checkpoints", "tensorboard")
+ENDED = "diverged.json"
+"""What a run among several leaves in place of a summary where it diverged: the reason, so that it is not run again."""
+OURS = (CONFIG, SUMMARY, ENDED, "metrics.jsonl", "checkpoints", "tensorboard")
 
 
 class RefusedError(ValueError):
@@ -114,7 +116,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             done, state = checkpoints.restore(experiment.simulator.template(settings.seed)) or (0, None)
             log = MetricsLog(workdir)
             log.truncate(done)
-            last = _last_row(log, done)
+            last = last_row(log, done)
         except ValueError as error:
             raise RefusedError(str(error)) from error
         if state is None and stop.signal is None:
@@ -134,10 +136,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             checkpoints.save(done, state)
     rows = log.rows()
     if len(rows) == settings.rounds:
-        write_json(workdir / SUMMARY, summary(experiment, rows))
+        write_json(workdir / SUMMARY, summary(settings, rows, experiment.layout, experiment.num_params))
 
 
-def _last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
+def last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
     """The log's row of round `done`, None where that is 0."""
     rows = log.rows()
     if len(rows) != done:
@@ -148,13 +150,13 @@ def _last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `summary.json` holds, from the rows of a finished run.
+def summary(settings: Settings, rows: list[dict[str, Any]], layout: Mapping[str, str | int], num_params: int) -> dict[str, Any]:
+    """What `summary.json` holds, from a finished run's settings and rows, and its experiment's layout and parameters.
 
     `eval/accuracy` is the last round's, never the best on test; `perf/client_images_per_s` is all images over all rounds'
     seconds.
     """
-    settings, last = experiment.settings, rows[-1]
+    last = rows[-1]
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
@@ -167,11 +169,11 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
-        **experiment.layout,
-        "device": f"{experiment.layout['devices']} x {jax.devices()[0].device_kind}",
+        **layout,
+        "device": f"{layout['devices']} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": git_commit(),
-        "num_params": experiment.num_params,
+        "num_params": num_params,
     }
 
 

@@ -297,6 +297,9 @@ class Settings:
         rounds: R.
         cohort_size: M, clients per round.
         seed: of everything random: the split, the initial weights, cohorts, batches and views.
+        seeds: R, how many seeds are run as one program, from `seed` on; see `fedjax_ssl.experiment.runs`.
+        vary: in place of several seeds, the dotted key of a number that differs from run to run; empty: none.
+        values: its values, one per run.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         checkpoint_every: rounds between checkpoints; one is always saved at the end.
     """
@@ -310,6 +313,9 @@ class Settings:
     rounds: int = 800
     cohort_size: int = 10
     seed: int = 0
+    seeds: int = 1
+    vary: str = ""
+    values: tuple[float, ...] = ()
     eval_every: int = 10
     checkpoint_every: int = 10
 
@@ -320,6 +326,9 @@ class Settings:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             _at_least(name, getattr(self, name), 1)
         _at_least("seed", self.seed, 0)
+        _at_least("seeds", self.seeds, 1)
+        if self.seeds > 1 and (self.vary or self.values):
+            raise ValueError(f"seeds: got {self.seeds} with vary and values, accepted: 1, as all values have the same seed")
         _at_least("method.prox_mu", self.method.get("prox_mu", 0.0), 0)
         if not 1 <= self.cohort_size <= self.data.num_clients:
             raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
@@ -336,6 +345,11 @@ class Settings:
         method = {**defaults.method, "prox_mu": PROX_MU.get(given.get("name"), 0.0), **given}
         model = {**defaults.model, **config.get("model", {})}
         return _parse(cls, {**config, "method": method, "model": model}, "")
+
+    @property
+    def is_several(self) -> bool:
+        """Whether these settings are of several runs."""
+        return self.seeds > 1 or bool(self.vary or self.values)
 
     def method_options(self) -> Any:
         """The method's own options, as its dataclass."""
