@@ -1,8 +1,9 @@
 """Several runs of one config as one program: its seeds, or the values of a number.
 
-A run here equals the run alone with its settings, within float32 rounding, but where the clients of the runs' splits differ in
-size: index tables then have the width that the largest client of any run needs, and as shuffles are drawn for a whole table, a
-run draws other ones than alone. It equals the run alone on tables of that width. Splits by `iid` are alike, but for labels.
+A run here equals the run alone with its settings, within float32 rounding, where the largest clients of all runs have equally
+many examples, as by `iid` with labels at the server. Where they have not, index tables get the width that the largest client of
+any run needs. Shuffles are drawn for a whole table, padding included (`fedjax_ssl.data.batching`), so that a run then draws
+other ones than alone: it equals the run alone on tables of that width.
 """
 
 from __future__ import annotations

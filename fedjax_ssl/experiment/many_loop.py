@@ -55,9 +55,9 @@ def run(experiment: ManyExperiment, workdir: pathlib.Path, stop: Stop, *, stop_a
         with ExitStack() as stack:
             folders = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, folders, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
-    ended = [(str(run), path / ENDED) for run, path in zip(experiment.runs, paths, strict=True) if (path / ENDED).exists()]
+    ended = [i for i in left if (paths[i] / ENDED).exists()]
     if ended:
-        reasons = "; ".join(f"{name}: {read_json(path)[REASON]}" for name, path in ended)
+        reasons = "; ".join(f"{experiment.runs[i]}: {read_json(paths[i] / ENDED)[REASON]}" for i in ended)
         raise DivergedError(f"{len(ended)} of {len(paths)} runs diverged: {reasons}")
 
 

@@ -110,6 +110,14 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone_on_tables_of_th
         assert single.evaluate(expected) == pytest.approx(accuracies[number], rel=1e-4)
 
 
+def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
+    experiment, known = many.build(config("fixmatch", **DIRICHLET), IMAGES), []
+    monkeypatch.setattr(build.Plan, "method", lambda self, counts: known.append(counts))
+    experiment.problem.method(None)
+    counts = [tables["unlabeled"].count for tables in experiment.problem.tables]
+    np.testing.assert_array_equal(known[0][:, 1], np.concatenate(counts))
+
+
 @pytest.mark.parametrize(
     ("key", "values"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -80,8 +81,30 @@ def test_a_resumed_experiment_gives_the_same_bits(tmp_path, whole):
 
 def test_runs_that_were_killed_between_their_saves_go_on_from_the_round_that_all_have(tmp_path, whole):
     experiment, expected = whole
-    go(many.build(config()), tmp_path, stop_after=3)
-    shutil.rmtree(tmp_path / "1" / "checkpoints" / "3")
+    go(many.build(config()), tmp_path)
+    shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
+    for name in ("0", "1"):
+        (tmp_path / name / "summary.json").unlink()
+    go(many.build(config()), tmp_path, stop_after=3)  # from round 2; seed 0's round 4 does not stand in its way
+    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [3, 3]
+    go(many.build(config()), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+
+
+def test_a_signal_saves_every_run(tmp_path, monkeypatch, whole):
+    experiment, expected = whole
+    stop, together = loop.Stop(), many_loop.together
+
+    def stopping(found):
+        stop.signal = signal.SIGTERM if found[0]["round"] == 3 else None
+        return together(found)
+
+    monkeypatch.setattr(many_loop, "together", stopping)
+    first = many.build(config())
+    open_all(first, tmp_path)
+    many_loop.run(first, tmp_path, stop)
+    assert [restored(experiment, tmp_path, run)[0] for run in (0, 1)] == [3, 3]
+    monkeypatch.undo()
     go(many.build(config()), tmp_path)
     assert_same_runs(experiment, expected, tmp_path)
 
@@ -125,23 +148,27 @@ def test_a_new_run_among_unfinished_ones_is_refused(tmp_path):
 
 
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
-    given = config(seeds=1, vary=RATE, values=(1e37, 0.03), method__confidence=0.0)
+    given = config(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1), method__confidence=0.0)
     for last in (2, None, None):
         with pytest.raises(
-            DivergedError, match=r"1 of 2 runs diverged: learning_rate=1e\+37: round 1: all 2 clients returned NaN"
+            DivergedError, match=r"1 of 3 runs diverged: learning_rate=1e\+37: round 1: all 2 clients returned NaN"
         ):
             go(many.build(given), tmp_path, stop_after=last)
         if last:
             assert len(rows(tmp_path / "0-learning_rate=0.03")) == 2
-    bad, good = tmp_path / "0-learning_rate=1e+37", tmp_path / "0-learning_rate=0.03"
-    assert [row["round"] for row in rows(good)] == [1, 2, 3, 4]
-    assert {path.name for path in good.iterdir()} == FILES
-    assert json.loads((good / "config.json").read_text())["client"]["optimizer"]["learning_rate"] == 0.03
+    bad, *both = (tmp_path / f"0-learning_rate={value}" for value in ("1e+37", "0.03", "0.1"))
+    for good in both:
+        assert {path.name for path in good.iterdir()} == FILES
+        assert f"{json.loads((good / 'config.json').read_text())['client']['optimizer']['learning_rate']}" in good.name
     assert not rows(bad)
     assert not (bad / "summary.json").exists()
+    assert not list((bad / "checkpoints").iterdir())
     assert json.loads((bad / "diverged.json").read_text())["round"] == 1
     expected = [row for _, row in many.build(given).rounds()]
-    assert rows(good) == [{k: v for k, v in row[1].items() if not k.startswith(("time/", "perf/"))} for row in expected]
+    for number, good in enumerate(both, start=1):
+        own = [{k: v for k, v in row[number].items() if not k.startswith(("time/", "perf/"))} for row in expected]
+        assert [row["round"] for row in own] == [1, 2, 3, 4]
+        assert rows(good) == own
 
 
 @pytest.fixture
