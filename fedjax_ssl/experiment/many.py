@@ -2,8 +2,9 @@
 
 A run here equals the run alone with its settings, within float32 rounding, where the largest clients of all runs have equally
 many examples, as by `iid` with labels at the server. Where they have not, index tables get the width that the largest client of
-any run needs. Shuffles are drawn for a whole table, padding included (`fedjax_ssl.data.batching`), so that a run then draws
-other ones than alone: it equals the run alone on tables of that width.
+any run needs, and a run equals the run alone on tables of that width. It draws other shuffles than on its own tables, as these
+are drawn for a whole table, padding included (`fedjax_ssl.data.batching`): from the second epoch of a round on, and from the
+first where labeled and unlabeled examples are shuffled together.
 """
 
 from __future__ import annotations

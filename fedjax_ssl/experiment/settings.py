@@ -255,7 +255,7 @@ class ExecutionSettings:
             TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), `tensorfloat32` or `float32`.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
-            of each CPU core.
+            of each CPU core. Several runs share the devices, and each has its clients on one.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
     """
