@@ -2,6 +2,8 @@
 
     python -m launch.run --config=configs/digits.py:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
+With `--config.seeds=R`, or `--config.vary=KEY --config.values=...`, R runs are one program, with a folder each in DIR.
+
 The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C and 143
 on SIGTERM, after saving a checkpoint.
 """
@@ -17,7 +19,11 @@ from absl import flags
 
 from launch import command
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Where results go; default: runs/<config name>/<seed>.")
+WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "Where results go; default: runs/<config name>/<seed>; of several runs, which have a folder each: runs/<config name>.",
+)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
 
@@ -46,28 +52,48 @@ def main(argv: list[str]) -> int:
 def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, loop, tuning
+    from fedjax_ssl.experiment import loop, many, many_loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
 
     try:
-        experiment = build.build(command.CONFIG.value.to_dict())
-        workdir = pathlib.Path(WORKDIR.value or pathlib.Path("runs", command.config_name(), str(experiment.settings.seed)))
-        loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
+        experiment, workdir = _open()
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
-    if not loop.is_done(workdir):
-        experiment = tuning.for_run(experiment, workdir, give_up=lambda: stop.signal is not None)
     try:
-        loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+        if isinstance(experiment, many.ManyExperiment):
+            many_loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+        else:
+            if not loop.is_done(workdir):
+                experiment = tuning.for_run(experiment, workdir, give_up=lambda: stop.signal is not None)
+            loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except loop.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _open() -> tuple[Any, pathlib.Path]:
+    """The experiment that the config asks for, of one run or of several, and its workdir, made or found to be its own."""
+    from fedjax_ssl.experiment import build, loop, many
+    from fedjax_ssl.experiment.settings import Settings
+
+    settings = Settings.from_dict(command.CONFIG.value.to_dict())
+    parent = pathlib.Path("runs", command.config_name())
+    if settings.is_several:
+        several = many.build(settings)
+        workdir = pathlib.Path(WORKDIR.value or parent)
+        for run in several.runs:
+            loop.open_workdir(workdir / run.name, run.settings.to_dict(), overwrite=OVERWRITE.value)
+        return several, workdir
+    experiment = build.build(settings)
+    workdir = pathlib.Path(WORKDIR.value or parent / str(settings.seed))
+    loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
+    return experiment, workdir
 
 
 if __name__ == "__main__":

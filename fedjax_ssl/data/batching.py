@@ -82,8 +82,11 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 def _orders(key: jax.Array, mask: jax.Array, rows: int) -> jax.Array:
-    """Positions int32 [rows, n], each row in a random order of its own, those in `mask` bool [n] first."""
-    order = jax.random.uniform(key, (rows, *mask.shape))
+    """Positions int32 [rows, n], each row in a random order of its own, those in `mask` bool [n] first.
+
+    The order of a holder's examples does not depend on the width n of the table, which is that of the largest holder.
+    """
+    order = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row), mask.shape))(jnp.arange(rows))
     return jnp.argsort(jnp.where(mask, order, 2.0), axis=1).astype(jnp.int32)
 
 

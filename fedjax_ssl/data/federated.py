@@ -70,6 +70,10 @@ class FederatedData(NamedTuple):
         return self.unlabeled.count.shape[0]
 
 
+TABLES = ("server", "labeled", "unlabeled", "held", "pooled")
+"""The fields of FederatedData that are index tables."""
+
+
 class Examples(NamedTuple):
     """One holder's examples: rows of an index table over a pool of images.
 
@@ -153,3 +157,15 @@ def pack(rows: Sequence[np.ndarray]) -> Table:
     for k, row in enumerate(rows):
         index[k, : len(row)] = row
     return Table(index, counts)
+
+
+def widened(splits: Sequence[FederatedData]) -> list[FederatedData]:
+    """Splits for as many clients each, in NumPy arrays, with tables of common shapes: narrower ones get more padding."""
+
+    def widen(*tables: Table) -> list[Table]:
+        width = max(table.index.shape[1] for table in tables)
+        return [table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1])))) for table in tables]
+
+    wide = {name: widen(*(getattr(data, name) for data in splits)) for name in TABLES}
+    rows: list[dict[str, Any]] = [{name: tables[i] for name, tables in wide.items()} for i in range(len(splits))]
+    return [data._replace(**tables) for data, tables in zip(splits, rows, strict=True)]

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,16 +48,10 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         FileNotFoundError: for missing data.
     """
     settings = config if isinstance(config, Settings) else Settings.from_dict(config)
-    settings.method_options()
-    conv = resolve(settings).conv
-    settings, dataset, views = _data(settings, dataset)
-    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
-    with naming("model"):
-        task = _task(settings, views, dataset.num_classes, conv)
-    _check_scenario(settings, _method(settings, task))
-    with naming("data"):
-        data = split.federate(dataset, settings.data, settings.seed)
-    return assembled(settings, views, spec, data)
+    if settings.is_several:
+        raise ValueError("seeds, vary: got several runs, accepted: one; fedjax_ssl.experiment.many.build makes several")
+    plan = plan_of(settings, dataset, resolve(settings).conv)
+    return assembled(plan.settings, plan.views, plan.spec, plan.split())
 
 
 def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedData) -> Experiment:
@@ -76,12 +70,12 @@ def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedD
     with naming("model"):
         task = _task(settings, views, spec.num_classes, layout.conv)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
-    method = _method(settings, task, np.stack([data.labeled.count, data.unlabeled.count], axis=1))
+    method = method_of(settings, settings.method_options(), task, counts_of(data))
     problem = Problem(method, data, spec, settings.cohort_size)
     on_host = settings.execution.data == "host"
-    if on_host and not method.host_data:
+    if on_host and not problem.method.host_data:
         raise ValueError(f"execution.data: got host with method.name={settings.method['name']}, accepted: device")
-    if on_host and settings.server.sbn_data == "all" and task.norm == "static":
+    if on_host and settings.server.sbn_data == "all" and settings.model["norm"] == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
     if layout.steps == "unrolled":
         _check_unrolled(settings, data)
@@ -92,10 +86,81 @@ def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedD
     return Experiment(settings, problem, simulator, num_params, layout, views)
 
 
-def _method(settings: Settings, task: Task, counts: np.ndarray | None = None) -> Method:
-    """The method, for clients with so many labeled and unlabeled examples, int32 [K, 2], where that is known."""
-    factory, client = METHODS[settings.method["name"]], _client(settings)._replace(counts=counts)
-    return factory(task=task, client=client, server=_server(settings), options=settings.method_options())
+def method_of(settings: Settings, options: Any, task: Task, counts: np.ndarray | None = None) -> Method:
+    """The method of the settings, with its own options; `counts`: see `Training`."""
+    client = _client(settings)._replace(counts=counts)
+    return METHODS[settings.method["name"]](task=task, client=client, server=_server(settings), options=options)
+
+
+class Plan(NamedTuple):
+    """Settings whose names have become things, before data are split.
+
+    Attributes:
+        settings: with the name of the dataset that was read.
+        options: the method's own.
+        dataset: as the network's views take it.
+        views: of its examples.
+        spec: static facts about it, but for `client_rows`.
+        conv: the lowering of convolutions.
+    """
+
+    settings: Settings
+    options: Any
+    dataset: sources.Dataset
+    views: Views
+    spec: DataSpec
+    conv: str
+
+    def task(self) -> Task:
+        """The network and its views."""
+        with naming("model"):
+            return _task(self.settings, self.views, self.spec.num_classes, self.conv)
+
+    def method(self, counts: np.ndarray | None = None) -> Method:
+        """The method; `counts`: see `Training`."""
+        return method_of(self.settings, self.options, self.task(), counts)
+
+    def split(self) -> FederatedData:
+        """The dataset, split."""
+        with naming("data"):
+            return split.federate(self.dataset, self.settings.data, self.settings.seed)
+
+    def of(self, settings: Settings) -> Plan:
+        """The plan of another run on the same dataset, whose seed or a number of whose settings differ; checked likewise."""
+        read = self.settings.data
+        data = dataclasses.replace(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
+        plan = self._replace(settings=dataclasses.replace(settings, data=data), options=settings.method_options())
+        _check_scenario(plan.settings, plan.method())
+        return plan
+
+    def num_params(self) -> int:
+        """Parameters of the network."""
+        with naming("model"):
+            return _num_params(self.task(), self.spec)
+
+
+def plan_of(settings: Settings, dataset: sources.Dataset | None, conv: str) -> Plan:
+    """Reads the data and checks what does not depend on their split.
+
+    Args:
+        settings: of one run.
+        dataset: see `build`.
+        conv: the lowering of convolutions.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build`.
+    """
+    options = settings.method_options()
+    settings, dataset, views = _data(settings, dataset)
+    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
+    plan = Plan(settings, options, dataset, views, spec, conv)
+    _check_scenario(settings, plan.method())
+    return plan
+
+
+def counts_of(data: FederatedData) -> np.ndarray:
+    """How many labeled and unlabeled examples each client has, int32 [K, 2]."""
+    return np.stack([data.labeled.count, data.unlabeled.count], axis=1)
 
 
 @contextlib.contextmanager

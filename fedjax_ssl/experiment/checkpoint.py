@@ -97,7 +97,7 @@ class Checkpoints:
             ),
         )
 
-    def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
+    def restore(self, template: PyTree, upto: int | None = None) -> tuple[int, PyTree] | None:
         """Reads the newest checkpoint that is whole, bit for bit as it was saved.
 
         A corrupt one is logged, and renamed to `<round>.corrupt` once an older one has been read, so that its round can be
@@ -106,9 +106,10 @@ class Checkpoints:
         Args:
             template: a state of this experiment, or its shapes (`jax.ShapeDtypeStruct` where it has jax arrays): structure
                 and placement on devices are those of the result. Values are not read.
+            upto: the latest round to look at; None: any.
 
         Returns:
-            (round, state), or None where there is no checkpoint at all.
+            (round, state), or None where there is no checkpoint at all (up to that round).
 
         Raises:
             ValueError: the checkpoint is another experiment's (structure, shape or dtype differs), or all are corrupt.
@@ -117,7 +118,7 @@ class Checkpoints:
         likes = _leaves(template)
         rounds = (int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal())
         corrupt: list[int] = []
-        for round in sorted(rounds, reverse=True):
+        for round in sorted((number for number in rounds if upto is None or number <= upto), reverse=True):
             try:
                 manifest, content = self._read(round)
             except _CorruptError as error:
@@ -134,6 +135,11 @@ class Checkpoints:
             names = ", ".join(map(str, corrupt))
             raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); move that folder away to start anew")
         return None
+
+    def forget_after(self, round: int) -> None:
+        """Deletes the checkpoints of rounds after `round`, so that they can be saved again."""
+        for newer in [number for number in self._manager.all_steps() if number > round]:
+            self._manager.delete(newer)
 
     def wait(self) -> None:
         """Returns once the newest save is on disk; raises what made it fail."""

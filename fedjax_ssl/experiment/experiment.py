@@ -30,6 +30,35 @@ class DivergedError(RuntimeError):
     """The global model holds NaN or infinity, or nothing else came back from a round's clients."""
 
 
+def divergence(number: int, metrics: Mapping[str, Any], cohort_size: int) -> str:
+    """What a DivergedError says of round `number`, by a simulator's metrics of it; empty: it did not diverge."""
+    if metrics["server/non_finite"]:
+        return (
+            f"round {number}: the global model holds {DIVERGED}; lower client.optimizer.learning_rate or "
+            "server.optimizer.learning_rate, or set their clip_norm"
+        )
+    if metrics["client/non_finite"] == cohort_size:  # all left out: the model would stand still
+        return (
+            f"round {number}: all {cohort_size} clients returned {DIVERGED}; lower "
+            "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
+        )
+    return ""
+
+
+def timed(metrics: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """A simulator's metrics of a round as a row has them, with the seconds that the round took."""
+    row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
+    row["time/round_s"] = seconds
+    if images := metrics.get("perf/client_images", 0):
+        row["perf/client_images_per_s"] = images / seconds
+    return row
+
+
+def is_evaluated(settings: Settings, number: int) -> bool:
+    """Whether round `number` is evaluated: each `eval_every`-th, and the last one."""
+    return number % settings.eval_every == 0 or number == settings.rounds
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """An experiment that is ready to run.
@@ -90,20 +119,10 @@ class Experiment:
         compiled, start = simulator.compile_s, time.perf_counter()
         state, metrics = simulator.round(state)
         seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
-        if metrics.pop("server/non_finite"):
-            raise DivergedError(
-                f"round {number}: the global model holds {DIVERGED}; lower client.optimizer.learning_rate or "
-                "server.optimizer.learning_rate, or set their clip_norm"
-            )
-        if metrics["client/non_finite"] == self.problem.cohort_size:  # all left out: the model would stand still
-            raise DivergedError(
-                f"round {number}: all {self.problem.cohort_size} clients returned {DIVERGED}; lower "
-                "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
-            )
-        metrics["time/round_s"] = seconds
-        if images := metrics.pop("perf/client_images", 0):
-            metrics["perf/client_images_per_s"] = images / seconds
-        if number % self.settings.eval_every == 0 or number == self.settings.rounds:
+        if message := divergence(number, metrics, self.problem.cohort_size):
+            raise DivergedError(message)
+        metrics = timed(metrics, seconds)
+        if is_evaluated(self.settings, number):
             metrics |= simulator.evaluate(state)
         return state, metrics
 

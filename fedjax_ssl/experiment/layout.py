@@ -57,6 +57,14 @@ class Layout(NamedTuple):
         return dataclasses.replace(settings, execution=dataclasses.replace(settings.execution, **fields))
 
 
+def available_devices(settings: Settings) -> list[jax.Device]:
+    """The devices there are; raises ValueError where the settings ask for more."""
+    asked, available = settings.execution.devices, jax.devices()
+    if asked > len(available):
+        raise ValueError(f"execution.devices: got {asked}, accepted: at most {len(available)}, the devices there are")
+    return available
+
+
 def resolve(settings: Settings) -> Layout:
     """The layout of settings; what they leave open is what is right as a rule, see `tuning` for what is measured.
 
@@ -67,9 +75,7 @@ def resolve(settings: Settings) -> Layout:
     Raises:
         ValueError: for keys that exclude each other, or more devices than there are.
     """
-    given, available = settings.execution, jax.devices()
-    if given.devices > len(available):
-        raise ValueError(f"execution.devices: got {given.devices}, accepted: at most {len(available)}, the devices there are")
+    given, available = settings.execution, available_devices(settings)
     strategy, alone = given.strategy, settings.method["name"] in SERVER_ALONE
     on_cpu = available[0].platform == "cpu"
     if strategy == "auto":

@@ -14,12 +14,15 @@ import jax
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment
+from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.tuning import LAYOUT, note
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 
 CONFIG, SUMMARY = "config.json", "summary.json"
-OURS = (CONFIG, SUMMARY, LAYOUT, "metrics.jsonl", "checkpoints", "tensorboard")
+ENDED = "diverged.json"
+"""What a run among several leaves in place of a summary where it diverged: the reason, so that it is not run again."""
+OURS = (CONFIG, SUMMARY, ENDED, LAYOUT, "metrics.jsonl", "checkpoints", "tensorboard")
 
 
 class RefusedError(ValueError):
@@ -115,19 +118,20 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         return
     settings = experiment.settings
     end = min(settings.rounds, stop_after or settings.rounds)
+    layout = experiment.layout
     with Checkpoints(workdir) as checkpoints:
         try:
             done, state = checkpoints.restore(experiment.simulator.template(settings.seed)) or (0, None)
             log = MetricsLog(workdir)
             log.truncate(done)
-            last = _last_row(log, done)
+            last = last_row(log, done)
         except ValueError as error:
             raise RefusedError(str(error)) from error
         if state is None and stop.signal is None:
             state, last = experiment.start()
         board, progress = TensorBoard(workdir, start_round=done), Progress(settings.rounds, done)
         with closing(board), closing(progress):
-            rounds, layout = experiment.rounds(state, last), experiment.layout
+            rounds = experiment.rounds(state, last)
             while done < end and stop.signal is None:
                 state, row = next(rounds)
                 done = row["round"]
@@ -143,10 +147,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             checkpoints.save(done, state)
     rows = log.rows()
     if len(rows) == settings.rounds:
-        write_json(workdir / SUMMARY, summary(experiment, rows))
+        write_json(workdir / SUMMARY, summary(settings, rows, layout, experiment.num_params))
 
 
-def _last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
+def last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
     """The log's row of round `done`, None where that is 0."""
     rows = log.rows()
     if len(rows) != done:
@@ -157,13 +161,13 @@ def _last_row(log: MetricsLog, done: int) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `summary.json` holds, from the rows of a finished run.
+def summary(settings: Settings, rows: list[dict[str, Any]], layout: Layout, num_params: int) -> dict[str, Any]:
+    """What `summary.json` holds, from a finished run's settings and rows, and its experiment's layout and parameters.
 
     `eval/accuracy` is the last round's, never the best on test; `perf/client_images_per_s` is all images over all rounds'
     seconds.
     """
-    settings, last = experiment.settings, rows[-1]
+    last = rows[-1]
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
@@ -176,11 +180,11 @@ def summary(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
-        **experiment.layout.shrunk(experiment.simulator.execution)._asdict(),
-        "device": f"{experiment.layout.devices} x {jax.devices()[0].device_kind}",
+        **layout._asdict(),
+        "device": f"{layout.devices} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": git_commit(),
-        "num_params": experiment.num_params,
+        "num_params": num_params,
     }
 
 

@@ -260,7 +260,7 @@ class ExecutionSettings:
             of `launch.run` that take long; `always`; or `never`, for one and the same layout on all machines of a kind.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
-            of each CPU core.
+            of each CPU core. Several runs share the devices, and each has its clients on one.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
     """
@@ -308,6 +308,9 @@ class Settings:
         rounds: R.
         cohort_size: M, clients per round.
         seed: of everything random: the split, the initial weights, cohorts, batches and views.
+        seeds: R, how many seeds are run as one program, from `seed` on; see `fedjax_ssl.experiment.runs`.
+        vary: in place of several seeds, the dotted key of a number that differs from run to run; empty: none.
+        values: its values, one per run.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         checkpoint_every: rounds between checkpoints; one is always saved at the end.
     """
@@ -321,6 +324,9 @@ class Settings:
     rounds: int = 800
     cohort_size: int = 10
     seed: int = 0
+    seeds: int = 1
+    vary: str = ""
+    values: tuple[float, ...] = ()
     eval_every: int = 10
     checkpoint_every: int = 10
 
@@ -331,6 +337,9 @@ class Settings:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             _at_least(name, getattr(self, name), 1)
         _at_least("seed", self.seed, 0)
+        _at_least("seeds", self.seeds, 1)
+        if self.seeds > 1 and (self.vary or self.values):
+            raise ValueError(f"seeds: got {self.seeds} with vary and values, accepted: 1, as all values have the same seed")
         _at_least("method.prox_mu", self.method.get("prox_mu", 0.0), 0)
         if not 1 <= self.cohort_size <= self.data.num_clients:
             raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
@@ -347,6 +356,11 @@ class Settings:
         method = {**defaults.method, "prox_mu": PROX_MU.get(given.get("name"), 0.0), **given}
         model = {**defaults.model, **config.get("model", {})}
         return _parse(cls, {**config, "method": method, "model": model}, "")
+
+    @property
+    def is_several(self) -> bool:
+        """Whether these settings are of several runs."""
+        return self.seeds > 1 or bool(self.vary or self.values)
 
     def method_options(self) -> Any:
         """The method's own options, as its dataclass."""

@@ -182,7 +182,12 @@ class Progress:
 
 def _summary(metrics: Mapping[str, Any]) -> str:
     """The metrics worth a glance, those that there are, each followed by two spaces."""
-    formats = {"eval/accuracy": "accuracy {:.3f}", "eval/loss": "loss {:.3g}", "perf/client_images_per_s": "{:,.0f} images/s"}
+    formats = {
+        "eval/accuracy": "accuracy {:.3f}",
+        "eval/accuracy_spread": "± {:.3f}",
+        "eval/loss": "loss {:.3g}",
+        "perf/client_images_per_s": "{:,.0f} images/s",
+    }
     return "".join(text.format(float(metrics[name])) + "  " for name, text in formats.items() if name in metrics)
 
 

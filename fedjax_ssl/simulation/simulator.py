@@ -231,13 +231,17 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def report(cohort: Cohort, metrics: Metrics) -> dict[str, float]:
-    """A round's metrics as numbers; waits for the device. Clients whose update was not finite are named in the log."""
+def report(cohort: Cohort, metrics: Metrics, run: str = "") -> dict[str, float]:
+    """A round's metrics as numbers; waits for the device. Clients whose update was not finite are named in the log.
+
+    `run` names the run there, where there are several.
+    """
     cohort, metrics = jax.device_get((cohort, metrics))
     broken = cohort.ids[metrics["client/non_finite"].total > 0]
     if len(broken):
         names = ", ".join(map(str, broken.tolist()))
-        _log.warning("round %d: client(s) %s returned NaN or infinity and were left out", cohort.round + 1, names)
+        where = f"{run}, round" if run else "round"
+        _log.warning("%s %d: client(s) %s returned NaN or infinity and were left out", where, cohort.round + 1, names)
     return reduce(metrics)
 
 

@@ -29,6 +29,13 @@ def test_every_epoch_goes_through_every_selected_example_once(count):
     assert all(len(batch) == 4 for batch in got[: per_epoch - 1])
 
 
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}])
+def test_the_order_does_not_depend_on_the_largest_holder(length):
+    narrow, wide = (batching.shuffled(jax.random.key(1), jnp.arange(width) < 5, 2, **length) for width in (5, 9))
+    np.testing.assert_array_equal(narrow.positions[:, :5], wide.positions[:, :5])
+    assert narrow.steps == wide.steps
+
+
 def test_epochs_are_shuffled_anew():
     schedule = batching.shuffled(jax.random.key(0), jnp.ones(32, bool), 32, epochs=2)
     first, second = batches(schedule, 32)

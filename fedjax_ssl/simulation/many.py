@@ -1,0 +1,233 @@
+"""Several runs of one problem as one program: each with its own split, key and state, over one pool of examples.
+
+On a CPU the runs of a device follow one another, on an accelerator they are vmapped; several devices share the runs. A run's
+clients are then mapped within its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from fedjax_ssl.data.federated import FederatedData, Pool, Table
+from fedjax_ssl.method import Cohort, DataSpec, Method
+from fedjax_ssl.metrics import Metrics, reduce
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import RunState, initialize, run_round
+from fedjax_ssl.simulation.simulator import Program, evaluate, placed, placement, report
+
+PyTree = Any
+RUNS = "runs"
+
+
+class Spread(NamedTuple):
+    """How runs are mapped to devices.
+
+    Attributes:
+        mesh: None, or a mesh with the axis `runs` over whose devices they are split.
+        vmapped: whether those of one device are vmapped; else one follows the other.
+    """
+
+    mesh: Mesh | None
+    vmapped: bool
+
+    def slots(self, num_runs: int) -> int:
+        """R, rounded up to a multiple of the devices."""
+        devices = self.mesh.size if self.mesh is not None else 1
+        return -(-num_runs // devices) * devices
+
+
+def spread_of(num_runs: int, num_devices: int) -> Spread:
+    """The spread of R runs: the fewest of the first `num_devices` devices that take no more turns than all of them."""
+    turns = -(-num_runs // num_devices)
+    used = -(-num_runs // turns)
+    devices = jax.devices()[:used]
+    return Spread(Mesh(np.array(devices), (RUNS,)) if used > 1 else None, devices[0].platform != "cpu")
+
+
+class ManyProblem(NamedTuple):
+    """What is simulated: R runs that differ in their splits, in their seeds, and in a number that their method may read.
+
+    Attributes:
+        method: the number, a traced float32 scalar, or None where there is none -> the method. One structure serves all runs:
+            its static sizes are those of the largest client of any.
+        train: the training pool of all.
+        test: the test pool of all.
+        tables: per run, the index tables of its data (TABLES), all of the same shapes.
+        seeds: per run.
+        numbers: per run, or None.
+        spec: static facts about the data.
+        cohort_size: M.
+    """
+
+    method: Callable[[Any], Method]
+    train: Pool
+    test: Pool
+    tables: Sequence[Mapping[str, Table]]
+    seeds: Sequence[int]
+    numbers: Sequence[float] | None
+    spec: DataSpec
+    cohort_size: int
+
+
+class _Inputs(NamedTuple):
+    """What differs from run to run, leading axis R."""
+
+    tables: Mapping[str, Any]
+    number: Any
+
+
+class ManySimulator:
+    """Runs the R runs of a problem together. Every state and every result has a leading axis of R runs, padded where devices
+    share them unevenly: the runs past R repeat the first one, and nothing is reported of them.
+
+    Args:
+        problem: what to simulate.
+        spread: how runs are mapped.
+        execution: how the clients of a run are mapped; it has no mesh.
+        eval_batch_size: test images per forward pass.
+
+    Attributes:
+        execution: as given.
+    """
+
+    def __init__(self, problem: ManyProblem, spread: Spread, execution: Execution, eval_batch_size: int) -> None:
+        self.execution, self._num_runs = execution, len(problem.seeds)
+        self._whole = placement(spread.mesh)
+        self._split = NamedSharding(spread.mesh, PartitionSpec(RUNS)) if spread.mesh is not None else self._whole
+        slots = spread.slots(self._num_runs)
+        self._pools = jax.device_put((problem.train, problem.test), self._whole)
+        self._inputs = jax.device_put(_Inputs(stack(padded(problem.tables, slots)), _numbers(problem, slots)), self._split)
+        keys = jnp.stack([jax.random.key(seed) for seed in padded(problem.seeds, slots)])
+        self._keys = jax.device_put(keys, self._split)
+        self._slots = slots
+
+        def setup(inputs: _Inputs, pools: tuple[Pool, Pool]) -> tuple[Method, FederatedData]:
+            return problem.method(inputs.number), FederatedData(*pools, **inputs.tables)
+
+        def initialize_(one: tuple[_Inputs, jax.Array], pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
+            method, data = setup(one[0], pools)
+            return initialize(method, data, problem.spec, problem.cohort_size, one[1])
+
+        def round_(one: tuple[_Inputs, RunState], pools: tuple[Pool, Pool]) -> tuple[RunState, Cohort, Metrics]:
+            method, data = setup(one[0], pools)
+            return run_round(method, one[1], data, problem.cohort_size, execution)
+
+        def evaluate_(one: tuple[_Inputs, PyTree], pools: tuple[Pool, Pool]) -> Metrics:
+            method, data = setup(one[0], pools)
+            return evaluate(method, one[1], data.test, eval_batch_size)
+
+        def program(function: Callable, **options: Any) -> Program:
+            def of_all(own: PyTree, inputs: _Inputs, pools: tuple[Pool, Pool]) -> PyTree:
+                return over_runs(function, (inputs, own), pools, spread)
+
+            return Program(of_all, execution, out_shardings=self._split, **options)
+
+        self._initialize, self._evaluate = program(initialize_), program(evaluate_)
+        self._round = program(round_, donate_argnums=0)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
+        return self._round.memory_bytes
+
+    def trace(self) -> None:
+        """Traces the programs without compiling them: what a method cannot do with a number that is traced is raised."""
+        state, _ = self._initialize.eval_shape(self._keys, self._inputs, self._pools)
+        self._round.eval_shape(placed(state, self._split), self._inputs, self._pools)
+        self._evaluate.eval_shape(placed(state.server, self._split), self._inputs, self._pools)
+
+    def template(self) -> RunState:
+        """The shapes and dtypes of one run's state, on the host."""
+        state, _ = self._initialize.eval_shape(self._keys, self._inputs, self._pools)
+        host = SingleDeviceSharding(jax.devices("cpu")[0])
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=host), state)
+
+    def join(self, states: Sequence[RunState]) -> RunState:
+        """The state of all runs, placed, from each one's own."""
+        return jax.device_put(stack(padded(states, self._slots)), self._split)
+
+    def initialize(self) -> tuple[RunState, list[dict[str, float]]]:
+        """The state before round 1, and each run's metrics of the server's preparation."""
+        state, metrics = self._initialize(self._keys, self._inputs, self._pools)
+        return state, self._each(metrics)
+
+    def round(self, state: RunState, names: Sequence[str | None]) -> tuple[RunState, list[dict[str, float]]]:
+        """One round of each run: the state after it (the one given is consumed) and its metrics, run by run.
+
+        `names` are what the log calls the runs; of one without a name it says nothing.
+        """
+        state, cohort, metrics = self._round(state, self._inputs, self._pools)
+        cohort, metrics = jax.device_get((cohort, metrics))
+        each = [_of_run((cohort, metrics), i) for i in range(self._num_runs)]
+        return state, [report(c, m, name) if name else reduce(m) for (c, m), name in zip(each, names, strict=True)]
+
+    def evaluate(self, state: RunState) -> list[dict[str, float]]:
+        """Accuracy and loss of each run's global model on the test set."""
+        return self._each(self._evaluate(state.server, self._inputs, self._pools))
+
+    def _each(self, metrics: Metrics) -> list[dict[str, float]]:
+        metrics = jax.device_get(metrics)
+        return [reduce(_of_run(metrics, i)) for i in range(self._num_runs)]
+
+
+def over_runs(function: Callable, inputs: PyTree, shared: PyTree, spread: Spread) -> PyTree:
+    """`function(inputs_r, shared)` for each run, stacked; `inputs` have a leading axis of runs."""
+
+    def local(inputs: PyTree, shared: PyTree) -> PyTree:
+        if spread.vmapped:
+            return jax.vmap(function, (0, None))(inputs, shared)
+        return jax.lax.map(lambda one: function(one, shared), inputs)
+
+    if spread.mesh is None:
+        return local(inputs, shared)
+    split, whole = PartitionSpec(RUNS), PartitionSpec()
+    return jax.shard_map(local, mesh=spread.mesh, in_specs=(split, whole), out_specs=split, check_vma=False)(inputs, shared)
+
+
+def of_runs(state: RunState, num_runs: int) -> list[RunState]:
+    """Each run's state, as it has it alone: in NumPy arrays, but for typed keys."""
+    leaves, structure = jax.tree.flatten(state)
+    host = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves])
+
+    def one(run: int) -> list[Any]:
+        both = zip(leaves, host, strict=True)
+        return [jax.random.wrap_key_data(h[run], impl=jax.random.key_impl(x)) if _is_key(x) else h[run] for x, h in both]
+
+    return [jax.tree.unflatten(structure, one(run)) for run in range(num_runs)]
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """Pytrees of the same shapes as one with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if _is_key(leaves[0]) else np.stack(leaves), *trees)
+
+
+def padded(items: Sequence[Any], slots: int) -> list[Any]:
+    """The items, and the first one again until there are as many as `slots`."""
+    return [*items, *[items[0]] * (slots - len(items))]
+
+
+def _of_run(tree: PyTree, run: int) -> PyTree:
+    return jax.tree.map(lambda x: x[run], tree)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _numbers(problem: ManyProblem, slots: int) -> jax.Array | None:
+    """The numbers float32 [R], weakly typed as Python's are, so that they leave the dtype of what they meet as it is."""
+    if problem.numbers is None:
+        return None
+    values = np.array(padded(problem.numbers, slots), np.float32)
+    return jnp.full(values.shape, 0.0).at[...].set(values)

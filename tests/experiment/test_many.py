@@ -1,0 +1,198 @@
+"""Several runs as one program: each equals the run alone, it is traced once, and one that diverges does not end the others."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.federated import TABLES, FederatedData
+from fedjax_ssl.data.sources.builtin import synthetic
+from fedjax_ssl.experiment import build, many
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.many import ManySimulator, Spread
+from fedjax_ssl.simulation.simulator import Problem, Simulator
+from tests import tiny
+
+IMAGES = synthetic(seed=0)  # those of all runs
+SEEDS = 3
+# Fast methods, in which nothing flips within a round for these seeds: FixMatch and (FL)^2, labels at the server; FedSem, which
+# keeps its clients' pseudo-labels, in tables that are as wide as those of the largest client.
+METHODS = (("fixmatch", "server"), ("fl2", "server"), ("fedsem", "clients"))
+DIRICHLET = {"data__partition": "dirichlet", "data__alpha": 0.5, "data__min_size": 2}
+
+
+def config(method, labels_at="", **overrides):
+    """Three seeds over two of the devices, so that a slot is left over."""
+    quick = {
+        "client__epochs": 0,
+        "client__steps": 3,
+        "server__epochs": 1,
+        "execution__devices": 2,
+        "execution__strategy": "auto",
+    }
+    if "confidence" in tiny.config(method)["method"]:
+        quick["method__confidence"] = 0.12  # so that some pass from round 1 on, and clients train
+    return tiny.config(method, labels_at=labels_at, **{"seeds": SEEDS, "rounds": 3} | quick | overrides)
+
+
+def distance(a, b) -> float:
+    """Relative Euclidean distance over all leaves."""
+    a, b = (np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)]) for tree in (a, b))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def assert_equal(alone, own, tolerance=1e-5):
+    """All that the server and the clients keep, the round and the key."""
+    alone, own = (jax.device_get(state._replace(key=jax.random.key_data(state.key))) for state in (alone, own))
+    assert jax.tree.structure(alone) == jax.tree.structure(own)
+    assert [x.shape for x in jax.tree.leaves(alone)] == [x.shape for x in jax.tree.leaves(own)]
+    assert distance(alone.server, own.server) < tolerance
+    assert distance(alone.clients, own.clients) < tolerance
+    assert alone.round == own.round
+    np.testing.assert_array_equal(alone.key, own.key)
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}
+
+
+def assert_same_rows(alone, own):
+    assert alone.keys() == own.keys()
+    assert without_times(own) == pytest.approx(without_times(alone), rel=1e-4, abs=1e-6)
+
+
+def alone(experiment, run, dataset=IMAGES):
+    """The run's own experiment, its clients one after another."""
+    execution = dataclasses.replace(experiment.runs[run].settings.execution, strategy="scan", devices=0)
+    return build.build(dataclasses.replace(experiment.runs[run].settings, execution=execution), dataset)
+
+
+@pytest.mark.parametrize("method", METHODS, ids="-".join)
+def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
+    experiment = many.build(config(*method), IMAGES)
+    assert [str(run) for run in experiment.runs] == ["seed 0", "seed 1", "seed 2"]
+    assert experiment.layout.devices == 2
+    state, rows = next(experiment.rounds())
+    for number, own in enumerate(experiment.states(state)):
+        expected, row = next(alone(experiment, number).rounds())
+        assert_equal(expected, own)
+        assert_same_rows(row, rows[number])
+    servers = [own.server for own in experiment.states(state)]
+    assert distance(servers[0], servers[1]) > 1e-2
+
+
+@pytest.mark.parametrize("vmapped", [False, True])
+@pytest.mark.parametrize("method", METHODS, ids="-".join)
+def test_seeds_whose_largest_clients_differ_equal_the_runs_alone_on_tables_of_their_width(method, vmapped):
+    experiment = many.build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
+    problem, simulator = experiment.problem, experiment.simulator
+    widths = set()
+    for number, tables in enumerate(problem.tables):
+        own = alone(experiment, number).problem.data
+        widths.add(own.unlabeled.index.shape[1])
+        for name in TABLES:  # the same rows, with more padding
+            narrow = getattr(own, name)
+            np.testing.assert_array_equal(narrow.count, tables[name].count)
+            np.testing.assert_array_equal(narrow.index, tables[name].index[:, : narrow.index.shape[1]])
+            assert not np.any(tables[name].index[:, narrow.index.shape[1] :])
+    assert len(widths) > 1
+    assert problem.spec.client_rows == max(widths)
+    if vmapped:
+        simulator = ManySimulator(problem, Spread(None, True), Execution(0), 250)
+    state, _ = simulator.round(simulator.initialize()[0], ["a", "b", "c"])
+    accuracies = simulator.evaluate(state)
+    for number, own in enumerate(experiment.states(state)):
+        data = FederatedData(problem.train, problem.test, **problem.tables[number])
+        single = Simulator(Problem(problem.method(None), data, problem.spec, problem.cohort_size), Execution(1), 250)
+        expected, _ = single.round(single.initialize(problem.seeds[number])[0])
+        assert_equal(expected, own)
+        assert single.evaluate(expected) == pytest.approx(accuracies[number], rel=1e-4)
+        if method[0] != "fedsem":  # its clients shuffle both kinds of examples in one table, where the width shows
+            assert_equal(next(alone(experiment, number).rounds())[0], own)
+
+
+def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
+    experiment, known = many.build(config("fixmatch", **DIRICHLET), IMAGES), []
+    monkeypatch.setattr(build.Plan, "method", lambda self, counts: known.append(counts))
+    experiment.problem.method(None)
+    counts = [tables["unlabeled"].count for tables in experiment.problem.tables]
+    np.testing.assert_array_equal(known[0][:, 1], np.concatenate(counts))
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("client.optimizer.learning_rate", (0.01, 0.1, 0.03)),
+        ("method.confidence", (0.12, 0.2)),
+        ("data.alpha", (0.5, 100.0)),  # of the split, which no program reads
+    ],
+)
+def test_values_of_a_number_equal_the_runs_with_each(key, values):
+    given = config("fixmatch", seeds=1, vary=key, values=values, **(DIRICHLET if key == "data.alpha" else {}))
+    experiment = many.build(given, IMAGES)
+    state, rows = next(experiment.rounds())
+    found = experiment.states(state)
+    assert distance(found[0].server, found[1].server) > 1e-4
+    if key == "data.alpha":
+        sizes = [np.std(tables["unlabeled"].count) for tables in experiment.problem.tables]
+        assert sizes[0] > 2 * sizes[1]
+        return
+    for number, value in enumerate(values):
+        single = alone(experiment, number)
+        own = single.settings
+        assert value == (own.method["confidence"] if key == "method.confidence" else own.client.optimizer.learning_rate)
+        expected, row = next(single.rounds())
+        assert_equal(expected, found[number])
+        assert_same_rows(row, rows[number])
+
+
+@pytest.mark.parametrize("varied", [False, True])
+def test_the_client_is_traced_once(varied):
+    several = {"seeds": 1, "vary": "client.optimizer.learning_rate", "values": (0.1, 0.2, 0.3)} if varied else {}
+    experiment = many.build(config("fixmatch", **several), IMAGES)
+    traces = []
+
+    def method(number):
+        own = experiment.problem.method(number)
+
+        def counted(*args):
+            traces.append(1)
+            return own.client_update(*args)
+
+        return own._replace(client_update=counted)
+
+    simulator = ManySimulator(experiment.problem._replace(method=method), Spread(None, False), Execution(1), 250)
+    simulator.trace()
+    simulator.template()
+    state, _ = simulator.initialize()
+    compiled = set()
+    for _ in range(3):
+        state, _ = simulator.round(state, ["a", "b", "c"])
+        compiled.add(simulator.compile_s)
+    assert len(traces) == 1
+    assert len(compiled) == 1
+
+
+def test_a_run_that_diverges_is_named_and_the_others_go_on():
+    key = "client.optimizer.learning_rate"
+    experiment = many.build(config("fixmatch", seeds=1, vary=key, values=(0.03, 1e37), method__confidence=0.0), IMAGES)
+    rows = [rows for _, rows in experiment.rounds()]
+    assert [row[0]["round"] for row in rows] == [1, 2, 3]
+    for number, (good, bad) in enumerate(rows, start=1):
+        assert "eval/accuracy" not in good or good["eval/accuracy"] > 0
+        assert np.isfinite(good["client/loss"])
+        assert bad.keys() == {"round", "diverged"}
+        assert bad["round"] == number
+        assert bad["diverged"].startswith("round 1: all 5 clients returned NaN or infinity")
+    single = [row for _, row in alone(experiment, 0).rounds()]
+    assert [without_times(row) for row in single] == [pytest.approx(without_times(good), rel=1e-2) for good, _ in rows]
+
+
+def test_rounds_end_once_all_runs_have_diverged(caplog):
+    key = "client.optimizer.learning_rate"
+    experiment = many.build(config("fixmatch", seeds=1, vary=key, values=(1e36, 1e37), method__confidence=0.0), IMAGES)
+    rows = [rows for _, rows in experiment.rounds()]
+    assert len(rows) == 1
+    assert all("diverged" in row for row in rows[0])
+    assert "learning_rate=1e+37, round 1: client(s)" in caplog.text
