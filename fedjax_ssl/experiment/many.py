@@ -1,8 +1,8 @@
 """Several runs of one config as one program: its seeds, or the values of a number.
 
 A run here equals the run alone with its settings, within float32 rounding. Index tables get the width that the largest client
-of any run needs; only methods that put labeled and unlabeled examples of a client into one table (FedSem, FedTriNet, FedSiam with
-labels at the clients) draw other shuffles then than on tables of their own width.
+of any run needs; only methods that put labeled and unlabeled examples of a client into one table (FedSem, FedTriNet, FedSiam
+with labels at the clients) draw other shuffles then than on tables of their own width.
 """
 
 from __future__ import annotations
