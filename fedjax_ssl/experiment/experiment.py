@@ -91,7 +91,8 @@ class Experiment:
     ) -> Iterator[tuple[RunState, dict[str, Any]]]:
         """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
 
-        Each step consumes the state before it: keep `jax.device_get(state)` if you need an old one.
+        Each step consumes the state before it: keep `jax.device_get(state)` if you need an old one. Where one dispatch runs
+        several rounds, each of them comes with the state after the last.
 
         Args:
             state: where to go on from; None: a new run.
@@ -105,26 +106,26 @@ class Experiment:
         before = {key: last[key] if last else 0 for key in TOTALS}
         totals = dict(before)
         began, compiled = time.perf_counter(), self.simulator.compile_s
-        for number in range(int(state.round) + 1, self.settings.rounds + 1):
-            state, metrics = self._round(state, number)
-            for key in COSTS:
-                totals[key] += metrics.get(key, 0)
-            totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
-            totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began
-            yield state, {"round": number, **metrics, **totals}
+        for first in range(int(state.round) + 1, self.settings.rounds + 1, self.settings.execution.rounds_per_dispatch):
+            state, found, seconds = self._dispatch(state)
+            for number, metrics in enumerate(found, start=first):
+                if message := divergence(number, metrics, self.problem.cohort_size):
+                    raise DivergedError(message)
+                row = timed(metrics, seconds)
+                if is_evaluated(self.settings, number):
+                    row |= self.simulator.evaluate(state)
+                for key in COSTS:
+                    totals[key] += row.get(key, 0)
+                totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
+                totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began
+                yield state, {"round": number, **row, **totals}
 
-    def _round(self, state: RunState, number: int) -> tuple[RunState, dict[str, Any]]:
-        """One round, and the evaluation after it where one is due."""
-        simulator = self.simulator
-        compiled, start = simulator.compile_s, time.perf_counter()
-        state, metrics = simulator.round(state)
-        seconds = time.perf_counter() - start - (simulator.compile_s - compiled)
-        if message := divergence(number, metrics, self.problem.cohort_size):
-            raise DivergedError(message)
-        metrics = timed(metrics, seconds)
-        if is_evaluated(self.settings, number):
-            metrics |= simulator.evaluate(state)
-        return state, metrics
+    def _dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]], float]:
+        """The rounds of one dispatch: the state after them, each one's metrics, and the seconds that one took."""
+        compiled, start = self.simulator.compile_s, time.perf_counter()
+        state, found = self.simulator.dispatch(state)
+        seconds = time.perf_counter() - start - (self.simulator.compile_s - compiled)
+        return state, found, seconds / len(found)
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].

@@ -41,7 +41,9 @@ class Layout(NamedTuple):
         mesh = client_mesh(self.devices) if self.strategy == "sharded" or self.devices > 1 else None
         shrinks = given.strategy in ("auto", "sharded") and given.chunk_size == 0 and self.chunk_size != 1
         separate = self.strategy == "separate"
-        return Execution(self.chunk_size, mesh, given.precision, self.compiler, shrinks=shrinks, separate=separate)
+        return Execution(
+            self.chunk_size, mesh, given.precision, self.compiler, shrinks, given.rounds_per_dispatch, separate=separate
+        )
 
     def shrunk(self, execution: Execution) -> Layout:
         """The layout with the chunks that a run has come to."""
@@ -87,6 +89,9 @@ def resolve(settings: Settings) -> Layout:
         )
     if strategy not in ("sharded", "chunked") and given.chunk_size:
         raise ValueError(f"execution.chunk_size: got {given.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
+    if given.rounds_per_dispatch > 1 and (strategy == "separate" or given.data == "host"):
+        why = "strategy=separate" if strategy == "separate" else "data=host"
+        raise ValueError(f"execution.rounds_per_dispatch: got {given.rounds_per_dispatch} with execution.{why}, accepted: 1")
     if strategy == "separate" and (alone or given.data == "host"):
         why = f"method.name={settings.method['name']}" if alone else "execution.data=host"
         raise ValueError(f"execution.strategy: got separate with {why}, accepted: scan")

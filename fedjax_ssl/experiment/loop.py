@@ -108,7 +108,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         experiment: what to run.
         workdir: a folder that `open_workdir` has accepted.
         stop: looked at before and after every round; once it has a signal, the state is saved and the run ends.
-        stop_after: end cleanly once this many rounds are finished; None: run to the end.
+        stop_after: end cleanly once this many rounds are finished, and those of the same dispatch; None: run to the end.
 
     Raises:
         DivergedError: as `Experiment.rounds`; the checkpoints and logs of the rounds before remain.
@@ -132,7 +132,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         board, progress = TensorBoard(workdir, start_round=done), Progress(settings.rounds, done)
         with closing(board), closing(progress):
             rounds = experiment.rounds(state, last)
-            while done < end and stop.signal is None:
+            together = settings.execution.rounds_per_dispatch  # within a dispatch there is no state to stop at
+            while (done < end and stop.signal is None) or done % together:
                 state, row = next(rounds)
                 done = row["round"]
                 if (now := layout.shrunk(experiment.simulator.execution)) != layout:
@@ -141,7 +142,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
                 log.append(row)
                 board.add(done, {k: v for k, v in row.items() if k != "round"})
                 progress.update(done, row)
-                if done == end or done % settings.checkpoint_every == 0:
+                if (done >= end and done % together == 0) or done % settings.checkpoint_every == 0:
                     checkpoints.save(done, state)
         if state is not None and stop.signal is not None:
             checkpoints.save(done, state)

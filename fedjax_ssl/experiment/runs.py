@@ -62,6 +62,8 @@ def _check(settings: Settings) -> None:
         _check_key(settings, vary)
         if len(values) < 2 or len(set(values)) < len(values):
             raise ValueError(f"values: got {values} with vary={vary}, accepted: two numbers or more, each once")
+    if (together := settings.execution.rounds_per_dispatch) > 1:
+        raise ValueError(f"execution.rounds_per_dispatch: got {together} with several runs, accepted: 1")
     if settings.execution.data == "host":
         raise ValueError("execution.data: got host with several runs, accepted: device")
     if (strategy := settings.execution.strategy) in ("sharded", "separate"):

@@ -262,6 +262,8 @@ class ExecutionSettings:
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core. Several runs share the devices, and each has its clients on one.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels).
+        rounds_per_dispatch: how many rounds are one program's run, so that short rounds do not wait for the host in between;
+            `rounds`, `eval_every` and `checkpoint_every` are multiples of it. Rounding differs from that of single rounds.
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
     """
 
@@ -275,6 +277,7 @@ class ExecutionSettings:
     tune: str = "auto"
     devices: int = 0
     batch_size: int = 250
+    rounds_per_dispatch: int = 1
     data: str = "device"
 
     def __post_init__(self) -> None:
@@ -289,6 +292,7 @@ class ExecutionSettings:
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)
         _at_least("execution.batch_size", self.batch_size, 1)
+        _at_least("execution.rounds_per_dispatch", self.rounds_per_dispatch, 1)
         if self.strategy == "chunked" and self.chunk_size == 0:
             raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")
 
@@ -336,6 +340,10 @@ class Settings:
         _fraction("model.norm_momentum", self.model.get("norm_momentum"))
         for name in ("rounds", "eval_every", "checkpoint_every"):
             _at_least(name, getattr(self, name), 1)
+            together = self.execution.rounds_per_dispatch
+            if getattr(self, name) % together:
+                got = getattr(self, name)
+                raise ValueError(f"{name}: got {got} with execution.rounds_per_dispatch={together}, accepted: a multiple of it")
         _at_least("seed", self.seed, 0)
         _at_least("seeds", self.seeds, 1)
         if self.seeds > 1 and (self.vary or self.values):

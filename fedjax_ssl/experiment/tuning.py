@@ -212,7 +212,7 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     """
     given = settings.execution
     fixed = {name for name, value in dataclasses.asdict(given).items() if value not in ("auto", 0)}
-    if given.data == "host":
+    if given.data == "host" or given.rounds_per_dispatch > 1:
         fixed.add("strategy")
     tried: list[dict[str, Any]] = [{"conv": conv} for conv in ("im2col", "shifted")] if convolves else []
     if jax.default_backend() == "cpu":
@@ -283,7 +283,7 @@ class _Timed:
         self._simulator = piece.simulator
         self._state: RunState = piece.simulator.initialize(piece.settings.seed)[0]
         self.seconds = math.inf
-        self._state, row = piece.simulator.round(self._state)  # compiles, and warms up
+        self._state, (row, *_) = piece.simulator.dispatch(self._state)  # compiles, and warms up
         self.works = row.get("perf/client_images", 1) > 0
         self.measure()
 
@@ -292,7 +292,7 @@ class _Timed:
         began, rounds = time.perf_counter(), 0
         while rounds < LEAST_ROUNDS or time.perf_counter() - began < LEAST_S:
             started, rounds = time.perf_counter(), rounds + 1
-            self._state, _ = self._simulator.round(self._state)
+            self._state, _ = self._simulator.dispatch(self._state)
             self.seconds = min(self.seconds, time.perf_counter() - started)
 
 

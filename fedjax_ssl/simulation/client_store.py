@@ -159,6 +159,11 @@ class HostSimulator:
     def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         return self._problem.method.init(rng.stream(key, "init"), self._problem.spec)
 
+    def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
+        """`round`, as `Simulator.dispatch` returns it."""
+        state, metrics = self.round(state)
+        return state, [metrics]
+
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
         number = int(state.round)

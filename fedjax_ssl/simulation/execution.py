@@ -37,6 +37,7 @@ class Execution(NamedTuple):
             GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
         compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
         shrinks: whether chunks are halved where memory is short in the first round, see `memory.in_chunks_that_fit`.
+        rounds: how many rounds one dispatch runs.
         separate: whether each turn of the devices, one client on each, is a run of a program of its own (`separate`), in place
             of one program with a loop over them.
     """
@@ -46,6 +47,7 @@ class Execution(NamedTuple):
     precision: str = "default"
     compiler: str = "default"
     shrinks: bool = False
+    rounds: int = 1
     separate: bool = False
 
     @property

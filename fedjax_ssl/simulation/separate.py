@@ -104,7 +104,7 @@ class SeparateSimulator(Simulator):
         """The cohort's part of what its turns returned, one after the other."""
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: self._cohort_size], *turns)
 
-    def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+    def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
         opened, images = self._open(state, self._data), self._data.train.images
         turns: list[tuple[PyTree, Metrics]] = []
@@ -118,4 +118,4 @@ class SeparateSimulator(Simulator):
             else:
                 updates.append(output.aggregate)
         state, cohort, metrics = self._close(state, opened.cohort, opened.data, images, turns, updates)
-        return state, report(cohort, metrics)
+        return state, [report(cohort, metrics)]

@@ -149,11 +149,19 @@ class Simulator:
         self._round = self._program(execution)
 
     def _program(self, execution: Execution) -> Program:
-        """The round."""
+        """The rounds of one dispatch; where they are several, cohorts and metrics have a leading axis of rounds."""
         method, _, _, cohort_size = self._problem
 
         def round_(state: RunState, data: FederatedData) -> tuple[RunState, Cohort, Metrics]:
-            return run_round(method, state, data, cohort_size, execution)
+            if execution.rounds == 1:
+                return run_round(method, state, data, cohort_size, execution)
+
+            def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
+                state, cohort, metrics = run_round(method, state, data, cohort_size, execution)
+                return state, (cohort, metrics)
+
+            state, (cohorts, metrics) = jax.lax.scan(one, state, length=execution.rounds)
+            return state, cohorts, metrics
 
         shared = self._where.round
         return Program(round_, execution, donate_argnums=0, out_shardings=(self._where, shared, shared))
@@ -182,7 +190,12 @@ class Simulator:
         return state, reduce(jax.device_get(metrics))
 
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """One round: the state after it (the one given is consumed) and its metrics.
+        """One round: the state after it (the one given is consumed) and its metrics. For `execution.rounds` of 1."""
+        state, (metrics,) = self.dispatch(state)
+        return state, metrics
+
+    def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
+        """`execution.rounds` rounds: the state after them (the one given is consumed), and each one's metrics.
 
         The first one finds out what fits into memory, where the execution says that chunks may shrink.
         """
@@ -193,7 +206,10 @@ class Simulator:
             self._round, self.execution, (state, cohort, metrics) = fitted
         else:
             state, cohort, metrics = self._round(state, self._data)
-        return state, report(cohort, metrics)
+        if self.execution.rounds == 1:
+            return state, [report(cohort, metrics)]
+        found = jax.device_get((cohort, metrics))
+        return state, [report(*jax.tree.map(lambda x, i=i: x[i], found)) for i in range(self.execution.rounds)]
 
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Accuracy and loss of the global model on the test set."""

@@ -47,6 +47,24 @@ def rows(workdir: pathlib.Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in MetricsLog(workdir).rows()]
 
 
+def test_rounds_of_one_dispatch_are_logged_saved_and_resumed_alike(tmp_path, config):
+    single, whole, parts = (tmp_path / name for name in ("single", "whole", "parts"))
+    assert launch(config, f"--workdir={single}").returncode == 0
+    together = "--config.execution.rounds_per_dispatch=2"
+    done = launch(config, f"--workdir={whole}", together)
+    assert done.returncode == 0, done.stderr
+    assert [row["round"] for row in rows(whole)] == list(range(1, 7))
+    assert [set(row) for row in rows(whole)] == [set(row) for row in rows(single)]
+    assert [row["client/loss"] for row in rows(whole)] == pytest.approx([row["client/loss"] for row in rows(single)], rel=1e-3)
+    assert launch(config, f"--workdir={parts}", together, "--stop_after=3").returncode == 0
+    assert len(rows(parts)) == 4  # to the end of its dispatch
+    assert launch(config, f"--workdir={parts}", together).returncode == 0
+    assert rows(parts) == rows(whole)
+    refused = launch(config, f"--workdir={tmp_path / 'odd'}", together, "--config.eval_every=3")
+    assert refused.returncode == 2
+    assert "eval_every: got 3 with execution.rounds_per_dispatch=2, accepted: a multiple of it" in refused.stderr
+
+
 def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_path, config):
     workdir = tmp_path / "run"
     done = launch(config, f"--workdir={workdir}", "--config.seed=3")

@@ -147,3 +147,20 @@ def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name):
     np.testing.assert_array_equal(output.client_states["of"], numbers)
     np.testing.assert_array_equal(output.aggregate.update["w"], 2 * numbers)
     np.testing.assert_array_equal(output.metrics["m"].total, numbers)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_several_rounds_of_one_dispatch_are_what_single_ones_are(name):
+    execution = toy.executions()[name]
+    simulator, several = (Simulator(toy.problem(bad_client=3), e, 4) for e in (execution, execution._replace(rounds=3)))
+    state, _ = simulator.initialize(0)
+    together, found = several.dispatch(several.initialize(0)[0])
+    rows = []
+    for _ in range(3):
+        state, row = simulator.round(state)
+        rows.append(row)
+    assert found == [pytest.approx(row) for row in rows]
+    assert [row["client/non_finite"] for row in rows] != [0, 0, 0]
+    assert together.round == 3
+    np.testing.assert_allclose(together.server["w"], state.server["w"], rtol=1e-6)
+    np.testing.assert_array_equal(together.clients, state.clients)
