@@ -97,7 +97,9 @@ def test_the_fix_set_alone_is_fixmatch_and_has_no_padding():
     assert alone.metrics["perf/client_images"].total == 20
     assert alone.metrics.keys() == fixmatch.metrics.keys()
     for ours, theirs in zip(jax.tree.leaves(alone), jax.tree.leaves(fixmatch), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)  # two programs, fused in their own ways; changes reach .01
+        np.testing.assert_allclose(
+            ours, theirs, rtol=1e-6, atol=1e-7
+        )  # two programs, fused in their own ways; changes reach .01
 
 
 class Stream:
