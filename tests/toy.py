@@ -79,5 +79,4 @@ def executions() -> dict[str, Execution]:
         "chunked": Execution(2),
         "sharded": Execution(0, mesh),
         "sharded_chunked": Execution(1, mesh),
-        "separate": Execution(1, mesh, separate=True),
     }

@@ -54,7 +54,9 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     return assembled(plan.settings, plan.views, plan.spec, plan.split())
 
 
-def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedData) -> Experiment:
+def assembled(
+    settings: Settings, views: Views, spec: DataSpec, data: FederatedData, *, given: Settings | None = None
+) -> Experiment:
     """An experiment from settings and split data, in the layout that the settings say.
 
     Args:
@@ -62,6 +64,7 @@ def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedD
         views: how networks see the data.
         spec: static facts about the data, but for `client_rows`.
         data: the split data.
+        given: the settings before a layout was pinned in them, if one was: what they leave open may shrink to fit into memory.
 
     Raises:
         ValueError: for settings that do not go together.
@@ -80,7 +83,7 @@ def assembled(settings: Settings, views: Views, spec: DataSpec, data: FederatedD
     if layout.steps == "unrolled":
         _check_unrolled(settings, data)
     kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
-    simulator = kind(problem, layout.execution(settings), settings.execution.batch_size)
+    simulator = kind(problem, layout.execution(given or settings), settings.execution.batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
     return Experiment(settings, problem, simulator, num_params, layout, views)

@@ -36,14 +36,11 @@ class Layout(NamedTuple):
     compiler: str
 
     def execution(self, settings: Settings) -> Execution:
-        """The same for the simulator; chunks that no key of the settings asks for may shrink."""
+        """The same for the simulator; chunks that no key of the settings, as they were given, asks for may shrink."""
         given = settings.execution
         mesh = client_mesh(self.devices) if self.strategy == "sharded" or self.devices > 1 else None
         shrinks = given.strategy in ("auto", "sharded") and given.chunk_size == 0 and self.chunk_size != 1
-        separate = self.strategy == "separate"
-        return Execution(
-            self.chunk_size, mesh, given.precision, self.compiler, shrinks, given.rounds_per_dispatch, separate=separate
-        )
+        return Execution(self.chunk_size, mesh, given.precision, self.compiler, shrinks, given.rounds_per_dispatch)
 
     def shrunk(self, execution: Execution) -> Layout:
         """The layout with the chunks that a run has come to."""

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import pathlib
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -70,16 +71,15 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
         _log.info("looking for the fastest layout, kept for the next time")
         found = list(search(experiment, give_up))
         layout = found[-1][0]
-        if path is not None and not give_up():
-            kept = [{"layout": one._asdict(), "round_s": seconds} for one, seconds in found]
-            write_json(path, {"key": key(experiment), "layout": layout._asdict(), "steps": kept})
+        if path is not None and not give_up() and not math.isnan(found[-1][1]):
+            _keep(path, {"key": key(experiment), "layout": layout._asdict(), "steps": [(*step,) for step in found]})
     return in_layout(experiment, layout)
 
 
 def in_layout(experiment: Experiment, layout: Layout) -> Experiment:
     """The experiment in another layout; its settings stay as they are."""
     settings, problem = experiment.settings, experiment.problem
-    changed = assembled(layout.pinned(settings), experiment.views, problem.spec, problem.data)
+    changed = assembled(layout.pinned(settings), experiment.views, problem.spec, problem.data, given=settings)
     return dataclasses.replace(changed, settings=settings)
 
 
@@ -96,21 +96,24 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     """
     path, tune = workdir / LAYOUT, experiment.settings.execution.tune
     noted = _kept(path)
-    if noted is not None and noted.devices <= len(jax.devices()):
+    same_kind = noted is not None and json.loads(path.read_text()).get("platform") == jax.default_backend()
+    if noted is not None and same_kind and noted.devices <= len(jax.devices()):
         return in_layout(experiment, noted) if noted != experiment.layout else experiment
     if noted is not None:
-        there = len(jax.devices())
-        _log.warning("%s: got %d devices, of which there are %d here: going on in another layout", path, noted.devices, there)
+        there = f"{len(jax.devices())} of {jax.default_backend()}"
+        _log.warning("%s: got %d devices, there are %s here: going on in another layout", path, noted.devices, there)
     begun = (workdir / "metrics.jsonl").exists()
     if not begun and (tune == "always" or (tune == "auto" and is_long(experiment))):
         experiment = tuned(experiment, give_up=give_up)
+        if give_up():  # it stops before round 1, and looks again when it starts again
+            return experiment
     note(experiment.layout, workdir)
     return experiment
 
 
 def note(layout: Layout, workdir: pathlib.Path) -> None:
     """Writes down in which layout a folder's run is."""
-    write_json(workdir / LAYOUT, {"layout": layout._asdict()})
+    write_json(workdir / LAYOUT, {"layout": layout._asdict(), "platform": jax.default_backend()})
 
 
 def is_long(experiment: Experiment) -> bool:
@@ -148,12 +151,17 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "image_shape": list(spec.image_shape),
         "num_classes": spec.num_classes,
         "labels_at": settings.data.labels_at,
-        "client": [settings.client.batch_size, settings.client.optimizer.name, has_few_steps(experiment)],
-        "server": [settings.server.batch_size, settings.server.optimizer.name],
+        "client": [settings.client.batch_size, settings.client.optimizer.name, settings.client.epochs, settings.client.steps],
+        "server": [settings.server.batch_size, settings.server.optimizer.name, settings.server.epochs, settings.server.steps],
+        "pretrain": min(settings.server.pretrain, 2),
+        "few_steps": has_few_steps(experiment),
+        "views": [settings.data.weak, settings.data.strong, settings.data.labeled, settings.data.reveal_labels],
         "cohort_size": settings.cohort_size,
         "execution": {k: v for k, v in dataclasses.asdict(settings.execution).items() if k != "tune"},
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
+        "host": platform.node() if device.platform == "cpu" else "",  # a home may be that of many machines
         "jax": jax.__version__,
+        "flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 
@@ -178,8 +186,16 @@ def _path(of: Mapping[str, Any]) -> pathlib.Path | None:
     if folder is None:
         return None
     digest = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    (folder / "layouts").mkdir(exist_ok=True)
     return folder / "layouts" / f"{digest}.json"
+
+
+def _keep(path: pathlib.Path, found: Mapping[str, Any]) -> None:
+    """Writes what was found; where it cannot be, as on a full disk, it is measured again the next time."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, found)
+    except OSError as error:
+        _log.warning("%s: not written (%s)", path, error.strerror)
 
 
 def _kept(path: pathlib.Path | None) -> Layout | None:
@@ -193,10 +209,10 @@ def _kept(path: pathlib.Path | None) -> Layout | None:
 
 
 def has_few_steps(experiment: Experiment) -> bool:
-    """Whether no client takes more steps than are tried written out."""
-    client, data = experiment.settings.client, experiment.problem.data
-    most = int(np.max(data.labeled.count + data.unlabeled.count))
-    return (client.steps or client.epochs * -(-most // client.batch_size)) <= FEW_STEPS
+    """Whether neither a client nor the server takes more steps than are tried written out."""
+    settings, data = experiment.settings, experiment.problem.data
+    rows = ((settings.client, data.labeled.count + data.unlabeled.count), (settings.server, data.server.count))
+    return all((of.steps or of.epochs * -(-int(np.max(count)) // of.batch_size)) <= FEW_STEPS for of, count in rows)
 
 
 def convolves(experiment: Experiment) -> bool:
@@ -237,7 +253,7 @@ def search(experiment: Experiment, give_up: Callable[[], bool]) -> Iterator[tupl
 
     def prepared(layout: Layout) -> _Timed | None:
         try:
-            timed = _Timed(assembled(layout.pinned(settings), experiment.views, spec, data))
+            timed = _Timed(assembled(layout.pinned(settings), experiment.views, spec, data, given=settings))
         except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
             _log.info("  %s: %s", describe(layout), str(error).strip().splitlines()[0])
             return None
@@ -316,7 +332,7 @@ def measured(experiment: Experiment) -> tuple[Settings, FederatedData]:
         server=dataclasses.replace(server, epochs=min(server.epochs, 1), steps=min(server.steps, BATCHES), pretrain=0),
         data=dataclasses.replace(settings.data, num_clients=size, labeled_fraction=settings.data.labeled_fraction[:1]),
         cohort_size=size,
-        rounds=10**6,
+        rounds=10**6 * settings.execution.rounds_per_dispatch,
     )
     largest = np.argsort(-np.asarray(data.labeled.count + data.unlabeled.count), kind="stable")[:size]
     alone = np.zeros(1, int)

@@ -38,8 +38,6 @@ class Execution(NamedTuple):
         compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
         shrinks: whether chunks are halved where memory is short in the first round, see `memory.in_chunks_that_fit`.
         rounds: how many rounds one dispatch runs.
-        separate: whether each turn of the devices, one client on each, is a run of a program of its own (`separate`), in place
-            of one program with a loop over them.
     """
 
     chunk_size: int = 0
@@ -48,7 +46,6 @@ class Execution(NamedTuple):
     compiler: str = "default"
     shrinks: bool = False
     rounds: int = 1
-    separate: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -117,7 +114,7 @@ def run_cohort(
     devices = execution.num_devices
     chunk = min(execution.chunk_size or size, -(-size // devices))
     cohort = _Slot(inputs, jnp.ones(size, bool) if real is None else real)
-    one_turn = chunk == size or chunk == devices == 1  # all at once, or one after another: in whatever order
+    one_turn = devices == 1 and chunk in (1, size)  # one after another, or all at once: in whatever order
     if not one_turn:
         ranks = dealt(size, chunk, devices)
         order = jnp.arange(size) if work is None else jnp.argsort(-work, stable=True)

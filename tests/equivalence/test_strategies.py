@@ -100,7 +100,7 @@ def test_one_and_three_rounds_of_every_method_agree(case, strategy):
 @pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedsiam_d", "server"))))
 def test_clients_in_programs_of_their_own_give_the_same_rounds(case):
     experiment, *expected = reference(*case)
-    assert_same_rounds(expected, run(experiment, "separate", SeparateSimulator))
+    assert_same_rounds(expected, run(experiment, "sharded_chunked", SeparateSimulator))
 
 
 @pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"))))

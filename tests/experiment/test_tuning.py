@@ -50,7 +50,9 @@ def clock(monkeypatch):
 
 
 def experiment(**overrides):
-    return tiny.experiment("fixmatch", **{"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, **overrides})
+    return tiny.experiment(
+        "fixmatch", **{"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, "server__epochs": 1, **overrides}
+    )
 
 
 def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cache, caplog):
@@ -65,7 +67,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     (kept,) = cache.glob("*.json")
     content = json.loads(kept.read_text())
     assert Layout(**content["layout"]) == found.layout
-    assert [step["round_s"] for step in content["steps"]] == pytest.approx([1.0, 0.5, 0.4])
+    assert [seconds for _, seconds in content["steps"]] == pytest.approx([1.0, 0.5, 0.4])
     tried = len(clock.tried)
     assert tuning.tuned(experiment()).layout == found.layout
     assert len(clock.tried) == tried  # it was kept
@@ -100,6 +102,27 @@ def test_work_in_which_clients_do_nothing_is_no_measure(clock):
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
     assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 2).layout == USUAL._replace(compiler="lean")
     assert not list(cache.glob("*.json"))
+
+
+def test_a_run_that_stops_while_tuning_looks_again_when_it_goes_on(clock, tmp_path):
+    tuning.for_run(experiment(execution__tune="always"), tmp_path, lambda: True)
+    assert not (tmp_path / "layout.json").exists()
+
+
+def test_what_fails_at_once_is_not_kept_and_rounds_of_a_dispatch_are_measured_together(clock, cache, monkeypatch):
+    assert (
+        tuning.measured(experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3))[0].rounds % 3
+        == 0
+    )
+    clock.works = False
+    monkeypatch.setattr(clock, "seconds", lambda layout: float("nan"))
+    tuning.tuned(experiment())
+    assert not list(cache.glob("*.json"))
+
+
+def test_a_server_with_many_steps_is_not_written_out():
+    assert tuning.has_few_steps(experiment(server__epochs=0, server__steps=8))
+    assert not tuning.has_few_steps(experiment(server__epochs=0, server__steps=9))
 
 
 def test_without_a_cache_it_measures_each_time(clock, monkeypatch):
@@ -156,9 +179,11 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     assert lean.compiler == "lean"
     assert run(execution__tune="never") == lean  # as noted
     noted = tmp_path / "layout.json"
-    noted.write_text(json.dumps({"layout": lean._replace(devices=5)._asdict()}))
+    noted.write_text(json.dumps({"layout": lean._replace(devices=5)._asdict(), "platform": "cpu"}))
     assert run() == USUAL
-    assert "layout.json: got 5 devices, of which there are 4 here" in caplog.text
+    assert "layout.json: got 5 devices, there are 4 of cpu here" in caplog.text
+    noted.write_text(json.dumps({"layout": lean._asdict(), "platform": "gpu"}))
+    assert run() == USUAL
     noted.unlink()
     (tmp_path / "metrics.jsonl").touch()  # begun without a note
     assert run(execution__tune="always") == USUAL

@@ -147,6 +147,8 @@ def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name):
     np.testing.assert_array_equal(output.client_states["of"], numbers)
     np.testing.assert_array_equal(output.aggregate.update["w"], 2 * numbers)
     np.testing.assert_array_equal(output.metrics["m"].total, numbers)
+    one = run_cohort(client, jnp.float32(2), numbers[:1], aggregator="sum", execution=toy.executions()[name])
+    assert one.aggregate == ({"w": 6.0}, 3.0)  # fewer clients than devices
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
