@@ -62,6 +62,8 @@ def _check(settings: Settings) -> None:
         _check_key(settings, vary)
         if len(values) < 2 or len(set(values)) < len(values):
             raise ValueError(f"values: got {values} with vary={vary}, accepted: two numbers or more, each once")
+    if settings.execution.tune == "always":
+        raise ValueError("execution.tune: got always with several runs, whose layout is not measured, accepted: auto, never")
     if (together := settings.execution.rounds_per_dispatch) > 1:
         raise ValueError(f"execution.rounds_per_dispatch: got {together} with several runs, accepted: 1")
     if settings.execution.data == "host":

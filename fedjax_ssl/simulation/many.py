@@ -19,7 +19,7 @@ from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics, reduce
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
-from fedjax_ssl.simulation.simulator import Program, evaluate, placed, placement, report
+from fedjax_ssl.simulation.simulator import Program, evaluate, is_key, placed, placement, report
 
 PyTree = Any
 RUNS = "runs"
@@ -198,18 +198,18 @@ def over_runs(function: Callable, inputs: PyTree, shared: PyTree, spread: Spread
 def of_runs(state: RunState, num_runs: int) -> list[RunState]:
     """Each run's state, as it has it alone: in NumPy arrays, but for typed keys."""
     leaves, structure = jax.tree.flatten(state)
-    host = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves])
+    host = jax.device_get([jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves])
 
     def one(run: int) -> list[Any]:
         both = zip(leaves, host, strict=True)
-        return [jax.random.wrap_key_data(h[run], impl=jax.random.key_impl(x)) if _is_key(x) else h[run] for x, h in both]
+        return [jax.random.wrap_key_data(h[run], impl=jax.random.key_impl(x)) if is_key(x) else h[run] for x, h in both]
 
     return [jax.tree.unflatten(structure, one(run)) for run in range(num_runs)]
 
 
 def stack(trees: Sequence[PyTree]) -> PyTree:
     """Pytrees of the same shapes as one with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if _is_key(leaves[0]) else np.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
 
 
 def padded(items: Sequence[Any], slots: int) -> list[Any]:
@@ -219,10 +219,6 @@ def padded(items: Sequence[Any], slots: int) -> list[Any]:
 
 def _of_run(tree: PyTree, run: int) -> PyTree:
     return jax.tree.map(lambda x: x[run], tree)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _numbers(problem: ManyProblem, slots: int) -> jax.Array | None:

@@ -229,11 +229,11 @@ def in_chunks_that_fit(
         state: before the round; it is consumed.
         *data: the program's other arguments.
     """
-    kept = jax.tree.map(lambda x: jnp.copy(x) if _is_key(x) else np.array(x), state)  # a round that fails may have consumed it
+    kept = jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)  # a round that fails may have consumed it
     jax.tree.map(lambda x: x.delete(), state)
 
     def attempt(execution: Execution) -> tuple[Program, Any]:
-        keys_copied = jax.tree.map(lambda x: jnp.copy(x) if _is_key(x) else x, kept)
+        keys_copied = jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, kept)
         program, placed_state = make(execution), jax.device_put(keys_copied, where)
         program.compiled(placed_state, *data)
         memory.check(program.memory_bytes)
@@ -243,7 +243,8 @@ def in_chunks_that_fit(
     return program, execution, results
 
 
-def _is_key(x: jax.Array) -> bool:
+def is_key(x: Any) -> bool:
+    """Whether an array is of typed PRNG keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

@@ -221,6 +221,8 @@ WRONG = [
         {"vary": "rounds", "values": (1.0, 2.0)},
         "vary: got 'rounds', accepted: the key of a float in client, server, method, data",
     ),
+    ({"seeds": 2, "execution__tune": "always"}, "execution.tune: got always with several runs, whose layout is not measured"),
+    ({"seeds": 2, "execution__rounds_per_dispatch": 2}, "execution.rounds_per_dispatch: got 2 with several runs, accepted: 1"),
     ({"seeds": 2, "execution__data": "host"}, "execution.data: got host with several runs, accepted: device"),
     ({"seeds": 2, "execution__strategy": "sharded"}, "execution.strategy: got sharded with several runs"),
     ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),

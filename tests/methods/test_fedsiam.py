@@ -41,7 +41,9 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     assert np.diff([0, *down]).tolist() == [3 * size, 3 * size, 3 * (2 * size + 4)]  # and the boundary
     assert [row["client/upload_bytes_fraction"] for row in rows] == pytest.approx([0, 0, (size + 4) / size])
     assert rows[-1]["client/loss"] < rows[0]["client/loss"]
-    assert rows[-1]["eval/accuracy"] > 0.25  # chance is 0.1, and eight seeds come to .31 to .68
+    same = {"network": "linear", "eval_every": 1} | curve | data | training
+    others = [list(tiny.experiment("fedsiam_d", seed=seed, **same).rounds())[-1][1] for seed in (1, 2, 3)]
+    assert np.mean([row["eval/accuracy"] for row in (rows[-1], *others)]) > 0.4  # chance is 0.1
     assert not any("server/loss" in row for row in rows)
 
 
