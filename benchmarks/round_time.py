@@ -40,7 +40,8 @@ from benchmarks.provenance import provenance
 from fedjax_ssl import build, models, tune
 from fedjax_ssl.data.sources import from_arrays
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.models.layers import DTYPES, LOWERINGS
+from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.models.layers import DTYPES
 from fedjax_ssl.simulation.execution import COMPILERS
 
 
@@ -80,7 +81,7 @@ WORKLOADS = {
     ),
 }
 ON_CPU = {
-    "conv": ["hybrid", "im2col", "banded", "shifted", "grouped"], "loop": ["scan", "vmap", "unrolled", "separate"],
+    "conv": ["winograd", "banded", "hybrid", "im2col", "shifted", "grouped"], "loop": ["scan", "vmap", "unrolled", "separate"],
     "compiler": list(COMPILERS), "dtype": ["float32"], "cohort": [2],
 }  # fmt: skip
 ON_ACCELERATOR = {
@@ -88,8 +89,8 @@ ON_ACCELERATOR = {
     "dtype": list(DTYPES), "cohort": [10],
 }  # fmt: skip
 WORTH_TRYING = {
-    "scan": ["hybrid", "im2col", "banded", "shifted"], "vmap": ["im2col", "shifted"], "unrolled": ["hybrid"],
-    "separate": ["grouped"],
+    "scan": ["winograd", "banded", "hybrid", "im2col", "shifted"], "vmap": ["im2col", "shifted"], "unrolled": ["winograd"],
+    "separate": ["winograd", "grouped"],
 }  # fmt: skip
 """On a CPU, the lowerings for each loop over clients."""
 WRITTEN_OUT = {"unrolled": "scan", "separate": "separate"}

@@ -23,7 +23,7 @@ class Layout(NamedTuple):
         strategy: one of STRATEGIES.
         chunk_size: clients that are vmapped together; 0: all that a device has.
         devices: D, over which clients are split.
-        conv: a key of `fedjax_ssl.models.layers.LOWERINGS`.
+        conv: a key of `fedjax_ssl.models.convolution.LOWERINGS`.
         steps: `loop` or `unrolled`.
         compiler: one of COMPILERS.
     """

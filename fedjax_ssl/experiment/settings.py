@@ -18,7 +18,8 @@ from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.methods.optimizers import DECAYED
 from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING, TRAINING
 from fedjax_ssl.methods.task import NORM_DEFAULTS, NORMS
-from fedjax_ssl.models.layers import DTYPES, LOWERINGS
+from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.models.layers import DTYPES
 from fedjax_ssl.simulation.execution import COMPILERS, PRECISIONS, STRATEGIES
 
 SCHEDULES = ("constant", "cosine", "cosine_7_16")
@@ -250,7 +251,7 @@ class ExecutionSettings:
             `auto`: `sharded` over several devices, else `scan` on a CPU and `vmap` on an accelerator; a server that trains
             alone has one device unless `devices` asks for more.
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
-        conv: lowering of convolutions, a key of `fedjax_ssl.models.layers.LOWERINGS`, or `auto` by platform and strategy.
+        conv: lowering of convolutions, a key of `fedjax_ssl.models.convolution.LOWERINGS`, or `auto` by platform and strategy.
         steps: local steps in a `loop`, or `unrolled`, each written out in the program (see `local.repeat`); `auto` is a loop.
         compiler: options for XLA on a CPU, `default` or `lean` (see `simulator.compiler_options`); `auto` is the default.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.

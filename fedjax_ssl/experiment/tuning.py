@@ -230,7 +230,7 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     fixed = {name for name, value in dataclasses.asdict(given).items() if value not in ("auto", 0)}
     if given.data == "host" or given.rounds_per_dispatch > 1:
         fixed.add("strategy")
-    tried: list[dict[str, Any]] = [{"conv": conv} for conv in ("im2col", "shifted")] if convolves else []
+    tried: list[dict[str, Any]] = [{"conv": conv} for conv in ("banded", "im2col", "shifted")] if convolves else []
     if jax.default_backend() == "cpu":
         tried.insert(0, {"compiler": "lean"})
     else:
@@ -240,8 +240,7 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     if few_steps:
         tried.append({"steps": "unrolled"})
     if settings.method["name"] not in SERVER_ALONE:
-        bare = few_steps and convolves and settings.server.pretrain <= 1 and not fixed & {"steps", "conv"}
-        no_loop = {"steps": "unrolled", "conv": "grouped"} if bare else {}
+        no_loop = {"steps": "unrolled"} if few_steps and "steps" not in fixed else {}
         tried.append({"strategy": "separate", "chunk_size": 1, **no_loop})
     return [move for move in tried if not fixed & move.keys()]
 

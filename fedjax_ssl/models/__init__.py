@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
-from fedjax_ssl.models.layers import DTYPES, LOWERINGS, Conv, resolve_conv
+from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
+from fedjax_ssl.models.layers import DTYPES, Conv
 from fedjax_ssl.models.mlp import MLP, Linear
 from fedjax_ssl.models.predictor import Predictor
 from fedjax_ssl.models.resnet import ResNet

@@ -158,7 +158,7 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
     monkeypatch.setattr(fedjax_ssl, "tune", lambda experiment: experiment)
     report = compare.run_cnn(job, tmp_path)
     assert len(report["seconds"]) == 1
-    assert report["layout"]["conv"] == "banded"
+    assert report["layout"]["conv"] == "winograd"
     with np.load(tmp_path / "data.npz") as data:
         images, labels = data["images"], data["labels"]
         inputs = (np.float32(images) / 255 - data["mean"]) / data["std"]

@@ -11,7 +11,7 @@ from fedjax_ssl.experiment import tuning
 from fedjax_ssl.experiment.layout import Layout
 from tests import tiny
 
-USUAL = Layout("sharded", 1, 4, "banded", "loop", "default")
+USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     assert found.layout == USUAL._replace(compiler="lean", conv="shifted")
     assert found.settings == begun.settings
     assert "im2col, loop, lean: out of memory" in caplog.text
-    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 5
+    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 6
     (kept,) = cache.glob("*.json")
     content = json.loads(kept.read_text())
     assert Layout(**content["layout"]) == found.layout
@@ -85,7 +85,7 @@ def test_other_work_is_measured_anew(change):
 
 
 def test_what_the_config_says_is_not_changed(clock):
-    given = {"execution__compiler": "default", "execution__conv": "banded", "execution__steps": "loop"}
+    given = {"execution__compiler": "default", "execution__conv": "winograd", "execution__steps": "loop"}
     assert tuning.tuned(experiment(**given)).layout == USUAL
     assert {one.strategy for one in clock.tried} == {"sharded", "separate"}
     clock.tried.clear()
@@ -129,7 +129,7 @@ def test_without_a_cache_it_measures_each_time(clock, monkeypatch):
     monkeypatch.setattr(tuning, "cache_folder", lambda: None)
     for times in (1, 2):
         assert tuning.tuned(experiment()).layout.compiler == "lean"
-        assert len(clock.tried) == 6 * times
+        assert len(clock.tried) == 7 * times
 
 
 def test_it_is_measured_on_little_work_in_which_every_client_trains():
@@ -148,13 +148,13 @@ def test_it_is_measured_on_little_work_in_which_every_client_trains():
 def test_a_real_search_runs_rounds_and_finds_a_layout_that_trains_alike():
     few = {"client__epochs": 0, "client__steps": 1, "server__epochs": 0, "server__steps": 1, "server__pretrain": 0}
     begun = experiment(cohort_size=2, data__num_clients=4, **few)
-    found = list(tuning.search(experiment(cohort_size=2, execution__conv="banded", **few), lambda: False))
+    found = list(tuning.search(experiment(cohort_size=2, execution__conv="winograd", **few), lambda: False))
     assert found[0][0] == begun.layout
     assert all(seconds > 0 for _, seconds in found)
     changes = tuning.moves(begun.settings, begun.layout, convolves=True, few_steps=True)
     assert {"compiler": "lean"} in changes
     separate = begun.layout._replace(**changes[-1])
-    assert (separate.strategy, separate.steps, separate.conv) == ("separate", "unrolled", "grouped")
+    assert (separate.strategy, separate.steps, separate.conv) == ("separate", "unrolled", "winograd")
     (state, row), (other, same) = (next(tuning.in_layout(begun, one).rounds()) for one in (begun.layout, separate))
     a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(s.server.weights)]) for s in (state, other))
     assert np.linalg.norm(a - b) < 1e-4 * np.linalg.norm(a)

@@ -10,8 +10,10 @@ from flax import linen as nn
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_ssl.models import layers
-from fedjax_ssl.models.layers import LOWERINGS, Conv, dropout, max_pool, resolve_conv
+from fedjax_ssl.models import convolution
+from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
+from fedjax_ssl.models.initializers import INITIALIZATIONS
+from fedjax_ssl.models.layers import Conv, dense, dropout, max_pool
 
 # (batch, height, width, kernel size, stride, padding)
 SHAPES = [
@@ -23,6 +25,7 @@ SHAPES = [
     (2, 7, 9, 5, 1, 2),
     (2, 6, 16, 5, 1, 0),  # the banded form's tiles: two of six columns
 ]
+TILED = [(3, 8, 8, 3, 1, 1), (2, 5, 7, 3, 1, 0), (2, 3, 6, 3, 1, 2), (2, 4, 3, 3, 1, 1)]  # Winograd's tiles, whole or not
 
 
 def numpy_conv(images, kernel, stride, padding):
@@ -52,11 +55,11 @@ def numpy_conv_gradients(images, kernel, cotangent, stride, padding):
     return d_images[:, padding : padding + height, padding : padding + width], d_kernel
 
 
-def random_case(shape, clients=1):
+def random_case(shape, clients=1, channels=3):
     batch, height, width, size, stride, padding = shape
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(clients, batch, height, width, 3)).astype(np.float32)
-    kernels = rng.normal(size=(clients, size, size, 3, 5)).astype(np.float32)
+    images = rng.normal(size=(clients, batch, height, width, channels)).astype(np.float32)
+    kernels = rng.normal(size=(clients, size, size, channels, 5)).astype(np.float32)
     expected = np.stack([numpy_conv(x, k, stride, padding) for x, k in zip(images, kernels, strict=True)])
     cotangents = rng.normal(size=expected.shape).astype(np.float32)
     pairs = [numpy_conv_gradients(x, k, g, stride, padding) for x, k, g in zip(images, kernels, cotangents, strict=True)]
@@ -91,16 +94,42 @@ def test_lowering_with_one_kernel_per_client(lowering, shape):
     assert_all_close(got, expected)
 
 
+@pytest.mark.parametrize("shape", TILED)
+@pytest.mark.parametrize("clients", [1, 3])
+def test_winograd_is_the_convolution_of_many_channels(clients, shape):
+    images, kernels, cotangents, expected = random_case(shape, clients, channels=91)  # and five features
+    function = jax.vmap(functools.partial(value_and_gradients, "winograd", *shape[4:]))
+    assert_all_close(jax.jit(function)(images, kernels, cotangents), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "dtype", "pays"),
+    [
+        ((8, 8, 91), 3, 1, "float32", True),
+        ((8, 2, 91), 3, 1, "float32", False),  # two columns: six products in place of six
+        ((8, 8, 90), 3, 1, "float32", False),
+        ((8, 8, 91), 5, 1, "float32", False),
+        ((8, 8, 91), 3, 2, "float32", False),
+        ((8, 8, 91), 3, 1, "bfloat16", False),
+    ],
+)
+def test_winograd_is_six_products_where_it_pays(shape, size, stride, dtype, pays):
+    images, kernel = jnp.zeros((2, *shape), dtype), jnp.zeros((size, size, shape[-1], 5), dtype)
+    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["winograd"](x, k, stride, 1))(images, kernel))
+    assert program.count("conv_general_dilated[") == (6 if pays else 1)
+
+
 @pytest.mark.parametrize("shape", [(7, 8, 8, 3, 1, 1), (7, 9, 7, 3, 2, 1), (8, 8, 8, 3, 1, 1)])
 def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape):
-    monkeypatch.setattr(layers, "_CHUNK_POSITIONS", 50 if shape[4] == 2 else 128)  # several chunks, the last one padded or not
+    monkeypatch.setattr(convolution, "_CHUNK_POSITIONS", 50 if shape[4] == 2 else 128)  # several, the last one padded or not
     images, kernels, cotangents, expected = random_case(shape)
     assert_all_close(value_and_gradients("hybrid", *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
 
 
-@pytest.mark.parametrize("lowering", ["im2col", "hybrid", "banded"])
-def test_second_derivatives(lowering):
-    images, kernels, cotangents, _ = random_case((3, 8, 8, 3, 1, 1))
+@pytest.mark.parametrize(("lowering", "channels"), [("im2col", 3), ("hybrid", 3), ("banded", 3), ("winograd", 91)])
+def test_second_derivatives(lowering, channels):
+    images, kernels, cotangents, _ = random_case((3, 8, 8, 3, 1, 1), channels=channels)
+    kernels *= np.sqrt(3 / channels)  # outputs of one size
 
     def penalty(kernel, lowering):
         d_kernel = jax.grad(lambda k: jnp.sum(jnp.sin(LOWERINGS[lowering](images[0], k, 1, 1)) * cotangents[0]))(kernel)
@@ -194,6 +223,46 @@ def test_banded_is_a_form_of_its_own_where_it_pays(image, size, stride, pays):
     assert ("conv_general_dilated" not in program) == pays
 
 
+class Linear(nn.Module):
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        return dense(x, self.features, INITIALIZATIONS["torch"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("examples", "inputs", "features", "one_pass"),
+    [(16, 2**10, 2**8, True), (1, 2**10, 2**8, True), (17, 2**10, 2**8, False), (16, 2**10, 2**8 - 1, False), (3, 5, 4, False)],
+)
+def test_linear_layer_and_its_gradients_in_one_pass_where_examples_are_few(examples, inputs, features, one_pass, dtype):
+    rng = np.random.default_rng(0)
+    x, cotangent = (rng.normal(size=(examples, width)).astype(np.float32) for width in (inputs, features))
+    params = Linear(features).init(jax.random.key(0), x)["params"]["Dense_0"]
+    params = {"kernel": params["kernel"], "bias": rng.normal(size=features).astype(np.float32)}
+
+    def of(params, x):
+        return Linear(features).apply({"params": {"Dense_0": params}}, x.astype(dtype))
+
+    @jax.jit
+    def value_and_gradients(params, x, cotangent):
+        out, pullback = jax.vjp(of, params, x)
+        return out, *pullback(cotangent.astype(dtype))
+
+    program = value_and_gradients.lower(params, x, cotangent).as_text()
+    assert program.count("stablehlo.dot_general") == (2 if one_pass and dtype == "float32" else 3)
+    out, d_params, d_x = value_and_gradients(params, x, cotangent)
+    assert out.dtype == dtype
+    assert d_params["kernel"].dtype == d_x.dtype == np.float32
+    kernel = np.float64(params["kernel"])
+    expected = [x @ kernel + params["bias"], cotangent @ kernel.T, np.float64(x).T @ cotangent, cotangent.sum(0)]
+    tolerance = 2e-6 if dtype == "float32" else 2e-2
+    assert_all_close([np.float32(out), d_x, d_params["kernel"], d_params["bias"]], expected, tolerance)
+    clients = jax.vmap(value_and_gradients, (None, 0, 0))(params, np.stack([x, -x]), np.stack([cotangent] * 2))
+    assert_all_close([clients[1]["kernel"][1]], [-np.float32(d_params["kernel"])], tolerance)
+
+
 class Dropping(nn.Module):
     rate: float
     per_channel: bool = False
@@ -236,7 +305,7 @@ def test_without_a_key_or_a_rate_nothing_is_dropped():
 
 
 def test_resolve_conv():
-    assert resolve_conv("auto", "cpu") == "banded"
+    assert resolve_conv("auto", "cpu") == "winograd"
     assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "im2col"
     assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "grouped"
     assert resolve_conv("grouped", "cpu") == "grouped"

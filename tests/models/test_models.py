@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedjax_ssl.models import build
-from fedjax_ssl.models.layers import LOWERINGS
+from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.mlp import MLP
 from tests.models.test_layers import numpy_conv
 

@@ -1,0 +1,248 @@
+"""Convolution by six lowerings.
+
+How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
+inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
+gradients inside a loop, and all of it with a kernel per client, are slow: the other lowerings avoid those two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, then fit a core's cache
+
+
+def grouped_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Cross-correlation of `images` and `kernel`, as XLA's own convolution (one grouped convolution once kernels are vmapped).
+
+    Args:
+        images: [B, H, W, ch].
+        kernel: [kh, kw, ch, F], same dtype.
+        stride: step in both directions, >= 1.
+        padding: zeros added on each of the four sides, as PyTorch counts it.
+
+    Returns:
+        [B, H', W', F] of the same dtype, H' = (H + 2 padding - kh) // stride + 1.
+    """
+    return _convolution(images, kernel, stride, (padding, padding))
+
+
+def _convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: tuple[int, int]) -> jax.Array:
+    pads = [(zeros, zeros) for zeros in padding]
+    return lax.conv_general_dilated(images, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def im2col_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, as slices and matrix products: a batched product once kernels are vmapped.
+
+    Row-wise: the kw column shifts are laid side by side once, and each kernel row multiplies a slice of them,
+
+        out = sum_i columns[:, i::stride] @ kernel[i],
+
+    which moves a third of the bytes of the full im2col of a 3x3 kernel. Arguments and result as in `grouped_conv`.
+    """
+    kh, kw, channels, features = kernel.shape
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
+    columns = jnp.concatenate([images[:, :, column] for column in _shifts(kw, width, stride)], axis=-1)
+    kernel = kernel.reshape(kh, kw * channels, features)
+    return functools.reduce(jnp.add, (columns[:, row] @ kernel[i] for i, row in enumerate(_shifts(kh, height, stride))))
+
+
+def shifted_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, as one matrix product for each position of the kernel, of a shifted slice of the images.
+
+        out = sum_ij images[:, i::stride, j::stride] @ kernel[i, j].
+
+    It copies less than `im2col_conv`, and multiplies smaller matrices. Arguments and result as in `grouped_conv`.
+    """
+    kh, kw, _, _ = kernel.shape
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
+    rows, columns = _shifts(kh, height, stride), _shifts(kw, width, stride)
+    return functools.reduce(
+        jnp.add, (images[:, row, column] @ kernel[i, j] for i, row in enumerate(rows) for j, column in enumerate(columns))
+    )
+
+
+def _shifts(size: int, count: int, stride: int) -> list[slice]:
+    """For each position along a kernel's axis, the `count` places of the padded image that it meets."""
+    return [slice(i, i + (count - 1) * stride + 1, stride) for i in range(size)]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def hybrid_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, with gradients in forms that stay fast inside a compiled loop on the CPU.
+
+    The forward pass is XLA's convolution. So is the gradient for the images at stride 1, written out as the convolution of the
+    cotangent with the flipped kernel. The gradient for the kernel adds up im2col products over small chunks of the batch, which
+    stay in the cache. Reverse mode only: `jax.jvp` through it is an error. Arguments and result as in `grouped_conv`.
+    """
+    return grouped_conv(images, kernel, stride, padding)
+
+
+def _hybrid_forward(
+    images: jax.Array, kernel: jax.Array, stride: int, padding: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return grouped_conv(images, kernel, stride, padding), (images, kernel)
+
+
+def _hybrid_backward(
+    stride: int, padding: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    images, kernel = residuals
+    kh, kw, _, _ = kernel.shape
+    if stride == 1:
+        flipped = kernel[::-1, ::-1].swapaxes(2, 3)
+        images_gradient = _convolution(cotangent, flipped, 1, (kh - 1 - padding, kw - 1 - padding))
+    else:
+        # As a convolution this would multiply the zeros between the cotangent's entries: three of four at stride 2.
+        transpose = jax.linear_transpose(lambda x: im2col_conv(x, kernel, stride, padding), images)
+        (images_gradient,) = transpose(cotangent)
+    return images_gradient, _kernel_gradient(images, cotangent, (kh, kw), stride, padding)
+
+
+def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: tuple[int, int], stride: int, padding: int) -> jax.Array:
+    """sum_b patches(images_b)^T cotangent_b [kh, kw, ch, F], over chunks of about _CHUNK_POSITIONS output positions."""
+    batch, height, width, features = cotangent.shape
+    chunks = -(-batch // -(-_CHUNK_POSITIONS // (height * width)))
+    chunk = -(-batch // chunks)  # all as large, or nearly
+    extra = (0, chunks * chunk - batch)  # zeros, which add nothing
+    images = jnp.pad(images, (extra, (padding, padding), (padding, padding), (0, 0)))
+    cotangent = jnp.pad(cotangent, (extra, (0, 0), (0, 0), (0, 0)))
+    rows, columns = _shifts(size[0], height, stride), _shifts(size[1], width, stride)
+
+    def product(i: int | jax.Array) -> jax.Array:
+        x = lax.dynamic_slice_in_dim(images, i * chunk, chunk)
+        g = lax.dynamic_slice_in_dim(cotangent, i * chunk, chunk).reshape(-1, features)
+        patches = jnp.concatenate([x[:, row, column] for row in rows for column in columns], axis=-1)
+        patches = patches.reshape(g.shape[0], -1)
+        return lax.dot_general(g, patches, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    total = lax.fori_loop(1, chunks, lambda i, total: total + product(i), product(0))
+    return total.T.reshape(*size, images.shape[-1], features).astype(images.dtype)
+
+
+hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
+
+
+def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes: of few channels on small images one matrix product, else as in `hybrid_conv`.
+
+    Each output row is cut into tiles of t columns. A tile, all its columns at once, is what it meets of the image, kh rows of
+    t + kw - 1 columns side by side, times a banded matrix that all tiles share,
+
+        T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
+
+    That multiplies (t + kw - 1) / kw times as many numbers as are needed, zeros for the rest, but as large matrices even where
+    there are so few channels that the other forms are slow. Arguments and result as in `grouped_conv`.
+    """
+    kh, kw, channels, features = kernel.shape
+    # No further than what was measured: the layers of mnist_cnn and cnn (`benchmarks/conv_lowering.py --model ...`).
+    if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
+        return hybrid_conv(images, kernel, stride, padding)
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    batch, height, width, _ = images.shape
+    rows, columns = height - kh + 1, width - kw + 1
+    tile = max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
+    met = tile + kw - 1
+    # A kernel row and zeros, met + 1 long, repeated and cut into pieces of length met, moves on by one from piece to piece.
+    period = jnp.pad(kernel, ((0, 0), (0, met + 1 - kw), (0, 0), (0, 0)))
+    repeated = jnp.broadcast_to(period[:, None], (kh, tile, *period.shape[1:])).reshape(kh, -1, channels, features)
+    band = repeated[:, : tile * met].reshape(kh, tile, met, channels, features).transpose(0, 2, 3, 1, 4)
+    images = images.reshape(batch, height, width * channels)
+    starts = range(0, columns * channels, tile * channels)
+    pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
+    sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
+    return (sides @ band.reshape(kh * met * channels, tile * features)).reshape(batch, rows, columns, features)
+
+
+_OF_IMAGES = np.array(
+    [
+        [4, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ]
+)
+_OF_KERNEL = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
+_OF_PRODUCTS = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+"""B^T, G and A^T of F(4, 3) (Lavin & Gray, Fast algorithms for convolutional neural networks, 2016, section 4.3)."""
+
+
+def winograd_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, with half as many multiplications: Winograd's minimal filtering F(4, 3) along the rows.
+
+    Four neighboring entries of an output row need six of the image's, d, and a row g of the kernel; with the matrices above
+
+        out = A^T [(G g) * (B^T d)],
+
+    6 products in place of 12. Each of the six is a convolution of the columns alone, [kh, 1], by `hybrid_conv`. Sums of few
+    small multiples come before and after, in which rounding grows: to about 1e-6 of the result's norm, from 4e-7. They cost as
+    much as is saved where channels and features are few. That, a convolution of another form, or of bfloat16, is
+    `banded_conv`'s. Arguments and result as in `grouped_conv`.
+    """
+    batch, _, _, channels = images.shape
+    width = images.shape[2] + 2 * padding - 2
+    tiles = -(-width // 4)
+    fits = stride == 1 and kernel.shape[1] == 3 and 2 * tiles < width and images.dtype == jnp.float32
+    if not fits or channels + kernel.shape[3] < 96:  # with 32 and 32, as in WRN-28-2, it gains nothing
+        return banded_conv(images, kernel, stride, padding)
+    right = 4 * (tiles + 1) - images.shape[2] - padding
+    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, right), (0, 0)))
+    # Slices of whole columns and their gradients move whole channels, where strided ones would be done number by number.
+    fours = jnp.split(images.reshape(batch, -1, tiles + 1, 4 * channels), 4, axis=-1)
+    columns = [x[:, :, :-1] for x in fours] + [x[:, :, 1:] for x in fours[:2]]
+    of_kernel = [kernel[:, j : j + 1] for j in range(3)]
+    products = [
+        hybrid_conv(_combined(b, columns), _combined(g, of_kernel), 1, 0) for b, g in zip(_OF_IMAGES, _OF_KERNEL, strict=True)
+    ]
+    out = jnp.concatenate([_combined(a, products) for a in _OF_PRODUCTS], axis=-1)
+    return out.reshape(batch, -1, 4 * tiles, kernel.shape[-1])[:, :, :width]
+
+
+def _combined(coefficients: np.ndarray, arrays: Sequence[jax.Array]) -> jax.Array:
+    """The sum of coefficients times arrays, without those that are 0."""
+    terms = [x if c == 1 else float(c) * x for c, x in zip(coefficients, arrays, strict=True) if c]
+    return functools.reduce(jnp.add, terms)
+
+
+LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
+    "grouped": grouped_conv,
+    "im2col": im2col_conv,
+    "shifted": shifted_conv,
+    "hybrid": hybrid_conv,
+    "banded": banded_conv,
+    "winograd": winograd_conv,
+}
+
+
+def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
+    """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
+
+    On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
+    issue 12868), `auto` is `winograd`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
+    every other platform it is `grouped`, until measured otherwise.
+
+    Args:
+        conv: "auto" or a key of LOWERINGS.
+        platform: as `jax.default_backend()` names it: "cpu", "gpu", "tpu".
+        kernels_vmapped: whether clients with parameters of their own are trained under `vmap`.
+
+    Raises:
+        ValueError: `conv` is none of these.
+    """
+    if conv == "auto":
+        on_cpu = "im2col" if kernels_vmapped else "winograd"
+        return on_cpu if platform == "cpu" else "grouped"
+    if conv not in LOWERINGS:
+        raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
+    return conv
