@@ -287,7 +287,7 @@ def main() -> None:
     most = ceilings(arguments.dtype)
     rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in most.flops.items())
     print(f"ceilings: {rates}, {most.bandwidth / 1e9:,.1f} GB/s")
-    head = f"{'workload':18} {'conv':7} {'loop':8} {'compiler':8} {'dtype':8} {'M':>4} {'images/s':>9} {'quartiles':>17} "
+    head = f"{'workload':18} {'conv':8} {'loop':8} {'compiler':8} {'dtype':8} {'M':>4} {'images/s':>9} {'quartiles':>17} "
     print(head + f"{'matmul':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7}")
     results: list[dict[str, Any]] = []
     for case in combinations(arguments):
@@ -305,7 +305,7 @@ def main() -> None:
 def line(r: dict[str, Any]) -> str:
     """A line of the table."""
     layout = r.get("layout", r)  # which a tuned one has found
-    what = f"{r['workload']:18} {layout['conv']:7} {r['loop']:8} {layout['compiler']:8} {r['dtype']:8} {r['cohort']:4}"
+    what = f"{r['workload']:18} {layout['conv']:8} {r['loop']:8} {layout['compiler']:8} {r['dtype']:8} {r['cohort']:4}"
     if "error" in r or "left_out" in r:
         return f"{what} {r['error'] if 'error' in r else 'left out: ' + r['left_out']}"
     spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.provenance import provenance
 from fedjax_ssl.experiment.experiment import DIVERGED
+from fedjax_ssl.models.layers import DTYPES
 
 DIGITS_10 = "configs/digits.py:fl2,labels=10"
 SPLITS = {"IID": "iid", "Dirichlet .3": "dir0.3"}
@@ -112,6 +113,12 @@ PARTS = {
     "CAT + SACR": {"threshold": "cat", "consistency": "sacr", "aggregation": "uniform"},
     "CAT + SACR + LSAA": {"threshold": "cat", "consistency": "sacr", "aggregation": "lsaa"},
 }
+# What computing networks in bfloat16 does to the accuracy.
+WORK: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits, (FL)^2": ("configs/digits.py:fl2,labels=40,split=iid", {}),
+    "digits, FedDure": ("configs/digits.py:feddure,labels_at=clients,split=iid", {}),
+    "MNIST, FedSiam-Pi, 10 rounds": ("configs/fedsiam_mnist.py:pi,gamma=0.1,variant=released", {"rounds": 10}),
+}
 
 
 class Cell(NamedTuple):
@@ -173,6 +180,14 @@ TABLES = {
         cells=[
             Cell(row, "gamma .01, IID", f"configs/fedsiam_mnist.py:{word},labels_at=server,gamma=0.01", overrides, paper)
             for row, (word, overrides, paper) in FEDSIAM_MNIST_SERVER.items()
+        ],
+    ),
+    "precision": Table(
+        seeds=3,
+        cells=[
+            Cell(dtype, column, config, overrides | {"execution.dtype": dtype})
+            for dtype in DTYPES
+            for column, (config, overrides) in WORK.items()
         ],
     ),
     "fl2_ablation": Table(

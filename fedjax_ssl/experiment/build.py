@@ -19,11 +19,11 @@ from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.layout import MOST_UNROLLED, resolve
+from fedjax_ssl.experiment.layout import resolve
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.local import MOST_UNROLLED, Training
 from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task

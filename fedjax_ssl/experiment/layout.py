@@ -12,9 +12,6 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation.execution import Execution, client_mesh
 
-MOST_UNROLLED = 64
-"""Local steps that may be written out: programs grow, and take longer to compile, in proportion."""
-
 
 class Layout(NamedTuple):
     """A layout, nothing of it `auto`.

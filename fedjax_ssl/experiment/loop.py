@@ -128,6 +128,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         except ValueError as error:
             raise RefusedError(str(error)) from error
         if state is None and stop.signal is None:
+            note(layout, workdir)
             state, last = experiment.start()
         board, progress = TensorBoard(workdir, start_round=done), Progress(settings.rounds, done)
         with closing(board), closing(progress):

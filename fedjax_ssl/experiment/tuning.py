@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import models
-from fedjax_ssl.data.federated import FederatedData, Table
+from fedjax_ssl.data.federated import TABLES, FederatedData, Table
 from fedjax_ssl.experiment.build import FEATURE_MODELS, assembled
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
@@ -39,7 +39,7 @@ PyTree = Any
 _log = logging.getLogger(__name__)
 
 LAYOUT = "layout.json"
-FORM = 1
+FORM = 2
 """Of what is kept on disk: counted up where the candidates change, or how they are measured."""
 GAIN = 1.05
 """How many times as fast a candidate must be to be taken: less is noise."""
@@ -96,6 +96,8 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     """
     path, tune = workdir / LAYOUT, experiment.settings.execution.tune
     noted = _kept(path)
+    if noted is None and path.exists():
+        _log.warning("%s: cannot be read: going on in the layout that the settings ask for", path)
     same_kind = noted is not None and json.loads(path.read_text()).get("platform") == jax.default_backend()
     if noted is not None and same_kind and noted.devices <= len(jax.devices()):
         return in_layout(experiment, noted) if noted != experiment.layout else experiment
@@ -123,8 +125,9 @@ def is_long(experiment: Experiment) -> bool:
     training = settings.server if server else settings.client
     counts = np.asarray(data.server.count if server else data.labeled.count + data.unlabeled.count)
     steps = training.steps or training.epochs * -(-counts.mean() // training.batch_size)
-    examples = settings.rounds * steps * training.batch_size * (1 if server else cohort_size)
-    # Forward and twice back; of a labeled and of an unlabeled example, or of two views.
+    of_step = training.batch_size + getattr(settings.method_options(), "unlabeled_batch_size", 0)
+    examples = settings.rounds * steps * of_step * (1 if server else cohort_size)
+    # Forward and twice back; of two views.
     seconds = 6 * examples * _forward_flops(experiment, spec.image_shape) / ASSUMED.get(jax.default_backend(), 2e13)
     return seconds > LONG_S
 
@@ -230,16 +233,17 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     fixed = {name for name, value in dataclasses.asdict(given).items() if value not in ("auto", 0)}
     if given.data == "host" or given.rounds_per_dispatch > 1:
         fixed.add("strategy")
+    trains_clients = settings.method["name"] not in SERVER_ALONE
     tried: list[dict[str, Any]] = [{"conv": conv} for conv in ("banded", "im2col", "shifted")] if convolves else []
     if jax.default_backend() == "cpu":
         tried.insert(0, {"compiler": "lean"})
     else:
         usual = "sharded" if layout.strategy == "sharded" else "chunked"
         sizes = [size for size in (4, 1) if size < -(-settings.cohort_size // layout.devices)]
-        tried += [{"strategy": usual, "chunk_size": size} for size in sizes]
+        tried += [{"strategy": usual, "chunk_size": size} for size in sizes if trains_clients]
     if few_steps:
         tried.append({"steps": "unrolled"})
-    if settings.method["name"] not in SERVER_ALONE:
+    if trains_clients:
         no_loop = {"steps": "unrolled"} if few_steps and "steps" not in fixed else {}
         tried.append({"strategy": "separate", "chunk_size": 1, **no_loop})
     return [move for move in tried if not fixed & move.keys()]
@@ -335,13 +339,24 @@ def measured(experiment: Experiment) -> tuple[Settings, FederatedData]:
     )
     largest = np.argsort(-np.asarray(data.labeled.count + data.unlabeled.count), kind="stable")[:size]
     alone = np.zeros(1, int)
-    return small, data._replace(
-        labeled=_cut(data.labeled, largest, per_client),
-        unlabeled=_cut(data.unlabeled, largest, per_client),
-        held=_cut(data.held, largest, per_client),
-        server=_cut(data.server, alone, BATCHES * server.batch_size),
-        pooled=_cut(data.pooled, alone, per_client),
+    return small, _with_its_images_alone(
+        data._replace(
+            labeled=_cut(data.labeled, largest, per_client),
+            unlabeled=_cut(data.unlabeled, largest, per_client),
+            held=_cut(data.held, largest, per_client),
+            server=_cut(data.server, alone, BATCHES * server.batch_size),
+            pooled=_cut(data.pooled, alone, per_client),
+        )
     )
+
+
+def _with_its_images_alone(data: FederatedData) -> FederatedData:
+    """The data without the training images that no table refers to: while a layout is measured, others hold theirs as well."""
+    tables = {name: getattr(data, name) for name in TABLES}
+    used = np.unique(np.concatenate([np.ravel(table.index) for table in tables.values()]))
+    train = jax.tree.map(lambda x: np.asarray(x)[used], data.train)
+    cut = {name: table._replace(index=np.int32(np.searchsorted(used, table.index))) for name, table in tables.items()}
+    return data._replace(train=train, **cut)
 
 
 def _cut(table: Table, rows: np.ndarray, columns: int) -> Table:

@@ -20,6 +20,12 @@ from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses
 
 PyTree = Any
+MOST_UNROLLED = 64
+"""Local steps that may be written out: programs grow, and take longer to compile, in proportion."""
+
+
+class UnrolledError(ValueError):
+    """A program would have too many steps written out."""
 
 
 class Training(NamedTuple):
@@ -210,10 +216,16 @@ def repeat(
 
     The latter computes the steps of the largest holder for each, and keeps the holder's own. It needs no loop, in which a CPU
     has only a slow form of the gradients of XLA's convolution, and for each pass of which a GPU asks its host.
+
+    Raises:
+        UnrolledError: more than MOST_UNROLLED steps would be written out.
     """
     if not training.unrolled:
         return jax.lax.fori_loop(0, schedule.steps, step, start)
     assert schedule.most > 0
+    if schedule.most > MOST_UNROLLED:
+        took = f"got unrolled, with up to {schedule.most} steps of one holder"
+        raise UnrolledError(f"execution.steps: {took}, accepted: loop, or at most {MOST_UNROLLED}")
     trained = start
     for s in range(schedule.most):
         new = step(jnp.int32(s), trained)

@@ -162,8 +162,20 @@ def run_clients(
         shard = attach(inputs.rows, images)
         return _contain(method.client_update(shared, inputs.own, inputs.state, shard, inputs.key), inputs.state)
 
-    work = inputs.rows.labeled.count + inputs.rows.unlabeled.count
-    return run_cohort(client, (shared, images), inputs, aggregator=method.aggregator, execution=execution, work=work, real=real)
+    return run_cohort(
+        client,
+        (shared, images),
+        inputs,
+        aggregator=method.aggregator,
+        execution=execution,
+        work=work(inputs.rows),
+        real=real,
+    )
+
+
+def work(rows: Shard) -> jax.Array:
+    """About how much each client has to do, int32 [M]: its examples."""
+    return rows.labeled.count + rows.unlabeled.count
 
 
 def close_round(

@@ -24,6 +24,7 @@ from fedjax_ssl.simulation.round import (
     open_round,
     run_clients,
     scatter,
+    work,
 )
 from fedjax_ssl.simulation.simulator import Problem, Program, Simulator, placement, report
 
@@ -31,9 +32,13 @@ PyTree = Any
 
 
 class _Opened(NamedTuple):
-    """What a round begins with: who takes part, what all clients receive, what each has of its own, and the server's data."""
+    """What a round begins with: who takes part, what all clients receive, what each has of its own, and the server's data.
+
+    `order` int32 [M]: which of the cohort the first, second, ... of `inputs` is. A turn takes as long as its longest client.
+    """
 
     cohort: Cohort
+    order: jax.Array
     shared: PyTree
     inputs: ClientInputs
     data: RoundData
@@ -63,25 +68,28 @@ class SeparateSimulator(Simulator):
 
         def open_(state: RunState, data: FederatedData) -> _Opened:
             cohort, rows, of_cohort, message = open_round(method, state, data, self._cohort_size)
-            own = client_inputs(of_cohort, message, cohort, rows)
-            return _Opened(cohort, message[0], own, rows._replace(images=None))  # the pool is not handed on: it would be copied
+            order = jnp.argsort(-work(rows.clients), stable=True)
+            own = jax.tree.map(lambda x: x[order], client_inputs(of_cohort, message, cohort, rows))
+            without_pool = rows._replace(images=None)  # it would be copied
+            return _Opened(cohort, order, message[0], own, without_pool)
 
         def turn_(shared: PyTree, images: jax.Array, inputs: ClientInputs, first: jax.Array) -> CohortOutput:
             slots = first + jnp.arange(self._turn_size)
             real = slots < self._cohort_size
-            own = jax.tree.map(lambda x: x[jnp.where(real, slots, 0)], inputs)
+            own = jax.tree.map(lambda x: x[jnp.minimum(slots, self._cohort_size - 1)], inputs)
             return run_clients(method, shared, images, own, execution, real)
 
         def close_(
             state: RunState,
             cohort: Cohort,
+            order: jax.Array,
             data: RoundData,
             images: jax.Array,
             turns: list[tuple[PyTree, Metrics]],
             updates: list[Aggregate],
         ) -> tuple[RunState, Cohort, Metrics]:
-            states, metrics = self._in_one(turns)
-            output = CohortOutput(updates[0] if self._streams else self._in_one(updates), states, metrics)
+            states, metrics = self._in_one(turns, order)
+            output = CohortOutput(updates[0] if self._streams else self._in_one(updates, order), states, metrics)
             new, metrics = close_round(method, state, output, cohort, data._replace(images=images))
             return scatter(state, new, cohort), cohort, metrics
 
@@ -100,9 +108,9 @@ class SeparateSimulator(Simulator):
         """Memory of one device that the largest of a round's programs needs; 0 before round 1."""
         return max(program.memory_bytes for program in (self._open, self._turn, self._combine, self._close))
 
-    def _in_one(self, turns: list[PyTree]) -> PyTree:
-        """The cohort's part of what its turns returned, one after the other."""
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: self._cohort_size], *turns)
+    def _in_one(self, turns: list[PyTree], order: jax.Array) -> PyTree:
+        """What the turns returned, without their padding, in the order of the cohort."""
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[jnp.argsort(order)], *turns)
 
     def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
@@ -117,5 +125,5 @@ class SeparateSimulator(Simulator):
                 updates = [self._combine(updates[0], output.aggregate)]
             else:
                 updates.append(output.aggregate)
-        state, cohort, metrics = self._close(state, opened.cohort, opened.data, images, turns, updates)
+        state, cohort, metrics = self._close(state, opened.cohort, opened.order, opened.data, images, turns, updates)
         return state, [report(cohort, metrics)]

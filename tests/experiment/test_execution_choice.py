@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.methods.local import UnrolledError
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Program, compiler_options
 from launch import command
@@ -121,3 +122,14 @@ def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, se
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=inherited | environment, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("9.0\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_more_steps_than_can_be_written_out_are_refused():
+    unrolled = {"execution__steps": "unrolled", "client__epochs": 0}
+    message = r"execution.steps: got unrolled with 65 steps of client.\*, accepted: loop, or at most 64"
+    with pytest.raises(ValueError, match=message):
+        build(tiny.config("fixmatch", client__steps=65, **unrolled))
+    message = r"execution.steps: got unrolled, with up to 65 steps of one holder, accepted: loop, or at most 64"
+    experiment = build(tiny.config("fedlabel", client__steps=1, method__unlabeled_steps=65, **unrolled))
+    with pytest.raises(UnrolledError, match=message):
+        experiment.simulator.round(experiment.simulator.template(0))

@@ -139,6 +139,11 @@ def test_it_is_measured_on_little_work_in_which_every_client_trains():
     assert settings.method["confidence"] == 0.0
     assert data.unlabeled.index.shape == (8, 32)
     assert data.server.count == whole.problem.data.server.count  # fewer than two batches
+    assert len(data.train.images) < len(whole.problem.data.train.images)  # no more than are used
+    largest, pool = np.argsort(-whole.problem.data.unlabeled.count, kind="stable")[:8], whole.problem.data.train
+    index = whole.problem.data.unlabeled.index[largest, :32]
+    np.testing.assert_array_equal(data.train.images[data.unlabeled.index], pool.images[index])
+    np.testing.assert_array_equal(data.train.labels[data.unlabeled.index], pool.labels[index])
     whole.problem.data.unlabeled.count[:3] = (5, 6, 7)
     settings, data = tuning.measured(experiment(client__epochs=0, client__steps=4, cohort_size=5))
     assert data.unlabeled.index.shape == (5, whole.problem.data.held.index.shape[1])  # few steps: all that they are
@@ -161,11 +166,21 @@ def test_a_real_search_runs_rounds_and_finds_a_layout_that_trains_alike():
     assert row["comm/bytes_up"] == same["comm/bytes_up"] > 0
 
 
+def lengths(unlabeled_batch_size):
+    """Of runs of 1, 10, 100, ... rounds, how many are long."""
+    runs = (experiment(rounds=10**n, method__unlabeled_batch_size=unlabeled_batch_size) for n in range(8))
+    return sum(tuning.is_long(run) for run in runs)
+
+
 def test_long_runs_are_those_with_much_to_compute():
     assert not tuning.is_long(experiment())
     assert tuning.is_long(experiment(rounds=10**7))
     assert tuning.is_long(tiny.experiment("supervised", network="cnn", rounds=10**8))
     assert not tuning.is_long(tiny.experiment("supervised", network="cnn"))
+    long = [
+        [tuning.is_long(experiment(rounds=10**n, method__unlabeled_batch_size=size)) for n in range(8)] for size in (8, 800)
+    ]
+    assert sum(long[1]) > sum(long[0])  # a step goes through many times as many examples
 
 
 def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
@@ -184,6 +199,9 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     assert "layout.json: got 5 devices, there are 4 of cpu here" in caplog.text
     noted.write_text(json.dumps({"layout": lean._asdict(), "platform": "gpu"}))
     assert run() == USUAL
+    noted.write_text("{")
+    assert run() == USUAL
+    assert "layout.json: cannot be read: going on in the layout that the settings ask for" in caplog.text
     noted.unlink()
     (tmp_path / "metrics.jsonl").touch()  # begun without a note
     assert run(execution__tune="always") == USUAL

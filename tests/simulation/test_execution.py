@@ -12,10 +12,12 @@ from fedjax_ssl.metrics import mean
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import dealt, run_cohort
+from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
 STRATEGIES = ("vmap", "scan", "chunked", "sharded", "sharded_chunked")
+SIMULATORS = [*((Simulator, name) for name in STRATEGIES), (SeparateSimulator, "scan"), (SeparateSimulator, "sharded")]
 
 
 def expected(rounds: int, cohort_size: int, bad_client: int = -1) -> tuple[float, np.ndarray]:
@@ -31,9 +33,9 @@ def expected(rounds: int, cohort_size: int, bad_client: int = -1) -> tuple[float
 
 
 @pytest.mark.parametrize("aggregator", ["sum", "stack"])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_three_rounds_are_what_a_python_loop_computes(name, aggregator):
-    simulator = Simulator(toy.problem(aggregator=aggregator), toy.executions()[name], 4)
+@pytest.mark.parametrize(("simulator_class", "name"), SIMULATORS)
+def test_three_rounds_are_what_a_python_loop_computes(simulator_class, name, aggregator):
+    simulator = simulator_class(toy.problem(aggregator=aggregator), toy.executions()[name], 4)
     state, _ = simulator.initialize(0)
     for _ in range(3):
         state, metrics = simulator.round(state)
@@ -45,11 +47,11 @@ def test_three_rounds_are_what_a_python_loop_computes(name, aggregator):
     assert int(state.round) == 3
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_client_that_returns_nan_is_left_out_and_named(name, caplog):
+@pytest.mark.parametrize(("simulator_class", "name"), SIMULATORS)
+def test_a_client_that_returns_nan_is_left_out_and_named(simulator_class, name, caplog):
     cohort = np.asarray(sample(jax.random.key(0), jnp.int32(0), len(toy.SIZES), 5).ids)
     bad = int(cohort[2])
-    simulator = Simulator(toy.problem(bad_client=bad), toy.executions()[name], 4)
+    simulator = simulator_class(toy.problem(bad_client=bad), toy.executions()[name], 4)
     state, _ = simulator.initialize(0)
     with caplog.at_level(logging.WARNING):
         state, metrics = simulator.round(state)
