@@ -2,13 +2,13 @@
 
     python -m benchmarks.conv_lowering [--model wide_resnet] [--lowering hybrid im2col] [--json FILE.json]
 
-Networks: WRN-28-2, where `banded` is `hybrid` throughout, and `winograd` has a form of its own for layers of 64 channels or
-more; the CNN of pfl-research's benchmark, where it has for the second layer; FedSiam's for MNIST, where `banded` has for both
-layers, and the one of the digits, where it has for the first. Training: SGD steps on batches of 32 inside `lax.fori_loop`, for
-M clients that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256 with parameters that all examples
-share. Two rates are printed: images per second of wall time, and per second of processor time over all threads, which other
-programs on the machine disturb less (but which counts threads that wait busily). XLA's convolution inside a training loop
-takes minutes a step on a CPU: `--lowering` leaves it out.
+Networks: WRN-28-2, where `banded` is `hybrid` throughout, and `winograd` has a form of its own for some of those with 64
+channels or more; the CNN of pfl-research's benchmark, where it has for the second layer; FedSiam's for MNIST, where `banded`
+has for both layers, and the one of the digits, where it has for the first. Training: SGD steps on batches of 32 inside
+`lax.fori_loop`, for M clients that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256 with
+parameters that all examples share. Two rates are printed: images per second of wall time, and per second of processor time
+over all threads, which other programs on the machine disturb less (but which counts threads that wait busily). XLA's
+convolution inside a training loop takes minutes a step on a CPU: `--lowering` leaves it out.
 """
 
 from __future__ import annotations

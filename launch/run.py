@@ -54,7 +54,6 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     from fedjax_ssl.experiment import loop, many, many_loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
-    from fedjax_ssl.methods.local import UnrolledError
 
     try:
         experiment, workdir = _open()
@@ -70,7 +69,7 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
             if not loop.is_done(workdir):
                 experiment = tuning.for_run(experiment, workdir, give_up=lambda: stop.signal is not None)
             loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
-    except (loop.RefusedError, UnrolledError) as error:
+    except loop.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)

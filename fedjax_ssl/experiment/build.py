@@ -22,12 +22,14 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import resolve
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.local import MOST_UNROLLED, Training
+from fedjax_ssl.methods import METHODS, steps
+from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
 from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import initialize, run_round
 from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
@@ -81,7 +83,7 @@ def assembled(
     if on_host and settings.server.sbn_data == "all" and settings.model["norm"] == "static":
         raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
     if layout.steps == "unrolled":
-        _check_unrolled(settings, data)
+        check_unrolled(problem)
     kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
     simulator = kind(problem, layout.execution(given or settings), settings.execution.batch_size)
     with naming("model"):
@@ -244,16 +246,23 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
 
 
-def _check_unrolled(settings: Settings, data: FederatedData) -> None:
-    """Raises ValueError where there are too many steps to write out: of the largest client, or of the server."""
-    rows = {"client": data.labeled.count + data.unlabeled.count, "server": data.server.count}
-    for group, counts in rows.items():
-        training = getattr(settings, group)
-        most = training.steps or training.epochs * -(-int(counts.max()) // training.batch_size)
-        if most > MOST_UNROLLED:
-            raise ValueError(
-                f"execution.steps: got unrolled with {most} steps of {group}.*, accepted: loop, or at most {MOST_UNROLLED}"
-            )
+def check_unrolled(problem: Problem) -> None:
+    """Raises ValueError where there are too many steps to write out."""
+    if (most := most_steps(problem)) > steps.MOST_UNROLLED:
+        raise ValueError(
+            f"execution.steps: got unrolled with up to {most} steps of a client or of the server, accepted: loop, or at most "
+            f"{steps.MOST_UNROLLED}"
+        )
+
+
+def most_steps(problem: Problem) -> int:
+    """The most steps that a client, or the server, takes at a time, as methods count them; their programs are traced for it."""
+
+    def begin_and_run(data: FederatedData, key: jax.Array) -> Any:
+        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
+        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=1))
+
+    return steps.most(begin_and_run, problem.data, jax.random.key(0))
 
 
 def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:

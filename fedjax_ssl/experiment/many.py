@@ -20,7 +20,7 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError, Trac
 from fedjax_ssl import models
 from fedjax_ssl.data import sources
 from fedjax_ssl.data.federated import TABLES, widened
-from fedjax_ssl.experiment.build import Plan, counts_of, plan_of
+from fedjax_ssl.experiment.build import Plan, check_unrolled, counts_of, plan_of
 from fedjax_ssl.experiment.experiment import COSTS, TOTALS, divergence, is_evaluated, timed
 from fedjax_ssl.experiment.layout import Layout, available_devices, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
@@ -29,6 +29,7 @@ from fedjax_ssl.method import Method
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread, of_runs, spread_of
 from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.simulator import Problem
 
 Row = dict[str, Any]
 REASON = "diverged"
@@ -160,6 +161,8 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         cohort_size=asked.cohort_size,
     )
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
+    if asked.execution.steps == "unrolled":
+        check_unrolled(Problem(plan.method(counts), data[0], problem.spec, problem.cohort_size))
     experiment = _assemble(runs, problem, plan.num_params())
     if is_traced:
         _check_traced(experiment, asked.vary)

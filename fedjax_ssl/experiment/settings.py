@@ -252,7 +252,7 @@ class ExecutionSettings:
             alone has one device unless `devices` asks for more.
         chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.convolution.LOWERINGS`, or `auto` by platform and strategy.
-        steps: local steps in a `loop`, or `unrolled`, each written out in the program (see `local.repeat`); `auto` is a loop.
+        steps: local steps in a `loop`, or `unrolled`, each written out in the program (see `steps.repeat`); `auto` is a loop.
         compiler: options for XLA on a CPU, `default` or `lean` (see `simulator.compiler_options`); `auto` is the default.
         dtype: of computation, `float32` or `bfloat16`; parameters, statistics and losses are float32.
         precision: in which float32 matrices are multiplied, at least: `default`, the device's own (on recent NVIDIA GPUs

@@ -27,7 +27,7 @@ import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.data.federated import TABLES, FederatedData, Table
-from fedjax_ssl.experiment.build import FEATURE_MODELS, assembled
+from fedjax_ssl.experiment.build import FEATURE_MODELS, assembled, most_steps
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -96,8 +96,6 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     """
     path, tune = workdir / LAYOUT, experiment.settings.execution.tune
     noted = _kept(path)
-    if noted is None and path.exists():
-        _log.warning("%s: cannot be read: going on in the layout that the settings ask for", path)
     same_kind = noted is not None and json.loads(path.read_text()).get("platform") == jax.default_backend()
     if noted is not None and same_kind and noted.devices <= len(jax.devices()):
         return in_layout(experiment, noted) if noted != experiment.layout else experiment
@@ -105,6 +103,8 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
         there = f"{len(jax.devices())} of {jax.default_backend()}"
         _log.warning("%s: got %d devices, there are %s here: going on in another layout", path, noted.devices, there)
     begun = (workdir / "metrics.jsonl").exists()
+    if begun and noted is None and path.exists():
+        _log.warning("%s: cannot be read: going on in a layout that may differ, and then differs in rounding", path)
     if not begun and (tune == "always" or (tune == "auto" and is_long(experiment))):
         experiment = tuned(experiment, give_up=give_up)
         if give_up():  # it stops before round 1, and looks again when it starts again
@@ -120,16 +120,25 @@ def note(layout: Layout, workdir: pathlib.Path) -> None:
 
 def is_long(experiment: Experiment) -> bool:
     """Whether a run has so much to compute that tuning pays."""
-    settings, (_, data, spec, cohort_size) = experiment.settings, experiment.problem
+    of_example = 6 * _forward_flops(experiment, experiment.problem.spec.image_shape)  # forward and twice back, of two views
+    flops = experiment.settings.rounds * _examples(experiment) * of_example
+    return flops / ASSUMED.get(jax.default_backend(), 2e13) > LONG_S
+
+
+def _examples(experiment: Experiment) -> float:
+    """About how many examples the steps of a round go through."""
+    settings, (_, data, _, cohort_size) = experiment.settings, experiment.problem
     server = settings.method["name"] in SERVER_ALONE
-    training = settings.server if server else settings.client
+    training, unlabeled = settings.server if server else settings.client, 0
     counts = np.asarray(data.server.count if server else data.labeled.count + data.unlabeled.count)
-    steps = training.steps or training.epochs * -(-counts.mean() // training.batch_size)
-    of_step = training.batch_size + getattr(settings.method_options(), "unlabeled_batch_size", 0)
-    examples = settings.rounds * steps * of_step * (1 if server else cohort_size)
-    # Forward and twice back; of two views.
-    seconds = 6 * examples * _forward_flops(experiment, spec.image_shape) / ASSUMED.get(jax.default_backend(), 2e13)
-    return seconds > LONG_S
+    if not server:
+        unlabeled = getattr(settings.method_options(), "unlabeled_batch_size", 0)
+    if settings.data.labels_at == "clients" and unlabeled:  # the labeled examples count the steps
+        counts, counted, of_step = data.labeled.count, training.batch_size, training.batch_size + unlabeled
+    else:
+        counted = of_step = unlabeled or training.batch_size
+    steps = training.steps or training.epochs * -(-counts.mean() // counted)
+    return steps * of_step * (1 if server else cohort_size)
 
 
 def _forward_flops(experiment: Experiment, shape: tuple[int, ...]) -> float:
@@ -213,9 +222,7 @@ def _kept(path: pathlib.Path | None) -> Layout | None:
 
 def has_few_steps(experiment: Experiment) -> bool:
     """Whether neither a client nor the server takes more steps than are tried written out."""
-    settings, data = experiment.settings, experiment.problem.data
-    rows = ((settings.client, data.labeled.count + data.unlabeled.count), (settings.server, data.server.count))
-    return all((of.steps or of.epochs * -(-int(np.max(count)) // of.batch_size)) <= FEW_STEPS for of, count in rows)
+    return most_steps(experiment.problem) <= FEW_STEPS
 
 
 def convolves(experiment: Experiment) -> bool:
@@ -234,8 +241,10 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     if given.data == "host" or given.rounds_per_dispatch > 1:
         fixed.add("strategy")
     trains_clients = settings.method["name"] not in SERVER_ALONE
-    tried: list[dict[str, Any]] = [{"conv": conv} for conv in ("banded", "im2col", "shifted")] if convolves else []
-    if jax.default_backend() == "cpu":
+    on_cpu = jax.default_backend() == "cpu"
+    lowerings = ("banded", "im2col", "shifted") if on_cpu else ("im2col", "shifted")
+    tried: list[dict[str, Any]] = [{"conv": conv} for conv in lowerings] if convolves else []
+    if on_cpu:
         tried.insert(0, {"compiler": "lean"})
     else:
         usual = "sharded" if layout.strategy == "sharded" else "chunked"
@@ -244,8 +253,11 @@ def moves(settings: Settings, layout: Layout, *, convolves: bool, few_steps: boo
     if few_steps:
         tried.append({"steps": "unrolled"})
     if trains_clients:
-        no_loop = {"steps": "unrolled"} if few_steps and "steps" not in fixed else {}
-        tried.append({"strategy": "separate", "chunk_size": 1, **no_loop})
+        separate = {"strategy": "separate", "chunk_size": 1}
+        no_loop = few_steps and "steps" not in fixed
+        tried.append({**separate, "steps": "unrolled"} if no_loop else separate)
+        if no_loop and convolves and settings.server.pretrain <= 1:  # no loop is left around XLA's convolution
+            tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
     return [move for move in tried if not fixed & move.keys()]
 
 
@@ -273,6 +285,8 @@ def search(experiment: Experiment, give_up: Callable[[], bool]) -> Iterator[tupl
         if give_up() or time.perf_counter() - began > LIMIT_S:
             return
         candidate = layout._replace(**move)
+        if candidate == layout:
+            continue
         other = prepared(candidate)
         if other is None:
             continue

@@ -13,19 +13,13 @@ import optax
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods import passes
+from fedjax_ssl.methods import passes, steps
 from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses
 
 PyTree = Any
-MOST_UNROLLED = 64
-"""Local steps that may be written out: programs grow, and take longer to compile, in proportion."""
-
-
-class UnrolledError(ValueError):
-    """A program would have too many steps written out."""
 
 
 class Training(NamedTuple):
@@ -41,7 +35,7 @@ class Training(NamedTuple):
         persistent: whether the optimizer's state survives until the holder trains again; else it starts afresh each time.
         prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
         rounds: R, the rounds of the run, over which a method may anneal something.
-        unrolled: whether the program has every step written out, in place of a loop; see `repeat`.
+        unrolled: whether the program has every step written out, in place of a loop; see `steps.repeat`.
         counts: how many labeled and unlabeled examples each client has, NumPy int32 [K, 2], for shapes that must fit the
             largest client; None where they are not known.
     """
@@ -202,35 +196,8 @@ def train(
 
     images, followed = jnp.zeros((), jnp.int32), teacher.start if teacher else ()
     start_state = Trained(weights, training.resume(kept, anchor), metrics, images, followed)
-    end = repeat(training, schedule, step, start_state)._replace(passes=of_step.times(schedule.steps))
+    end = steps.repeat(schedule, step, start_state, unrolled=training.unrolled)._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=())
-
-
-def repeat(
-    training: Training,
-    schedule: batching.Schedule | batching.PairedSchedule,
-    step: Callable[[jax.Array, Trained], Trained],
-    start: Trained,
-) -> Trained:
-    """`start` after the schedule's steps: in a loop as long as the holder's own, or with all that there can be written out.
-
-    The latter computes the steps of the largest holder for each, and keeps the holder's own. It needs no loop, in which a CPU
-    has only a slow form of the gradients of XLA's convolution, and for each pass of which a GPU asks its host.
-
-    Raises:
-        UnrolledError: more than MOST_UNROLLED steps would be written out.
-    """
-    if not training.unrolled:
-        return jax.lax.fori_loop(0, schedule.steps, step, start)
-    assert schedule.most > 0
-    if schedule.most > MOST_UNROLLED:
-        took = f"got unrolled, with up to {schedule.most} steps of one holder"
-        raise UnrolledError(f"execution.steps: {took}, accepted: loop, or at most {MOST_UNROLLED}")
-    trained = start
-    for s in range(schedule.most):
-        new = step(jnp.int32(s), trained)
-        trained = jax.tree.map(lambda x, old, s=s: jnp.where(s < schedule.steps, x, old), new, trained)
-    return trained
 
 
 def proximal(training: Training, result: Step, params: PyTree, anchor: PyTree) -> Step:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import local, passes
+from fedjax_ssl.methods import local, passes, steps
 from fedjax_ssl.methods.local import Gradient, Trained, Training
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
@@ -64,6 +64,6 @@ def train(
     begun = Trained(weights, states, {}, jnp.zeros((), jnp.int32))
     first, of_step = passes.count(turns, jnp.int32(0), begun)
     metrics: Metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first.metrics)
-    end = local.repeat(training, schedule, step, begun._replace(metrics=metrics))
+    end = steps.repeat(schedule, step, begun._replace(metrics=metrics), unrolled=training.unrolled)
     end = end._replace(passes=of_step.times(schedule.steps))
     return end if training.persistent else end._replace(kept=kept)

@@ -179,16 +179,16 @@ _OF_PRODUCTS = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 
 
 
 def winograd_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """What `grouped_conv` computes, with half as many multiplications: Winograd's minimal filtering F(4, 3) along the rows.
+    """What `grouped_conv` computes, with up to half as many multiplications: Winograd's minimal filtering F(4, 3) along rows.
 
     Four neighboring entries of an output row need six of the image's, d, and a row g of the kernel; with the matrices above
 
         out = A^T [(G g) * (B^T d)],
 
     6 products in place of 12. Each of the six is a convolution of the columns alone, [kh, 1], by `hybrid_conv`. Sums of few
-    small multiples come before and after, in which rounding grows: to about 1e-6 of the result's norm, from 4e-7. They cost as
-    much as is saved where channels and features are few. That, a convolution of another form, or of bfloat16, is
-    `banded_conv`'s. Arguments and result as in `grouped_conv`.
+    small multiples come before and after, in which rounding grows: to about 1e-6 of the norm of the result, and of each
+    gradient, from 4e-7. They cost as much as is saved where channels and features are few. That, a convolution of another
+    form, or of bfloat16, is `banded_conv`'s. Reverse mode only. Arguments and result as in `grouped_conv`.
     """
     batch, _, _, channels = images.shape
     width = images.shape[2] + 2 * padding - 2
@@ -238,11 +238,13 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
         kernels_vmapped: whether clients with parameters of their own are trained under `vmap`.
 
     Raises:
-        ValueError: `conv` is none of these.
+        ValueError: `conv` is none of these, or `winograd` elsewhere than on a CPU: its sums are for products of full precision.
     """
     if conv == "auto":
         on_cpu = "im2col" if kernels_vmapped else "winograd"
         return on_cpu if platform == "cpu" else "grouped"
     if conv not in LOWERINGS:
         raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
+    if conv == "winograd" and platform != "cpu":
+        raise ValueError(f"execution.conv: got winograd on {platform}, accepted: auto, or another lowering")
     return conv

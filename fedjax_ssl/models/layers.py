@@ -87,7 +87,7 @@ def _larger_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array,
 
 
 def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bias: bool = True) -> jax.Array:
-    """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x."""
+    """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x; reverse mode only."""
     return nn.Dense(
         features,
         use_bias,
@@ -99,7 +99,7 @@ def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bi
 
 
 def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """`lax.dot_general`, as a linear layer calls it; of a large kernel and few examples with a gradient made for a CPU."""
+    """`lax.dot_general`, as a linear layer calls it; with few examples and a large float32 kernel, its gradient is for a CPU."""
     few = x.ndim == 2 and x.shape[0] <= _FEW_EXAMPLES and kernel.size >= _LARGE_KERNEL
     return _few_by_large(x, kernel) if few and x.dtype == jnp.float32 else lax.dot_general(x, kernel, *args, **kwargs)
 
@@ -112,7 +112,7 @@ def _few_by_large(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _few_by_large_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = residuals
 
-    # Example by example XLA makes it one pass over the weights together with the optimizer's step, and never writes it down.
+    # Example by example XLA makes it one pass over the weights together with the step of plain SGD, and does not write it down.
     def one_pass(x: jax.Array, cotangent: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, (x[b, :, None] * cotangent[b] for b in range(x.shape[0])))
 

@@ -32,9 +32,15 @@ PyTree = Any
 
 
 class _Opened(NamedTuple):
-    """What a round begins with: who takes part, what all clients receive, what each has of its own, and the server's data.
+    """What a round begins with.
 
-    `order` int32 [M]: which of the cohort the first, second, ... of `inputs` is. A turn takes as long as its longest client.
+    Attributes:
+        cohort: who takes part.
+        order: int32 [M], which of the cohort the first, second, ... of `inputs` is: a turn takes as long as its longest client.
+        shared: what all clients receive alike.
+        inputs: what each has of its own.
+        data: of the round, without the pool of images.
+        results: of no client so far.
     """
 
     cohort: Cohort
@@ -42,6 +48,7 @@ class _Opened(NamedTuple):
     shared: PyTree
     inputs: ClientInputs
     data: RoundData
+    results: CohortOutput
 
 
 def combined(a: Aggregate, b: Aggregate) -> Aggregate:
@@ -62,68 +69,73 @@ class SeparateSimulator(Simulator):
 
     def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
         super().__init__(problem, execution, eval_batch_size)
-        method, _, _, self._cohort_size = problem
-        self._streams = method.aggregator == "sum"
-        self._turn_size, whole = min(execution.num_devices, self._cohort_size), placement(execution.mesh)
+        method, _, _, size = problem
+        streams = method.aggregator == "sum"
+        self._cohort_size, self._turn_size = size, min(execution.num_devices, size)
+
+        @jax.jit  # so that it is traced once, for its shapes and for the turns
+        def train(shared: PyTree, images: jax.Array, inputs: ClientInputs, first: jax.Array) -> CohortOutput:
+            slots = first + jnp.arange(self._turn_size)
+            own = jax.tree.map(lambda x: x[jnp.minimum(slots, size - 1)], inputs)
+            return run_clients(method, shared, images, own, execution, slots < size)
 
         def open_(state: RunState, data: FederatedData) -> _Opened:
-            cohort, rows, of_cohort, message = open_round(method, state, data, self._cohort_size)
+            cohort, rows, of_cohort, message = open_round(method, state, data, size)
             order = jnp.argsort(-work(rows.clients), stable=True)
             own = jax.tree.map(lambda x: x[order], client_inputs(of_cohort, message, cohort, rows))
+            turn = jax.eval_shape(train, message[0], data.train.images, own, jnp.int32(0))
+            total = turn.aggregate if streams else _of_all(turn.aggregate, size)
+            shapes = CohortOutput(total, _of_all(turn.client_states, size), _of_all(turn.metrics, size))
+            results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             without_pool = rows._replace(images=None)  # it would be copied
-            return _Opened(cohort, order, message[0], own, without_pool)
+            return _Opened(cohort, order, message[0], own, without_pool, results)
 
-        def turn_(shared: PyTree, images: jax.Array, inputs: ClientInputs, first: jax.Array) -> CohortOutput:
+        def turn_(
+            results: CohortOutput, shared: PyTree, images: jax.Array, inputs: ClientInputs, order: jax.Array, first: jax.Array
+        ) -> CohortOutput:
+            new = train(shared, images, inputs, first)
             slots = first + jnp.arange(self._turn_size)
-            real = slots < self._cohort_size
-            own = jax.tree.map(lambda x: x[jnp.minimum(slots, self._cohort_size - 1)], inputs)
-            return run_clients(method, shared, images, own, execution, real)
+            places = order.at[slots].get(mode="fill", fill_value=size)  # padding has none
+
+            def put(all_: PyTree, of_turn: PyTree) -> PyTree:
+                return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), all_, of_turn)
+
+            merge = combined if streams else put
+            states, metrics = put(results.client_states, new.client_states), put(results.metrics, new.metrics)
+            return CohortOutput(merge(results.aggregate, new.aggregate), states, metrics)
 
         def close_(
-            state: RunState,
-            cohort: Cohort,
-            order: jax.Array,
-            data: RoundData,
-            images: jax.Array,
-            turns: list[tuple[PyTree, Metrics]],
-            updates: list[Aggregate],
+            state: RunState, cohort: Cohort, data: RoundData, images: jax.Array, results: CohortOutput
         ) -> tuple[RunState, Cohort, Metrics]:
-            states, metrics = self._in_one(turns, order)
-            output = CohortOutput(updates[0] if self._streams else self._in_one(updates, order), states, metrics)
-            new, metrics = close_round(method, state, output, cohort, data._replace(images=images))
+            new, metrics = close_round(method, state, results, cohort, data._replace(images=images))
             return scatter(state, new, cohort), cohort, metrics
 
+        whole = placement(execution.mesh)
         self._open = Program(open_, execution, out_shardings=whole)
-        self._turn = Program(turn_, execution, out_shardings=whole)
-        self._combine = Program(combined, execution, out_shardings=whole)
+        self._turn = Program(turn_, execution, donate_argnums=0, out_shardings=whole)
         self._close = Program(close_, execution, donate_argnums=0, out_shardings=(self._where, whole, whole))
 
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
-        return super().compile_s + sum(p.compile_s for p in (self._open, self._turn, self._combine, self._close))
+        return super().compile_s + sum(program.compile_s for program in (self._open, self._turn, self._close))
 
     @property
     def memory_bytes(self) -> int:
         """Memory of one device that the largest of a round's programs needs; 0 before round 1."""
-        return max(program.memory_bytes for program in (self._open, self._turn, self._combine, self._close))
-
-    def _in_one(self, turns: list[PyTree], order: jax.Array) -> PyTree:
-        """What the turns returned, without their padding, in the order of the cohort."""
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[jnp.argsort(order)], *turns)
+        return max(program.memory_bytes for program in (self._open, self._turn, self._close))
 
     def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
         opened, images = self._open(state, self._data), self._data.train.images
-        turns: list[tuple[PyTree, Metrics]] = []
-        updates: list[Aggregate] = []  # where they stream, one: of all turns so far
+        results = opened.results
         for first in range(0, self._cohort_size, self._turn_size):
             where = jax.device_put(jnp.int32(first), self._where.round)
-            output = self._turn(opened.shared, images, opened.inputs, where)
-            turns.append((output.client_states, output.metrics))
-            if self._streams and updates:
-                updates = [self._combine(updates[0], output.aggregate)]
-            else:
-                updates.append(output.aggregate)
-        state, cohort, metrics = self._close(state, opened.cohort, opened.order, opened.data, images, turns, updates)
+            results = self._turn(results, opened.shared, images, opened.inputs, opened.order, where)
+        state, cohort, metrics = self._close(state, opened.cohort, opened.data, images, results)
         return state, [report(cohort, metrics)]
+
+
+def _of_all(turn: PyTree, size: int) -> PyTree:
+    """The shapes of `size` clients' results, from those of a turn's."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), turn)

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.build import build
-from fedjax_ssl.methods.local import UnrolledError
+from fedjax_ssl.data import batching
+from fedjax_ssl.experiment import many
+from fedjax_ssl.experiment.build import build, most_steps
+from fedjax_ssl.methods import steps
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Program, compiler_options
 from launch import command
@@ -125,11 +128,33 @@ def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, se
 
 
 def test_more_steps_than_can_be_written_out_are_refused():
-    unrolled = {"execution__steps": "unrolled", "client__epochs": 0}
-    message = r"execution.steps: got unrolled with 65 steps of client.\*, accepted: loop, or at most 64"
+    message = r"execution.steps: got unrolled with up to 65 steps of a client or of the server, accepted: loop, or at most 64"
+    unrolled = {"execution__steps": "unrolled", "client__epochs": 0, "client__steps": 65}
     with pytest.raises(ValueError, match=message):
-        build(tiny.config("fixmatch", client__steps=65, **unrolled))
-    message = r"execution.steps: got unrolled, with up to 65 steps of one holder, accepted: loop, or at most 64"
-    experiment = build(tiny.config("fedlabel", client__steps=1, method__unlabeled_steps=65, **unrolled))
-    with pytest.raises(UnrolledError, match=message):
-        experiment.simulator.round(experiment.simulator.template(0))
+        build(tiny.config("fixmatch", **unrolled))
+    with pytest.raises(ValueError, match=message):
+        many.build(tiny.config("fixmatch", seeds=2, data__name="digits", **unrolled))
+    with pytest.raises(ValueError, match="got 65 steps to write out, accepted: at most 64"):
+        steps.repeat(batching.shuffled(jax.random.key(0), np.ones(65, bool), 1, epochs=1), max, 0, unrolled=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "labels_at", "settings", "most"),
+    [
+        ("fixmatch", "server", {"client__steps": 3, "server__steps": 2}, 3),
+        ("fixmatch", "server", {"client__steps": 3, "server__steps": 5}, 5),
+        ("fedlabel", "clients", {"client__steps": 3, "method__unlabeled_steps": 7}, 7),
+        ("fedmatch", "clients", {"client__steps": 4}, 4),
+    ],
+)
+def test_the_most_steps_are_those_that_the_method_counts(method, labels_at, settings, most):
+    none = {"client__epochs": 0, "server__epochs": 0, "server__steps": 1}
+    assert most_steps(tiny.experiment(method, labels_at=labels_at, **none | settings).problem) == most
+
+
+def test_the_most_steps_of_epochs_are_those_of_the_largest_client():
+    problem = tiny.experiment("fixmatch", client__epochs=3, server__epochs=1).problem
+    counts = [problem.data.unlabeled.index.shape[1], problem.data.server.index.shape[1]]
+    settings = tiny.experiment("fixmatch").settings
+    unlabeled = settings.method_options().unlabeled_batch_size or settings.client.batch_size
+    assert most_steps(problem) == max(3 * -(-counts[0] // unlabeled), -(-counts[1] // settings.server.batch_size))

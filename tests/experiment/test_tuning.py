@@ -1,5 +1,6 @@
 """Which layout is chosen by measuring: among which, on what work, what is kept, and that a run goes on as it began."""
 
+import dataclasses
 import json
 import logging
 
@@ -63,7 +64,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     assert found.layout == USUAL._replace(compiler="lean", conv="shifted")
     assert found.settings == begun.settings
     assert "im2col, loop, lean: out of memory" in caplog.text
-    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 6
+    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 7
     (kept,) = cache.glob("*.json")
     content = json.loads(kept.read_text())
     assert Layout(**content["layout"]) == found.layout
@@ -129,7 +130,7 @@ def test_without_a_cache_it_measures_each_time(clock, monkeypatch):
     monkeypatch.setattr(tuning, "cache_folder", lambda: None)
     for times in (1, 2):
         assert tuning.tuned(experiment()).layout.compiler == "lean"
-        assert len(clock.tried) == 7 * times
+        assert len(clock.tried) == 8 * times
 
 
 def test_it_is_measured_on_little_work_in_which_every_client_trains():
@@ -159,17 +160,11 @@ def test_a_real_search_runs_rounds_and_finds_a_layout_that_trains_alike():
     changes = tuning.moves(begun.settings, begun.layout, convolves=True, few_steps=True)
     assert {"compiler": "lean"} in changes
     separate = begun.layout._replace(**changes[-1])
-    assert (separate.strategy, separate.steps, separate.conv) == ("separate", "unrolled", "winograd")
+    assert (separate.strategy, separate.steps, separate.conv) == ("separate", "unrolled", "grouped")
     (state, row), (other, same) = (next(tuning.in_layout(begun, one).rounds()) for one in (begun.layout, separate))
     a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(s.server.weights)]) for s in (state, other))
     assert np.linalg.norm(a - b) < 1e-4 * np.linalg.norm(a)
     assert row["comm/bytes_up"] == same["comm/bytes_up"] > 0
-
-
-def lengths(unlabeled_batch_size):
-    """Of runs of 1, 10, 100, ... rounds, how many are long."""
-    runs = (experiment(rounds=10**n, method__unlabeled_batch_size=unlabeled_batch_size) for n in range(8))
-    return sum(tuning.is_long(run) for run in runs)
 
 
 def test_long_runs_are_those_with_much_to_compute():
@@ -177,10 +172,26 @@ def test_long_runs_are_those_with_much_to_compute():
     assert tuning.is_long(experiment(rounds=10**7))
     assert tuning.is_long(tiny.experiment("supervised", network="cnn", rounds=10**8))
     assert not tuning.is_long(tiny.experiment("supervised", network="cnn"))
-    long = [
-        [tuning.is_long(experiment(rounds=10**n, method__unlabeled_batch_size=size)) for n in range(8)] for size in (8, 800)
-    ]
-    assert sum(long[1]) > sum(long[0])  # a step goes through many times as many examples
+
+
+@pytest.mark.parametrize(
+    ("method", "labels_at", "settings", "examples"),
+    [
+        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 8}, 3 * 24),
+        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 0, "client__batch_size": 5}, 3 * 25),
+        ("fixmatch", "server", {"client__epochs": 0, "client__steps": 2, "method__unlabeled_batch_size": 8}, 2 * 8),
+        ("fixmatch", "clients", {"client__epochs": 3, "client__batch_size": 5, "method__unlabeled_batch_size": 7}, 3 * 2 * 12),
+        ("fedsem", "clients", {"client__epochs": 3, "client__batch_size": 5}, 3 * 30),
+    ],
+)
+def test_the_examples_of_a_round_are_counted_as_its_steps_go_through_them(method, labels_at, settings, examples):
+    one = tiny.experiment(method, labels_at=labels_at, cohort_size=4, **settings)
+    data = one.problem.data
+    labeled = (np.zeros if labels_at == "server" else np.ones)(data.labeled.count.shape, int) * 6
+    unlabeled = np.full(data.unlabeled.count.shape, 24)
+    counted = data._replace(labeled=data.labeled._replace(count=labeled), unlabeled=data.unlabeled._replace(count=unlabeled))
+    counted = dataclasses.replace(one, problem=one.problem._replace(data=counted))
+    assert tuning._examples(counted) == 4 * examples
 
 
 def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
@@ -199,10 +210,10 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     assert "layout.json: got 5 devices, there are 4 of cpu here" in caplog.text
     noted.write_text(json.dumps({"layout": lean._asdict(), "platform": "gpu"}))
     assert run() == USUAL
-    noted.write_text("{")
-    assert run() == USUAL
-    assert "layout.json: cannot be read: going on in the layout that the settings ask for" in caplog.text
     noted.unlink()
     (tmp_path / "metrics.jsonl").touch()  # begun without a note
     assert run(execution__tune="always") == USUAL
+    noted.write_text("{")
+    assert run() == USUAL
+    assert "layout.json: cannot be read: going on in a layout that may differ" in caplog.text
     assert json.loads(noted.read_text())["layout"] == USUAL._asdict()

@@ -119,11 +119,12 @@ def test_winograd_is_six_products_where_it_pays(shape, size, stride, dtype, pays
     assert program.count("conv_general_dilated[") == (6 if pays else 1)
 
 
+@pytest.mark.parametrize(("lowering", "channels"), [("hybrid", 3), ("winograd", 91)])
 @pytest.mark.parametrize("shape", [(7, 8, 8, 3, 1, 1), (7, 9, 7, 3, 2, 1), (8, 8, 8, 3, 1, 1)])
-def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape):
+def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape, lowering, channels):
     monkeypatch.setattr(convolution, "_CHUNK_POSITIONS", 50 if shape[4] == 2 else 128)  # several, the last one padded or not
-    images, kernels, cotangents, expected = random_case(shape)
-    assert_all_close(value_and_gradients("hybrid", *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
+    images, kernels, cotangents, expected = random_case(shape, channels=channels)
+    assert_all_close(value_and_gradients(lowering, *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
 
 
 @pytest.mark.parametrize(("lowering", "channels"), [("im2col", 3), ("hybrid", 3), ("banded", 3), ("winograd", 91)])
@@ -139,9 +140,10 @@ def test_second_derivatives(lowering, channels):
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_gradient_steps_inside_shard_map_and_a_loop(lowering):
-    images, kernels, _, _ = random_case((3, 8, 8, 3, 1, 1))
+@pytest.mark.parametrize(("lowering", "channels"), [*((name, 3) for name in LOWERINGS), ("winograd", 91)])
+def test_gradient_steps_inside_shard_map_and_a_loop(lowering, channels):
+    images, kernels, _, _ = random_case((3, 8, 8, 3, 1, 1), channels=channels)
+    kernels *= np.sqrt(3 / channels)  # outputs of one size
 
     def steps(images, kernel):
         def loss(kernel):
@@ -259,8 +261,11 @@ def test_linear_layer_and_its_gradients_in_one_pass_where_examples_are_few(examp
     expected = [x @ kernel + params["bias"], cotangent @ kernel.T, np.float64(x).T @ cotangent, cotangent.sum(0)]
     tolerance = 2e-6 if dtype == "float32" else 2e-2
     assert_all_close([np.float32(out), d_x, d_params["kernel"], d_params["bias"]], expected, tolerance)
-    clients = jax.vmap(value_and_gradients, (None, 0, 0))(params, np.stack([x, -x]), np.stack([cotangent] * 2))
-    assert_all_close([clients[1]["kernel"][1]], [-np.float32(d_params["kernel"])], tolerance)
+    both = jax.tree.map(lambda *leaves: np.stack(leaves), (params, x, cotangent), (params, -2 * x, cotangent))
+    clients = jax.vmap(value_and_gradients)(*both)
+    assert_all_close([clients[1]["kernel"][1]], [-2 * np.float32(d_params["kernel"])], tolerance)
+    on_gpu = value_and_gradients.trace(params, x, cotangent).lower(lowering_platforms=("cuda",)).as_text()
+    assert on_gpu.count("stablehlo.dot_general") == 3
 
 
 class Dropping(nn.Module):
@@ -311,3 +316,6 @@ def test_resolve_conv():
     assert resolve_conv("grouped", "cpu") == "grouped"
     with pytest.raises(ValueError, match=r"conv must be one of .*got 'im2cool'"):
         resolve_conv("im2cool", "cpu")
+    assert resolve_conv("winograd", "cpu") == "winograd"
+    with pytest.raises(ValueError, match=r"execution.conv: got winograd on gpu, accepted: auto, or another lowering"):
+        resolve_conv("winograd", "gpu")

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_ssl.method import ClientOutput
 from fedjax_ssl.metrics import mean
+from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import dealt, run_cohort
@@ -168,3 +169,25 @@ def test_several_rounds_of_one_dispatch_are_what_single_ones_are(name):
     assert together.round == 3
     np.testing.assert_allclose(together.server["w"], state.server["w"], rtol=1e-6)
     np.testing.assert_array_equal(together.clients, state.clients)
+
+
+BIG = np.arange(1000, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tree", "finite"),
+    [
+        ({"a": BIG, "b": np.float32(3)}, True),
+        ({"a": BIG, "b": np.float32(np.nan)}, False),
+        ({"a": np.r_[BIG, np.float32(np.nan)]}, False),
+        ({"a": np.r_[np.float32(-np.inf), BIG]}, False),
+        ({"a": np.r_[BIG, np.float32(np.inf)], "b": np.int32(1)}, False),
+        ({"a": jnp.array([1, jnp.nan, 2], jnp.bfloat16), "b": BIG}, False),
+        ({"a": np.float32(3.4e38) * np.ones(10, np.float32)}, True),  # of which a sum is infinite
+        ({"a": np.array([True, False]), "b": np.arange(3)}, True),
+        ({"a": jax.random.key(0), "b": np.zeros((0, 3), np.float32)}, True),
+        ((), True),
+    ],
+)
+def test_all_numbers_are_finite_or_not(tree, finite):
+    assert bool(jax.jit(round_module._all_finite)(tree)) == finite
