@@ -99,7 +99,7 @@ def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bi
 
 
 def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """`lax.dot_general`, as a linear layer calls it; with few examples and a large float32 kernel, its gradient is for a CPU."""
+    """`lax.dot_general`, as a linear layer calls it; of few examples and a large float32 kernel with a gradient for a CPU."""
     few = x.ndim == 2 and x.shape[0] <= _FEW_EXAMPLES and kernel.size >= _LARGE_KERNEL
     return _few_by_large(x, kernel) if few and x.dtype == jnp.float32 else lax.dot_general(x, kernel, *args, **kwargs)
 
