@@ -18,7 +18,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.experiment import Experiment, most_steps
 from fedjax_ssl.experiment.layout import resolve
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
@@ -28,8 +28,6 @@ from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
 from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.round import initialize, run_round
 from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
@@ -253,16 +251,6 @@ def check_unrolled(problem: Problem) -> None:
             f"execution.steps: got unrolled with up to {most} steps of a client or of the server, accepted: loop, or at most "
             f"{steps.MOST_UNROLLED}"
         )
-
-
-def most_steps(problem: Problem) -> int:
-    """The most steps that a client, or the server, takes at a time, as methods count them; their programs are traced for it."""
-
-    def begin_and_run(data: FederatedData, key: jax.Array) -> Any:
-        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
-        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=1))
-
-    return steps.most(begin_and_run, problem.data, jax.random.key(0))
 
 
 def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:

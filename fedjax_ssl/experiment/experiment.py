@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.methods import steps
 from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.execution import multiplied_in
-from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.execution import Execution, multiplied_in
+from fedjax_ssl.simulation.round import RunState, initialize, run_round
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
 COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
@@ -59,6 +61,16 @@ def is_evaluated(settings: Settings, number: int) -> bool:
     return number % settings.eval_every == 0 or number == settings.rounds
 
 
+def most_steps(problem: Problem) -> int:
+    """The most steps that a client, or the server, takes at a time, as methods count them; their programs are traced for it."""
+
+    def begin_and_run(data: FederatedData, key: jax.Array) -> Any:
+        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
+        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=1))
+
+    return steps.most(begin_and_run, problem.data, jax.random.key(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """An experiment that is ready to run.
@@ -78,6 +90,11 @@ class Experiment:
     num_params: int
     layout: Layout
     views: Views
+
+    @functools.cached_property
+    def most_steps(self) -> int:
+        """The most steps that a client, or the server, takes at a time, see `most_steps`."""
+        return most_steps(self.problem)
 
     def start(self) -> tuple[RunState, dict[str, Any]]:
         """The state before round 1, and its row of metrics: round 0 and the totals so far."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.data.federated import TABLES, FederatedData, Table
-from fedjax_ssl.experiment.build import FEATURE_MODELS, assembled, most_steps
+from fedjax_ssl.experiment.build import FEATURE_MODELS, assembled
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -222,7 +222,7 @@ def _kept(path: pathlib.Path | None) -> Layout | None:
 
 def has_few_steps(experiment: Experiment) -> bool:
     """Whether neither a client nor the server takes more steps than are tried written out."""
-    return most_steps(experiment.problem) <= FEW_STEPS
+    return experiment.most_steps <= FEW_STEPS
 
 
 def convolves(experiment: Experiment) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.experiment import many
-from fedjax_ssl.experiment.build import build, most_steps
+from fedjax_ssl.experiment.build import build
 from fedjax_ssl.methods import steps
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Program, compiler_options
@@ -149,12 +149,12 @@ def test_more_steps_than_can_be_written_out_are_refused():
 )
 def test_the_most_steps_are_those_that_the_method_counts(method, labels_at, settings, most):
     none = {"client__epochs": 0, "server__epochs": 0, "server__steps": 1}
-    assert most_steps(tiny.experiment(method, labels_at=labels_at, **none | settings).problem) == most
+    assert tiny.experiment(method, labels_at=labels_at, **none | settings).most_steps == most
 
 
 def test_the_most_steps_of_epochs_are_those_of_the_largest_client():
-    problem = tiny.experiment("fixmatch", client__epochs=3, server__epochs=1).problem
-    counts = [problem.data.unlabeled.index.shape[1], problem.data.server.index.shape[1]]
-    settings = tiny.experiment("fixmatch").settings
+    experiment = tiny.experiment("fixmatch", client__epochs=3, server__epochs=1)
+    settings, data = experiment.settings, experiment.problem.data
+    counts = [data.unlabeled.index.shape[1], data.server.index.shape[1]]
     unlabeled = settings.method_options().unlabeled_batch_size or settings.client.batch_size
-    assert most_steps(problem) == max(3 * -(-counts[0] // unlabeled), -(-counts[1] // settings.server.batch_size))
+    assert experiment.most_steps == max(3 * -(-counts[0] // unlabeled), -(-counts[1] // settings.server.batch_size))
