@@ -12,6 +12,7 @@ from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.loop import ENDED, SUMMARY, RefusedError, Stop, last_row, summary
 from fedjax_ssl.experiment.many import REASON, ManyExperiment
+from fedjax_ssl.experiment.tuning import note
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 from fedjax_ssl.simulation.round import RunState
 
@@ -69,6 +70,8 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
     except ValueError as error:
         raise RefusedError(str(error)) from error
     if state is None and stop.signal is None:
+        for folder in folders:  # a run is on one of the devices
+            note(experiment.layout._replace(devices=1), folder.path)
         state, last = experiment.start()
         last = [{**row, REASON: folder.ended} if folder.ended else row for row, folder in zip(last, folders, strict=True)]
     with ExitStack() as stack:

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.experiment.test_resume import by_path
 from tests.experiment.test_run import CONFIG, launch, rows
 
-FILES = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
+FILES = {"config.json", "layout.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
 RATE = "client.optimizer.learning_rate"
 
 
@@ -117,6 +117,8 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     own = folder / "1"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
+    noted = json.loads((own / "layout.json").read_text())["layout"]
+    assert noted == experiment.layout._replace(devices=1)._asdict()
     alone, several = (json.loads((path / "summary.json").read_text()) for path in (tmp_path, own))
     assert alone.keys() == several.keys()
     changing = {key for key in alone if key.startswith(("time/", "perf/"))} | {"strategy", "devices", "device"}
