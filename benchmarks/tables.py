@@ -113,8 +113,8 @@ PARTS = {
     "CAT + SACR": {"threshold": "cat", "consistency": "sacr", "aggregation": "uniform"},
     "CAT + SACR + LSAA": {"threshold": "cat", "consistency": "sacr", "aggregation": "lsaa"},
 }
-# What computing networks in bfloat16 does to the accuracy.
-WORK: dict[str, tuple[str, dict[str, Any]]] = {
+# Work whose accuracy is compared in float32 and in bfloat16.
+IN_BOTH_DTYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "digits, (FL)^2": ("configs/digits.py:fl2,labels=40,split=iid", {}),
     "digits, FedDure": ("configs/digits.py:feddure,labels_at=clients,split=iid", {}),
     "MNIST, FedSiam-Pi, 10 rounds": ("configs/fedsiam_mnist.py:pi,gamma=0.1,variant=released", {"rounds": 10}),
@@ -187,7 +187,7 @@ TABLES = {
         cells=[
             Cell(dtype, column, config, overrides | {"execution.dtype": dtype})
             for dtype in DTYPES
-            for column, (config, overrides) in WORK.items()
+            for column, (config, overrides) in IN_BOTH_DTYPES.items()
         ],
     ),
     "fl2_ablation": Table(

@@ -72,7 +72,7 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
         found = list(search(experiment, give_up))
         layout = found[-1][0]
         if path is not None and not give_up() and not math.isnan(found[-1][1]):
-            _keep(path, {"key": key(experiment), "layout": layout._asdict(), "steps": [(*step,) for step in found]})
+            _keep(path, {"key": key(experiment), "layout": layout._asdict(), "steps": found})
     return in_layout(experiment, layout)
 
 

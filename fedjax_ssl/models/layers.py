@@ -106,6 +106,7 @@ def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.
 
 @jax.custom_vjp
 def _few_by_large(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The product of x [B, D] and kernel [D, F], of which the gradient for the kernel is sum_b x_b outer cotangent_b [D, F]."""
     return x @ kernel
 
 

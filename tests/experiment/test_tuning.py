@@ -111,10 +111,8 @@ def test_a_run_that_stops_while_tuning_looks_again_when_it_goes_on(clock, tmp_pa
 
 
 def test_what_fails_at_once_is_not_kept_and_rounds_of_a_dispatch_are_measured_together(clock, cache, monkeypatch):
-    assert (
-        tuning.measured(experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3))[0].rounds % 3
-        == 0
-    )
+    together = experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3)
+    assert tuning.measured(together)[0].rounds % 3 == 0
     clock.works = False
     monkeypatch.setattr(clock, "seconds", lambda layout: float("nan"))
     tuning.tuned(experiment())
