@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl.experiment.loop import git_commit
+from fedjax_ssl.experiment.machine import processor
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 PLACES = ("--workdir", "--json", "--peers", "--data_dir", "--config.data.data_dir", "--config.data.path")
@@ -35,15 +36,3 @@ def provenance() -> dict[str, Any]:
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }
-
-
-def processor() -> str:
-    """The processor's name and generation, on which the last bits depend; its architecture where the system does not tell."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
-    if "model name" not in first:
-        return platform.machine()
-    return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"

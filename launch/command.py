@@ -44,7 +44,7 @@ def keep_programs() -> None:
     """
     import jax
 
-    from fedjax_ssl.experiment.tuning import cache_folder
+    from fedjax_ssl.experiment.machine import cache_folder
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = cache_folder()

@@ -19,7 +19,7 @@ from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.experiment.experiment import Experiment, most_steps
-from fedjax_ssl.experiment.layout import resolve
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, resolve
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS, steps
@@ -83,7 +83,7 @@ def assembled(
     if layout.steps == "unrolled":
         check_unrolled(problem)
     kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
-    simulator = kind(problem, layout.execution(given or settings), settings.execution.batch_size)
+    simulator = kind(problem, layout.execution(given or settings), layout.forward_batch_size)
     with naming("model"):
         num_params = _num_params(task, spec)
     return Experiment(settings, problem, simulator, num_params, layout, views)
@@ -268,7 +268,7 @@ def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task
         views=views,
         num_classes=num_classes,
         labels_at=("server", "clients") if revealed and at == "server" else (at,),
-        batch_size=settings.execution.batch_size,
+        batch_size=settings.execution.batch_size or FORWARD_BATCH_SIZE,
         **{key: settings.model[key] for key in NORM_DEFAULTS},
     )
 

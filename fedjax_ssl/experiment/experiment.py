@@ -149,7 +149,7 @@ class Experiment:
 
         Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
         """
-        size = self.settings.execution.batch_size
+        size = self.layout.forward_batch_size
         logits = []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])

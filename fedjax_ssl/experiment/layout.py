@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_ssl import models
-from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.settings import STEPS, Settings
 from fedjax_ssl.methods import SERVER_ALONE
-from fedjax_ssl.simulation.execution import Execution, client_mesh
+from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, client_mesh
+
+FORWARD_BATCH_SIZE = 250
+"""Examples per forward-only pass where nothing else is said, or measured."""
 
 
 class Layout(NamedTuple):
@@ -23,6 +28,7 @@ class Layout(NamedTuple):
         conv: a key of `fedjax_ssl.models.convolution.LOWERINGS`.
         steps: `loop` or `unrolled`.
         compiler: one of COMPILERS.
+        forward_batch_size: examples per forward-only pass.
     """
 
     strategy: str
@@ -31,6 +37,20 @@ class Layout(NamedTuple):
     conv: str
     steps: str
     compiler: str
+    forward_batch_size: int = FORWARD_BATCH_SIZE
+
+    @classmethod
+    def checked(cls, fields: Mapping[str, Any]) -> Layout:
+        """A layout from what `_asdict` made of one; ValueError or TypeError where this version does not know its values."""
+        layout = cls(**fields)
+        known = (STRATEGIES, LOWERINGS, STEPS, COMPILERS)
+        words = (layout.strategy, layout.conv, layout.steps, layout.compiler)
+        if any(word not in accepted for word, accepted in zip(words, known, strict=True)):
+            raise ValueError(f"got {words}, accepted: one each of {'; '.join(', '.join(each) for each in known)}")
+        numbers = (layout.chunk_size, layout.devices - 1, layout.forward_batch_size - 1)
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError(f"got {dict(fields)}, accepted: numbers of clients, devices and examples")
+        return layout
 
     def execution(self, settings: Settings) -> Execution:
         """The same for the simulator; chunks that no key of the settings, as they were given, asks for may shrink."""
@@ -50,6 +70,7 @@ class Layout(NamedTuple):
         """`settings` with this layout in place of what they leave open."""
         chunk_size = self.chunk_size if self.strategy in ("sharded", "chunked") else 0
         fields: dict[str, Any] = self._asdict() | {"chunk_size": chunk_size}
+        fields["batch_size"] = fields.pop("forward_batch_size")
         return dataclasses.replace(settings, execution=dataclasses.replace(settings.execution, **fields))
 
 
@@ -98,4 +119,4 @@ def resolve(settings: Settings) -> Layout:
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=chunk_size != 1)
     steps = "loop" if given.steps == "auto" else given.steps
     compiler = "default" if given.compiler == "auto" else given.compiler
-    return Layout(strategy, chunk_size, devices, conv, steps, compiler)
+    return Layout(strategy, chunk_size, devices, conv, steps, compiler, given.batch_size or FORWARD_BATCH_SIZE)

@@ -184,7 +184,7 @@ def _layout(runs: Sequence[Run]) -> tuple[Layout, Execution, Spread]:
 
 def _assemble(runs: tuple[Run, ...], problem: ManyProblem, num_params: int) -> ManyExperiment:
     layout, execution, spread = _layout(runs)
-    simulator = ManySimulator(problem, spread, execution, runs[0].settings.execution.batch_size)
+    simulator = ManySimulator(problem, spread, execution, layout.forward_batch_size)
     return ManyExperiment(runs, problem, simulator, num_params, layout)
 
 

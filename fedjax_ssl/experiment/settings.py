@@ -23,6 +23,7 @@ from fedjax_ssl.models.layers import DTYPES
 from fedjax_ssl.simulation.execution import COMPILERS, PRECISIONS, STRATEGIES
 
 SCHEDULES = ("constant", "cosine", "cosine_7_16")
+STEPS = ("loop", "unrolled")
 
 
 def _one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
@@ -250,7 +251,7 @@ class ExecutionSettings:
         strategy: `vmap`, `scan`, `chunked`, `sharded`, `separate` (a program of its own for each client, on each device), or
             `auto`: `sharded` over several devices, else `scan` on a CPU and `vmap` on an accelerator; a server that trains
             alone has one device unless `devices` asks for more.
-        chunk_size: clients that run together, for `chunked` and `sharded`; 0: as many as there are.
+        chunk_size: clients that run together, for `chunked` and `sharded`; 0: one on a CPU, else as many as a device has.
         conv: lowering of convolutions, a key of `fedjax_ssl.models.convolution.LOWERINGS`, or `auto` by platform and strategy.
         steps: local steps in a `loop`, or `unrolled`, each written out in the program (see `steps.repeat`); `auto` is a loop.
         compiler: options for XLA on a CPU, `default` or `lean` (see `simulator.compiler_options`); `auto` is the default.
@@ -262,7 +263,9 @@ class ExecutionSettings:
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core. Several runs share the devices, and each has its clients on one.
-        batch_size: examples per forward-only pass (evaluation, pseudo-labels).
+        batch_size: examples per forward-only pass (evaluation, pseudo-labels); 0: 250, or as many as `tune` finds to be the
+            fastest (not with `model.norm=batch`, where an example is normalized by its batch). Static batch norm has batches
+            of its own, `server.sbn_*_batch_size`, as its statistics depend on them.
         rounds_per_dispatch: how many rounds are one program's run, so that short rounds do not wait for the host in between;
             `rounds`, `eval_every` and `checkpoint_every` are multiples of it. Rounding differs from that of single rounds.
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.
@@ -277,14 +280,14 @@ class ExecutionSettings:
     precision: str = "default"
     tune: str = "auto"
     devices: int = 0
-    batch_size: int = 250
+    batch_size: int = 0
     rounds_per_dispatch: int = 1
     data: str = "device"
 
     def __post_init__(self) -> None:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
         _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
-        _one_of("execution.steps", self.steps, ("auto", "loop", "unrolled"))
+        _one_of("execution.steps", self.steps, ("auto", *STEPS))
         _one_of("execution.compiler", self.compiler, ("auto", *COMPILERS))
         _one_of("execution.dtype", self.dtype, DTYPES)
         _one_of("execution.precision", self.precision, PRECISIONS)
@@ -292,7 +295,7 @@ class ExecutionSettings:
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)
-        _at_least("execution.batch_size", self.batch_size, 1)
+        _at_least("execution.batch_size", self.batch_size, 0)
         _at_least("execution.rounds_per_dispatch", self.rounds_per_dispatch, 1)
         if self.strategy == "chunked" and self.chunk_size == 0:
             raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")

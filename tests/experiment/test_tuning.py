@@ -1,4 +1,4 @@
-"""Which layout is chosen by measuring: among which, on what work, what is kept, and that a run goes on as it began."""
+"""Which layout is chosen by measuring: among which, what is kept, and that a run goes on as it began."""
 
 import dataclasses
 import json
@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment import tuning
+from fedjax_ssl.experiment import machine, measurement, tuning
 from fedjax_ssl.experiment.layout import Layout
 from tests import tiny
 
-USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default")
+USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default", 250)
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +28,29 @@ def clock(monkeypatch):
 
     class Clock:
         def __init__(self):
-            self.tried, self.works = [], True
+            self.tried, self.works, self.now = [], True, 0.0
 
         def seconds(self, layout):
             faster = {"lean": 0.5, "shifted": 0.8, "unrolled": 1.2}
             return np.prod([faster.get(value, 1.0) for value in layout])
 
+        def perf_counter(self):
+            return self.now
+
     clock = Clock()
 
     class Timed:
-        def __init__(self, piece):
+        def __init__(self, piece, *, evaluates):
             clock.tried.append(piece.layout)
             if piece.layout.conv == "im2col":
                 raise RuntimeError("out of memory\nat length")
+            self.piece, self.evaluates = piece, evaluates
             self.seconds, self.works = clock.seconds(piece.layout), clock.works
 
         def measure(self):
             pass
 
-    monkeypatch.setattr(tuning, "_Timed", Timed)
+    monkeypatch.setattr(tuning, "Timed", Timed)
     return clock
 
 
@@ -64,40 +68,120 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     assert found.layout == USUAL._replace(compiler="lean", conv="shifted")
     assert found.settings == begun.settings
     assert "im2col, loop, lean: out of memory" in caplog.text
-    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 7
+    assert [one.compiler for one in clock.tried] == ["default"] + ["lean"] * 11
     (kept,) = cache.glob("*.json")
     content = json.loads(kept.read_text())
     assert Layout(**content["layout"]) == found.layout
-    assert [seconds for _, seconds in content["steps"]] == pytest.approx([1.0, 0.5, 0.4])
+    assert content["left_out"] == []
+    assert dict(content["tried"])["sharded 1, winograd, loop, lean"] == pytest.approx(0.5)
+    assert dict(content["tried"])["sharded 1, shifted, loop, lean"] == pytest.approx(0.4)
     tried = len(clock.tried)
     assert tuning.tuned(experiment()).layout == found.layout
+    assert tuning.tuned(experiment(), only_long=True).layout == found.layout  # a short run takes what there is
     assert len(clock.tried) == tried  # it was kept
-    kept.write_text("{")
-    assert tuning.tuned(experiment()).layout == found.layout
-    assert len(clock.tried) == 2 * tried
+    for broken in ("{", json.dumps(content | {"layout": content["layout"] | {"conv": "of_another_version"}})):
+        clock.tried.clear()
+        kept.write_text(broken)
+        assert tuning.tuned(experiment()).layout == found.layout
+        assert len(clock.tried) == tried
 
 
 @pytest.mark.parametrize(
-    "change", [{"client__batch_size": 32}, {"model__width": 5}, {"execution__dtype": "bfloat16"}, {"cohort_size": 7}]
-)
+    "change",
+    [
+        {"client__batch_size": 32}, {"model__width": 5}, {"execution__dtype": "bfloat16"}, {"cohort_size": 7},
+        {"client__optimizer__momentum": 0.0}, {"server__sbn_data": "labeled"}, {"server__epochs": 2},
+        {"data__num_clients": 9}, {"method__confidence": 0.6}, {"data__weak": "none"},
+    ],
+)  # fmt: skip
 def test_other_work_is_measured_anew(change):
     assert tuning.key(experiment()) != tuning.key(experiment(**change))
-    assert tuning.key(experiment()) == tuning.key(experiment(seed=1, rounds=9, execution__tune="always"))
+
+
+def test_other_machines_and_versions_measure_anew_and_what_changes_no_work_does_not(monkeypatch):
+    usual = tuning.key(experiment())
+    assert usual == tuning.key(experiment(seed=1, rounds=9, execution__tune="always", client__optimizer__learning_rate=0.2))
+    for owner, name, value in (
+        (jax, "__version__", "9.9.9"),
+        (tuning, "processor", lambda: "another"),
+        (tuning, "sources", lambda: "another version"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, name, value)
+            assert tuning.key(experiment()) != usual
+    monkeypatch.setenv("XLA_FLAGS", "--xla_another=1")
+    assert tuning.key(experiment()) != usual
+
+
+def test_steps_that_may_be_written_out_are_part_of_the_work():
+    few = {"client__epochs": 0, "server__epochs": 0, "server__steps": 1}
+    assert tuning.key(experiment(client__steps=2, **few)) != tuning.key(experiment(client__steps=8, **few))
+    assert tuning.key(experiment(client__steps=2, **few))["steps"][0] == 2
+
+
+def test_the_digest_of_the_sources_is_that_of_all_modules(monkeypatch, tmp_path):
+    machine.sources.cache_clear()
+    before = machine.sources()
+    package = tmp_path / "package" / "experiment"
+    package.mkdir(parents=True)
+    (package / "machine.py").write_text("")
+    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    machine.sources.cache_clear()
+    empty = machine.sources()
+    (package.parent / "added.py").write_text("x = 1")
+    machine.sources.cache_clear()
+    assert len({before, empty, machine.sources()}) == 3
+    machine.sources.cache_clear()
 
 
 def test_what_the_config_says_is_not_changed(clock):
-    given = {"execution__compiler": "default", "execution__conv": "winograd", "execution__steps": "loop"}
+    given = {
+        "execution__compiler": "default",
+        "execution__conv": "winograd",
+        "execution__steps": "loop",
+        "execution__batch_size": 250,
+    }
     assert tuning.tuned(experiment(**given)).layout == USUAL
     assert {one.strategy for one in clock.tried} == {"sharded", "separate"}
+    assert {one.forward_batch_size for one in clock.tried} == {250}
     clock.tried.clear()
     assert tuning.tuned(experiment(execution__data="host")).layout.compiler == "lean"
     assert {one.strategy for one in clock.tried} == {"sharded"}
 
 
-def test_work_in_which_clients_do_nothing_is_no_measure(clock):
+def test_clients_that_are_sharded_as_the_config_says_may_still_run_together(clock):
+    given = experiment(execution__strategy="sharded", execution__conv="hybrid", cohort_size=16, data__num_clients=16)
+    assert {"strategy": "sharded", "chunk_size": 2} not in tuning.moves(given)  # that is with im2col
+    given = tiny.experiment("fixmatch", execution__strategy="sharded", cohort_size=16, data__num_clients=16)
+    assert {"strategy": "sharded", "chunk_size": 4} in tuning.moves(given)  # a network without convolutions
+    assert not any(move.get("strategy") == "separate" for move in tuning.moves(given))
+
+
+def test_an_accelerator_tries_chunks_of_clients_and_the_lowerings_that_are_fast_there(monkeypatch):
+    ten = {"cohort_size": 10, "data__num_clients": 10, "execution__devices": 1}
+    given = dataclasses.replace(experiment(**ten, execution__strategy="vmap"), settings=experiment(**ten).settings)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    tried = tuning.moves(given)
+    assert [move for move in tried if "chunk_size" in move and "steps" not in move and move["strategy"] == "chunked"] == [
+        {"strategy": "chunked", "chunk_size": size} for size in (5, 4, 1)
+    ]
+    assert [move["conv"] for move in tried if list(move) == ["conv"]] == ["im2col", "shifted"]
+    assert not any("compiler" in move for move in tried)
+
+
+def test_forward_passes_have_as_many_examples_as_are_fastest_unless_statistics_depend_on_them(clock, monkeypatch):
+    monkeypatch.setattr(clock, "seconds", lambda layout: 1.0 if layout.forward_batch_size != 50 else 0.5)
+    found = tuning.tuned(experiment())
+    assert found.layout == USUAL._replace(forward_batch_size=50)
+    moves = tuning.moves(experiment(model__norm="batch"))
+    assert not any("forward_batch_size" in move for move in moves)
+
+
+def test_work_in_which_clients_do_nothing_is_no_measure(clock, cache):
     clock.works = False
     assert tuning.tuned(experiment()).layout == USUAL
     assert len(clock.tried) == 1
+    assert not list(cache.glob("*.json"))
 
 
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
@@ -105,91 +189,76 @@ def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
     assert not list(cache.glob("*.json"))
 
 
+def test_a_search_for_which_time_runs_out_goes_on_the_next_time(clock, cache, monkeypatch):
+    def seconds(layout):
+        clock.now += 160.0  # a layout takes so long to compile
+        return {"shifted": 0.8}.get(layout.conv, 1.0)
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(tuning.time, "perf_counter", clock.perf_counter)
+    usual = experiment(execution__compiler="default")
+    assert tuning.tuned(usual).layout == USUAL
+    (kept,) = cache.glob("*.json")
+    left_out = json.loads(kept.read_text())["left_out"]
+    assert {"conv": "shifted"} in left_out
+    assert {"conv": "banded"} not in left_out
+    for _ in range(len(left_out)):
+        found = tuning.tuned(usual)
+    assert found.layout == USUAL._replace(conv="shifted")
+    assert json.loads(kept.read_text())["left_out"] == []
+    tried = len(clock.tried)
+    tuning.tuned(usual)
+    assert len(clock.tried) == tried
+
+
+def test_steps_that_would_compile_for_too_long_are_not_written_out(clock, monkeypatch):
+    few = {"client__epochs": 0, "client__steps": 4, "server__epochs": 0, "server__steps": 1, "server__pretrain": 0}
+    tuning.tuned(experiment(**few))
+    assert any(one.steps == "unrolled" for one in clock.tried)
+    clock.tried.clear()
+    monkeypatch.setattr(type(experiment(**few).simulator), "compile_s", 76.0, raising=False)
+    tuning.tuned(experiment(**few, client__batch_size=5))
+    assert not any(one.steps == "unrolled" for one in clock.tried)
+
+
 def test_a_run_that_stops_while_tuning_looks_again_when_it_goes_on(clock, tmp_path):
     tuning.for_run(experiment(execution__tune="always"), tmp_path, lambda: True)
     assert not (tmp_path / "layout.json").exists()
-
-
-def test_what_fails_at_once_is_not_kept_and_rounds_of_a_dispatch_are_measured_together(clock, cache, monkeypatch):
-    together = experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3)
-    assert tuning.measured(together)[0].rounds % 3 == 0
-    clock.works = False
-    monkeypatch.setattr(clock, "seconds", lambda layout: float("nan"))
-    tuning.tuned(experiment())
-    assert not list(cache.glob("*.json"))
-
-
-def test_a_server_with_many_steps_is_not_written_out():
-    assert tuning.has_few_steps(experiment(server__epochs=0, server__steps=8))
-    assert not tuning.has_few_steps(experiment(server__epochs=0, server__steps=9))
 
 
 def test_without_a_cache_it_measures_each_time(clock, monkeypatch):
     monkeypatch.setattr(tuning, "cache_folder", lambda: None)
     for times in (1, 2):
         assert tuning.tuned(experiment()).layout.compiler == "lean"
-        assert len(clock.tried) == 8 * times
+        assert len(clock.tried) == 12 * times
 
 
-def test_it_is_measured_on_little_work_in_which_every_client_trains():
-    whole = experiment(client__epochs=5, client__batch_size=16, method__confidence=0.95, server__pretrain=3)
-    settings, data = tuning.measured(whole)
-    assert (settings.cohort_size, settings.client.epochs, settings.server.epochs, settings.server.pretrain) == (8, 1, 1, 0)
-    assert settings.method["confidence"] == 0.0
-    assert data.unlabeled.index.shape == (8, 32)
-    assert data.server.count == whole.problem.data.server.count  # fewer than two batches
-    assert len(data.train.images) < len(whole.problem.data.train.images)  # no more than are used
-    largest, pool = np.argsort(-whole.problem.data.unlabeled.count, kind="stable")[:8], whole.problem.data.train
-    index = whole.problem.data.unlabeled.index[largest, :32]
-    np.testing.assert_array_equal(data.train.images[data.unlabeled.index], pool.images[index])
-    np.testing.assert_array_equal(data.train.labels[data.unlabeled.index], pool.labels[index])
-    whole.problem.data.unlabeled.count[:3] = (5, 6, 7)
-    settings, data = tuning.measured(experiment(client__epochs=0, client__steps=4, cohort_size=5))
-    assert data.unlabeled.index.shape == (5, whole.problem.data.held.index.shape[1])  # few steps: all that they are
-    assert settings.client.steps == 4
+def test_a_run_is_tuned_where_a_measured_round_says_that_it_is_long(clock, monkeypatch, caplog):
+    short = experiment()
+    assert tuning.tuned(short, only_long=True) is short
+    assert not clock.tried
+    monkeypatch.setattr(measurement, "may_be_long", lambda _: True)
+    assert tuning.tuned(short, only_long=True).layout == USUAL
+    assert len(clock.tried) == 1  # a second for each of a few rounds
+    assert tuning.tuned(experiment(rounds=10**4), only_long=True).layout.compiler == "lean"
 
 
 def test_a_real_search_runs_rounds_and_finds_a_layout_that_trains_alike():
     few = {"client__epochs": 0, "client__steps": 1, "server__epochs": 0, "server__steps": 1, "server__pretrain": 0}
     begun = experiment(cohort_size=2, data__num_clients=4, **few)
-    found = list(tuning.search(experiment(cohort_size=2, execution__conv="winograd", **few), lambda: False))
-    assert found[0][0] == begun.layout
-    assert all(seconds > 0 for _, seconds in found)
-    changes = tuning.moves(begun.settings, begun.layout, convolves=True, few_steps=True)
+    asked = experiment(cohort_size=2, data__num_clients=4, execution__conv="winograd", execution__compiler="default", **few)
+    found = tuning.search(asked, asked.layout, tuning.moves(asked), lambda: False, lambda *_: True)
+    assert found.tried[0][0] == tuning.describe(begun.layout)
+    assert found.left_out == []
+    assert all(seconds > 0 for _, seconds in found.tried)
+    changes = tuning.moves(begun)
     assert {"compiler": "lean"} in changes
-    separate = begun.layout._replace(**changes[-1])
+    (separate,) = (begun.layout._replace(**move) for move in changes if move.get("conv") == "grouped")
     assert (separate.strategy, separate.steps, separate.conv) == ("separate", "unrolled", "grouped")
     (state, row), (other, same) = (next(tuning.in_layout(begun, one).rounds()) for one in (begun.layout, separate))
     a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(s.server.weights)]) for s in (state, other))
     assert np.linalg.norm(a - b) < 1e-4 * np.linalg.norm(a)
     assert row["comm/bytes_up"] == same["comm/bytes_up"] > 0
-
-
-def test_long_runs_are_those_with_much_to_compute():
-    assert not tuning.is_long(experiment())
-    assert tuning.is_long(experiment(rounds=10**7))
-    assert tuning.is_long(tiny.experiment("supervised", network="cnn", rounds=10**8))
-    assert not tuning.is_long(tiny.experiment("supervised", network="cnn"))
-
-
-@pytest.mark.parametrize(
-    ("method", "labels_at", "settings", "examples"),
-    [
-        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 8}, 3 * 24),
-        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 0, "client__batch_size": 5}, 3 * 25),
-        ("fixmatch", "server", {"client__epochs": 0, "client__steps": 2, "method__unlabeled_batch_size": 8}, 2 * 8),
-        ("fixmatch", "clients", {"client__epochs": 3, "client__batch_size": 5, "method__unlabeled_batch_size": 7}, 3 * 2 * 12),
-        ("fedsem", "clients", {"client__epochs": 3, "client__batch_size": 5}, 3 * 30),
-    ],
-)
-def test_the_examples_of_a_round_are_counted_as_its_steps_go_through_them(method, labels_at, settings, examples):
-    one = tiny.experiment(method, labels_at=labels_at, cohort_size=4, **settings)
-    data = one.problem.data
-    labeled = (np.zeros if labels_at == "server" else np.ones)(data.labeled.count.shape, int) * 6
-    unlabeled = np.full(data.unlabeled.count.shape, 24)
-    counted = data._replace(labeled=data.labeled._replace(count=labeled), unlabeled=data.unlabeled._replace(count=unlabeled))
-    counted = dataclasses.replace(one, problem=one.problem._replace(data=counted))
-    assert tuning._examples(counted) == 4 * examples
 
 
 def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
@@ -203,15 +272,22 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     assert lean.compiler == "lean"
     assert run(execution__tune="never") == lean  # as noted
     noted = tmp_path / "layout.json"
+    fields = lean._asdict()
+    del fields["forward_batch_size"]  # as an earlier version wrote it
+    noted.write_text(json.dumps({"layout": fields, "platform": "cpu"}))
+    assert run() == lean
     noted.write_text(json.dumps({"layout": lean._replace(devices=5)._asdict(), "platform": "cpu"}))
-    assert run() == USUAL
+    assert run(execution__tune="never") == USUAL
     assert "layout.json: got 5 devices, there are 4 of cpu here" in caplog.text
     noted.write_text(json.dumps({"layout": lean._asdict(), "platform": "gpu"}))
-    assert run() == USUAL
-    noted.unlink()
-    (tmp_path / "metrics.jsonl").touch()  # begun without a note
-    assert run(execution__tune="always") == USUAL
-    noted.write_text("{")
-    assert run() == USUAL
-    assert "layout.json: cannot be read: going on in a layout that may differ" in caplog.text
-    assert json.loads(noted.read_text())["layout"] == USUAL._asdict()
+    assert run(execution__tune="never") == USUAL
+    of_another_version = json.dumps({"layout": lean._replace(conv="later")._asdict(), "platform": "cpu"})
+    for unreadable in (None, "{", of_another_version):
+        noted.unlink(missing_ok=True)
+        (tmp_path / "metrics.jsonl").touch()  # it has begun
+        if unreadable:
+            noted.write_text(unreadable)
+        caplog.clear()
+        assert run(execution__tune="always") == USUAL
+        assert "layout.json: cannot be read: going on in a layout that may differ" in caplog.text
+        assert json.loads(noted.read_text())["layout"] == USUAL._asdict()

@@ -1,0 +1,118 @@
+"""On what work layouts are timed, and which runs take long."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.federated import Table
+from fedjax_ssl.experiment import measurement
+from tests import tiny
+
+
+def experiment(**overrides):
+    return tiny.experiment(
+        "fixmatch", **{"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, "server__epochs": 1, **overrides}
+    )
+
+
+def test_it_is_little_work_in_which_every_client_trains():
+    whole = experiment(client__epochs=5, client__batch_size=16, method__confidence=0.95, server__pretrain=3)
+    settings, data = measurement.piece(whole)
+    assert (settings.cohort_size, settings.client.epochs, settings.server.epochs, settings.server.pretrain) == (8, 1, 1, 0)
+    assert settings.method["confidence"] == 0.0
+    given = whole.problem.data
+    assert data.server.count == given.server.count  # fewer than two batches
+    assert len(data.train.images) < len(given.train.images)  # no more than are used
+    assert 24 <= data.unlabeled.count.mean() <= 33  # two batches
+    rows = measurement.spread(np.asarray(given.labeled.count + given.unlabeled.count), 8)
+    for row, k in enumerate(rows):  # a client's first examples
+        n = data.unlabeled.count[row]
+        np.testing.assert_array_equal(
+            data.train.images[data.unlabeled.index[row, :n]], given.train.images[given.unlabeled.index[k, :n]]
+        )
+    settings, data = measurement.piece(experiment(client__epochs=0, client__steps=4, server__epochs=0, server__steps=5))
+    assert data.unlabeled.index.shape[1] == given.held.index.shape[1]  # few steps: all that they are
+    assert (settings.client.steps, settings.server.steps) == (4, 5)
+
+
+def test_clients_differ_as_in_the_whole():
+    whole = experiment(client__epochs=5, client__batch_size=16)
+    data = whole.problem.data
+    counts = np.linspace(2, 40, len(data.unlabeled.count)).astype(np.int32)
+    skewed = data._replace(unlabeled=data.unlabeled._replace(count=counts))
+    skewed = dataclasses.replace(whole, problem=whole.problem._replace(data=skewed))
+    _, cut = measurement.piece(skewed)
+    assert np.all(np.diff(cut.unlabeled.count) <= 0)
+    assert cut.unlabeled.count[0] > 3 * cut.unlabeled.count[-1] > 0
+    assert measurement.skew(skewed.problem.data) != measurement.skew(data)
+
+
+def test_tables_are_cut_in_proportion():
+    table = Table(np.arange(400).reshape(4, 100), np.array([100, 50, 10, 0], np.int32))
+    cut = measurement._cut(table, np.array([0, 1, 2, 3]), 20)
+    np.testing.assert_array_equal(cut.count, [50, 25, 5, 0])
+    assert cut.index.shape == (4, 50)
+    np.testing.assert_array_equal(measurement._cut(table, np.array([0, 3]), 5).count, [10, 0])
+    few, one_large = table._replace(count=table.count // 50), table._replace(count=np.array([100, 1, 1, 1]))
+    np.testing.assert_array_equal(measurement._cut(few, np.arange(4), 20).count, [2, 1, 0, 0])
+    np.testing.assert_array_equal(measurement._cut(one_large, np.arange(4), 2).count, [8, 1, 1, 1])
+    assert measurement._cut(table, np.array([0, 1]), None).index.shape == (2, 100)
+
+
+def test_clients_are_spread_over_those_there_are():
+    np.testing.assert_array_equal(measurement.spread(np.array([1, 5, 3, 2, 4, 0]), 3), [4, 3, 5])
+    np.testing.assert_array_equal(measurement.spread(np.array([1, 5, 3]), 3), [1, 2, 0])
+
+
+def test_a_server_with_many_steps_is_not_written_out():
+    assert measurement.has_few_steps(experiment(server__epochs=0, server__steps=8))
+    assert not measurement.has_few_steps(experiment(server__epochs=0, server__steps=9))
+
+
+def test_what_is_measured_can_be_run_and_evaluated():
+    whole = tiny.experiment("fixmatch", cohort_size=2)
+    rounds, evaluation = (measurement.Timed(whole, evaluates=evaluates) for evaluates in (False, True))
+    assert 0 < rounds.seconds < 100
+    assert 0 < evaluation.seconds < 100
+    assert rounds.works
+    assert whole.simulator.compile_s > 0
+
+
+def test_rounds_of_a_dispatch_are_measured_together():
+    together = experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3)
+    assert measurement.piece(together)[0].rounds % 3 == 0
+    one = experiment(rounds=900)
+    settings, data = measurement.piece(one)
+    piece = dataclasses.replace(one, settings=settings, problem=one.problem._replace(data=data, cohort_size=8))
+    several = dataclasses.replace(one, settings=dataclasses.replace(together.settings, rounds=900))
+    border = next(s for s in np.linspace(0.1, 3, 1000) if measurement.is_long(one, piece, s))
+    assert measurement.is_long(several, piece, 3 * border)
+    assert not measurement.is_long(several, piece, 2.9 * border)
+
+
+def test_long_runs_are_those_with_much_to_compute():
+    assert not measurement.may_be_long(experiment())
+    assert measurement.may_be_long(experiment(rounds=10**6))
+    assert measurement.may_be_long(tiny.experiment("supervised", network="cnn", rounds=10**7))
+    assert not measurement.may_be_long(tiny.experiment("supervised", network="cnn"))
+
+
+@pytest.mark.parametrize(
+    ("method", "labels_at", "settings", "examples"),
+    [
+        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 8}, 3 * 24),
+        ("fixmatch", "server", {"client__epochs": 3, "method__unlabeled_batch_size": 0, "client__batch_size": 5}, 3 * 25),
+        ("fixmatch", "server", {"client__epochs": 0, "client__steps": 2, "method__unlabeled_batch_size": 8}, 2 * 8),
+        ("fixmatch", "clients", {"client__epochs": 3, "client__batch_size": 5, "method__unlabeled_batch_size": 7}, 3 * 2 * 12),
+        ("fedsem", "clients", {"client__epochs": 3, "client__batch_size": 5}, 3 * 30),
+    ],
+)
+def test_the_examples_of_a_round_are_counted_as_its_steps_go_through_them(method, labels_at, settings, examples):
+    one = tiny.experiment(method, labels_at=labels_at, cohort_size=4, **settings)
+    data = one.problem.data
+    labeled = (np.zeros if labels_at == "server" else np.ones)(data.labeled.count.shape, int) * 6
+    unlabeled = np.full(data.unlabeled.count.shape, 24)
+    counted = data._replace(labeled=data.labeled._replace(count=labeled), unlabeled=data.unlabeled._replace(count=unlabeled))
+    counted = dataclasses.replace(one, problem=one.problem._replace(data=counted))
+    assert measurement._examples(counted) == 4 * examples
