@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import models
+from fedjax_ssl import arithmetic, models
 from fedjax_ssl.data.federated import TABLES, FederatedData, Pool, Table
 from fedjax_ssl.experiment.build import FEATURE_MODELS
 from fedjax_ssl.experiment.experiment import Experiment
@@ -191,11 +192,10 @@ def _examples(experiment: Experiment) -> float:
 
 
 def _forward_flops(experiment: Experiment, shape: tuple[int, ...]) -> float:
-    """Floating-point operations of a forward pass of one example, as XLA counts them."""
+    """Floating-point operations of a forward pass of one example, by its convolutions and matrix products."""
     settings = experiment.settings
     options = {k: v for k, v in settings.model.items() if k not in ("name", "norm", "norm_momentum")}
     model = models.build(settings.model["name"], num_classes=experiment.problem.spec.num_classes, conv="grouped", **options)
     params, stats = jax.eval_shape(lambda key: model.init(key, shape), jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    lowered = jax.jit(lambda p, s, x: model.apply(p, s, x, train=False)[0]).lower(params, stats, image)
-    return float((lowered.cost_analysis() or {}).get("flops", 0.0))
+    return float(arithmetic.count(functools.partial(model.apply, train=False), params, stats, image).flops)
