@@ -3,9 +3,9 @@
     python -m benchmarks.starts [--json=benchmarks/results/starts.json]
 
 `launch.run --config=configs/digits.py:fl2` for a few rounds, of one seed and of several, each in a process of its own: once
-with an empty cache of programs, then some times with the one that the first left. `wall` is the whole process, from the command to
-its end, `compile` the part of it in which programs are compiled or read from the cache, and `round` the median of the rounds
-after the first. Of the later starts, medians (and the least and the most). Run time: three minutes on two CPU cores.
+with an empty cache of programs, then some times with the one that the first left. `wall` is the whole process, `compile` the
+part of it in which programs are compiled or read from the cache, and `round` the median of the rounds after the first. Of the
+later starts: medians, with the least and the most. Run time: three minutes on two CPU cores.
 """
 
 from __future__ import annotations

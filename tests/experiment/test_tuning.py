@@ -119,6 +119,14 @@ def test_steps_that_may_be_written_out_are_part_of_the_work():
     assert tuning.key(experiment(client__steps=2, **few))["steps"][0] == 2
 
 
+def test_clients_that_differ_more_are_other_work():
+    many_steps = {"client__epochs": 30}
+    skewed = experiment(**many_steps, data__partition="dirichlet", data__alpha=0.1)
+    assert tuning.key(experiment(**many_steps))["steps"] == tuning.key(skewed)["steps"] == []
+    assert tuning.key(experiment(**many_steps)) | {"skew": []} == tuning.key(skewed) | {"skew": []}
+    assert tuning.key(experiment(**many_steps)) != tuning.key(skewed)
+
+
 def test_the_digest_of_the_sources_is_that_of_all_modules(monkeypatch, tmp_path):
     machine.sources.cache_clear()
     before = machine.sources()
