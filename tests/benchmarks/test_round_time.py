@@ -147,7 +147,7 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
             return super().round()
 
     def start(case, give_up=None):
-        return Noted(*running(case, {"a": [3.0], "b": [2.0], "c": [1.0, 4.0], "": [2.5]}[case.conv]))
+        return Noted(*running(case, {"a": [3.0], "b": [2.0], "c": [1.0, 4.0, 1.0, 9.0, 1.5, 1.5, 1.5], "": [2.5]}[case.conv]))
 
     monkeypatch.setattr(round_time, "start", start)
     monkeypatch.setattr(round_time, "summary", lambda running, rows, most: {**running.case._asdict(), "rounds": len(rows)})
@@ -158,8 +158,8 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
     ran.clear()
     got = bench.tuned(CASE._replace(conv="", loop=TUNED))
     assert ran == ["c", "b", *["", "c", "b"] * 3]  # a round each to warm up again
-    assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.0), ("b", 2.0)]
-    assert got["of_best"] == 0.4  # now, not what was measured before
+    assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.5), ("b", 2.0)]
+    assert got["of_best"] == 0.6  # now, not what was measured before
     assert not got["cut_short"]
     assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work
 
