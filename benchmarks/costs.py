@@ -12,8 +12,8 @@ Where the paper's numbers differ: FedLabel takes a step on labels and one on the
 view too, its third B. FedTriNet, in its second phase as FedSem is, has the fine-tuning of its joined network for a third B; its
 3P are a round's in which some examples have no label yet. FedMatch has its helpers in every round here, as in the paper's
 table, and not in every tenth; its third B, too, is the plain view's, for its consistency with them; both of its parts travel
-whole, down and up. Padding of batches counts. Seconds are of a round of all clients, without compilation; the first two are
-left out.
+whole, down and up. Padding of batches counts. Seconds are of a round of all clients, without compilation, the median, in the
+file with quartiles, of all rounds but the first two.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import statistics
 from typing import Any
+
+import numpy as np
 
 from benchmarks.provenance import provenance
 from configs import digits
 from fedjax_ssl.experiment.build import build
 
-CLIENTS, ROUNDS, BATCH = 5, 6, 144  # n: half of a client's 287 or 288 training digits
+CLIENTS, WARM_UP, ROUNDS, BATCH = 5, 2, 6, 144  # n: half of a client's 287 or 288 training digits
 PAPER = {"fedtrinet": "3P + 2B, 2R", "fedmatch": "(h+1)P + 2B, (2+h)R", "fedlabel": "2P + 2B, 2R"}
 """What FedLabel's Table 5 has, h being the number of helpers; its R is down and up together."""
 SETTING: dict[str, Any] = {
@@ -59,8 +60,9 @@ def measure(method: str) -> dict[str, Any]:
     size = 4 * experiment.num_params
 
     def each(key: str, unit: int) -> float:
-        return (rows[-1][key] - rows[1][key]) / (len(rows) - 2) / CLIENTS / unit
+        return (rows[-1][key] - rows[WARM_UP - 1][key]) / (len(rows) - WARM_UP) / CLIENTS / unit
 
+    low, median, high = np.quantile([row["time/round_s"] for row in rows[WARM_UP:]], (0.25, 0.5, 0.75))
     forward, backward = each("cost/forward_passes", BATCH), each("cost/backward_passes", BATCH)
     return {
         "method": method,
@@ -68,7 +70,8 @@ def measure(method: str) -> dict[str, Any]:
         "B": backward,
         "R_down": each("comm/bytes_down", size),
         "R_up": each("comm/bytes_up", size),
-        "round_s": statistics.median(row["time/round_s"] for row in rows[2:]),
+        "round_s": float(median),
+        "quartiles_s": [float(low), float(high)],
         "paper": PAPER.get(method, ""),
     }
 
@@ -86,7 +89,8 @@ def main() -> None:
         numbers = " | ".join(f"{line[key]:.2f}" for key in ("P", "B", "R_down", "R_up", "round_s"))
         print(f"| {method} | {numbers} | {line['paper']} |", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({**provenance(), "results": results}, indent=1) + "\n")
+        settings = {"warm_up_rounds": WARM_UP, "timed_rounds": ROUNDS - WARM_UP}
+        arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,36 @@
-"""How fast local steps are: client images per second, and the share of the device's measured ceilings, of every combination.
+"""How fast local steps are: client images per second, and the share of the machine's measured ceilings, of every combination.
 
-    python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan vmap] [--dtype float32] ...
-    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json
+    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json    (two CPU cores: 30 minutes)
+    python -m benchmarks.round_time --json=benchmarks/results/round_time_gpu.json    (one GPU: less than 10 minutes)
+    python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan 4] [--budget inf] ...
 
 Workloads, whole rounds of them on random images: (FL)^2's step on WRN-28-2 (32 images, weak and strong views, ASAM) and on the
 CNN of the digits, FedDure's on ResNet-9 (10 labeled and 90 unlabeled images, both regulators), FedSiam-Pi's on its network for
-MNIST (10 images). The server takes one step on ten labels, beside which a client takes `--steps`. Convolution lowering x client
-loop x compiler x dtype x cohort, on one device. `unrolled` is a scan over clients whose steps are written out, `separate` that
-with a program for each client. Where no axis is given, a CPU has what is worth trying (WORTH_TRYING): XLA's convolution inside
-a loop takes minutes a step there. Last comes, for each workload, the layout that `fedjax_ssl.tune` finds by itself: `of best`
-is its rate over that of the best row above.
+MNIST (10 images). The server takes one step on ten labels; images per second are the clients'. Convolution lowering x client
+loop x compiler x dtype x cohort, over all the devices there are, of which a CPU has one for each core, as `launch.run` does:
+`scan` is each device's clients one after another, `vmap` all of them at once, a number so many at a time, `unrolled` a scan
+whose local steps are written out, `separate` that with a program for each client. Where none of `--conv`, `--loop` and
+`--compiler` is given, ON_CPU or ON_ACCELERATOR is what is tried, the best guesses first: XLA's convolution inside a loop takes
+minutes a step on a CPU. Else it is the product of those that are given, and of OTHERWISE.
 
-Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, which is read and written
-once, counting the bytes of both. Arithmetic and
-bytes of a pass are XLA's count for one forward, and one forward and backward, pass of the network in a program of their own,
-times the passes that the round reports. So `matmul` is the share of the ceiling that useful arithmetic reached, whatever the
-lowering does besides, and `memory` the share of the bandwidth by the bytes that such a program would move. Peak memory is what
-the round's program asks for, arguments included. One round to warm up, then at least 3 and `--seconds` of rounds: median and
-quartiles of images per second. What does not fit into `--budget` seconds in all is named and left out.
+Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
+`fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
+again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's. Exit status 1 where that is
+below WORST. A search that was cut short by the budget is marked, and does not count. What there is no time for is named.
+
+Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
+are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
+its convolutions and matrix products as direct ones, whatever lowering runs. `useful` is the share of the ceiling that this
+arithmetic reached: what a lowering does besides does not count, and Winograd's, which multiplies less, may pass 100 %.
+`memory` is likewise by the bytes of their operands and results, each read or written once by each of them; what lies between
+them (batch norm, activations, the optimizer) is not in it. Peak memory is what a device's largest program asks for, arguments
+included. One round to warm up, then at least LEAST_ROUNDS and `--seconds` of rounds: median and quartiles of images per second.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import gc
 import itertools
 import json
 import pathlib
@@ -33,287 +40,306 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import ceilings
+from benchmarks.ceilings import Ceilings
 from benchmarks.provenance import provenance
-from fedjax_ssl import build, models, tune
-from fedjax_ssl.data.sources import from_arrays
+from benchmarks.workloads import DTYPES, TUNED, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
-from fedjax_ssl.models.layers import DTYPES
 from fedjax_ssl.simulation.execution import COMPILERS
+from launch.command import use_all_cores
+
+ON_CPU = [
+    ("winograd", "scan", "default"), ("winograd", "scan", "lean"), ("winograd", "unrolled", "lean"),
+    ("im2col", "scan", "default"), ("grouped", "separate", "lean"), ("banded", "scan", "default"),
+    ("im2col", "vmap", "default"), ("hybrid", "scan", "default"), ("winograd", "separate", "lean"),
+    ("shifted", "scan", "default"), ("shifted", "vmap", "default"),
+]  # fmt: skip
+ON_ACCELERATOR = [
+    ("grouped", "vmap", "default"), ("grouped", "4", "default"), ("im2col", "vmap", "default"),
+    ("grouped", "scan", "default"), ("shifted", "vmap", "default"), ("im2col", "4", "default"),
+    ("grouped", "unrolled", "default"), ("im2col", "scan", "default"),
+]  # fmt: skip
+"""(conv, loop, compiler) worth trying, the best guesses first."""
+OTHERWISE = {
+    "cpu": (["winograd", "banded", "hybrid", "im2col", "shifted"], ["scan", "vmap", *WRITTEN_OUT]),
+    "accelerator": (["grouped", "im2col", "shifted"], ["vmap", "4", "scan", "unrolled"]),
+}
+"""Lowerings and loops, where some axis is given and they are not."""
+BUDGET = {"cpu": 1700.0, "accelerator": 480.0}
+SHARE = {"cpu": 0.4, "accelerator": 0.6}
+"""Seconds, and how much of them the fixed layouts have: a search takes up to six minutes for a large network on a CPU."""
+STEPS = 4
+"""Local steps on an accelerator; a CPU has each workload's own."""
+LEAST_ROUNDS = 3
+WORST = 1 / 1.1
+IMAGES = "perf/client_images_per_s"
 
 
-class Workload(NamedTuple):
-    """A method on a network.
+class Running(NamedTuple):
+    """A combination whose program is compiled and warm.
 
     Attributes:
-        method: its settings.
-        model: the network's.
-        image_shape: of the images.
-        labels_at: where the labels are.
-        batch_size: of a client's step (of its labeled examples where it has labels).
-        optimizer: of the clients.
+        case: the combination.
+        experiment: it, ready to run.
+        rounds: its rounds from the second on.
+        compile_s: what it took to compile.
     """
 
-    method: dict[str, Any]
-    model: dict[str, Any]
-    image_shape: tuple[int, int, int]
-    labels_at: str
-    batch_size: int
-    optimizer: dict[str, Any]
+    case: Case
+    experiment: Experiment
+    rounds: Iterator[tuple[Any, dict[str, Any]]]
+    compile_s: float
+
+    def round(self) -> dict[str, Any]:
+        """The row of the next round; raises ValueError where the clients did nothing in it."""
+        _, row = next(self.rounds)
+        if IMAGES not in row:
+            raise ValueError("no client took a step")
+        return row
 
 
-WORKLOADS = {
-    "fl2_wrn28_2": Workload({"name": "fl2"}, {"name": "wide_resnet"}, (32, 32, 3), "server", 32, {}),
-    "feddure_resnet9": Workload(
-        {"name": "feddure", "unlabeled_batch_size": 90},
-        {"name": "resnet9", "variant": "feddure", "norm": "running"},
-        (32, 32, 3),
-        "clients",
-        10,
-        {"name": "adam", "learning_rate": 5e-4},
-    ),
-    "fl2_cnn": Workload({"name": "fl2"}, {"name": "cnn", "width": 32}, (8, 8, 1), "server", 32, {}),
-    "fedsiam_mnist_cnn": Workload(
-        {"name": "fedsiam_pi"}, {"name": "mnist_cnn", "norm": "running"}, (28, 28, 1), "clients", 10, {"learning_rate": 0.01}
-    ),
-}
-ON_CPU = {
-    "conv": ["winograd", "banded", "hybrid", "im2col", "shifted", "grouped"], "loop": ["scan", "vmap", "unrolled", "separate"],
-    "compiler": list(COMPILERS), "dtype": ["float32"], "cohort": [2],
-}  # fmt: skip
-ON_ACCELERATOR = {
-    "conv": ["grouped", "im2col", "shifted"], "loop": ["vmap", "scan", "unrolled"], "compiler": ["default"],
-    "dtype": list(DTYPES), "cohort": [10],
-}  # fmt: skip
-WORTH_TRYING = {
-    "scan": ["winograd", "banded", "hybrid", "im2col", "shifted"], "vmap": ["im2col", "shifted"], "unrolled": ["winograd"],
-    "separate": ["winograd", "grouped"],
-}  # fmt: skip
-"""On a CPU, the lowerings for each loop over clients."""
-WRITTEN_OUT = {"unrolled": "scan", "separate": "separate"}
-"""Loops over clients whose local steps are written out, and the strategy of each."""
-TUNED = "tuned"
-LEAST_ROUNDS = 3
+def start(case: Case, give_up: Callable[[], bool] = lambda: False) -> Running:
+    """Builds the combination, and runs its first round."""
+    one = experiment(case, give_up)
+    rounds = one.rounds()
+    _, row = next(rounds)
+    return Running(case, one, rounds, row["time/compile_s"])
 
 
-class Ceilings(NamedTuple):
-    """What the device does at most: floating-point operations per second by dtype, and bytes per second."""
-
-    flops: dict[str, float]
-    bandwidth: float
-
-
-def best_time(program: Callable[[], Any], repeats: int = 5) -> float:
-    """The least seconds of some runs, after one to warm up."""
-    times = []
-    for repeat in range(repeats + 1):
-        started = time.perf_counter()
-        jax.block_until_ready(program())
-        if repeat:
-            times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def ceilings(dtypes: list[str]) -> Ceilings:
-    """Measures them."""
-    on_cpu = jax.default_backend() == "cpu"
-    size, length = (1536, 2**25) if on_cpu else (8192, 2**28)
-    flops = {}
-    for dtype in dtypes:
-        matrix = jax.random.normal(jax.random.key(0), (size, size)).astype(dtype)
-        product = jax.jit(lambda a: a @ a).lower(matrix).compile()
-        flops[dtype] = 2 * size**3 / best_time(lambda run=product, a=matrix: run(a))
-    in_place = jax.jit(lambda x: x + 1, donate_argnums=0)  # a result of its own would take fresh pages each time
-    vector = [jnp.zeros(length, jnp.float32)]
-
-    def add() -> jax.Array:
-        vector.append(in_place(vector.pop()))
-        return vector[0]
-
-    return Ceilings(flops, 2 * vector[0].nbytes / best_time(add))
-
-
-@functools.cache
-def costs(name: str, dtype: str) -> dict[str, tuple[float, float]]:
-    """`flops` and `bytes accessed` of one example: (forward, back), as XLA counts them for a batch in no loop."""
-    workload = WORKLOADS[name]
-    options = {key: value for key, value in workload.model.items() if key not in ("name", "norm")}
-    model = models.build(workload.model["name"], num_classes=10, conv="grouped", dtype=dtype, **options)
-    params, stats = model.init(jax.random.key(0), workload.image_shape)
-    images = jnp.zeros((workload.batch_size, *workload.image_shape))
-
-    def loss(params: Any) -> jax.Array:
-        logits, _ = model.apply(params, stats, images, train=True, key=jax.random.key(0))
-        return jnp.sum(logits**2)
-
-    forward, both = (jax.jit(f).lower(params).compile().cost_analysis() for f in (loss, jax.grad(loss)))
-    names = ("flops", "bytes accessed")
-    return {name: (forward[name] / len(images), (both[name] - forward[name]) / len(images)) for name in names}
-
-
-def execution(case: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a combination's execution."""
-    loop, shared = case["loop"], {"dtype": case["dtype"], "devices": 1}
-    if loop == TUNED:
-        return shared
-    layout = {"conv": case["conv"], "compiler": case["compiler"], "steps": "unrolled" if loop in WRITTEN_OUT else "loop"}
-    if loop.isdecimal():
-        return {**shared, **layout, "strategy": "chunked", "chunk_size": int(loop)}
-    return {**shared, **layout, "strategy": WRITTEN_OUT.get(loop, loop)}
-
-
-def experiment(case: dict[str, Any], steps: int) -> Experiment:
-    """A round of the combination's workload: its cohort's clients with `steps` local steps each, and one of the server."""
-    workload, cohort = WORKLOADS[case["workload"]], case["cohort"]
-    at_clients = workload.labels_at == "clients"
-    unlabeled = workload.method.get("unlabeled_batch_size", 0) or workload.batch_size
-    per_client = workload.batch_size + unlabeled
-    count = cohort * per_client + 10
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (count, *workload.image_shape), np.uint8), np.arange(count) % 10
-    local = {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": steps}
-    labeled = {"labeled_fraction": (workload.batch_size / per_client,)} if at_clients else {"num_labels": 10}
-    made = build(
-        {
-            "method": workload.method,
-            "model": workload.model,
-            "data": {"labels_at": workload.labels_at, "num_clients": cohort, "weak": "none", "strong": "none", **labeled},
-            "client": local,
-            "server": {"epochs": 0, "steps": 1, "pretrain": 0} | ({} if at_clients else {"sbn_data": "labeled"}),
-            "cohort_size": cohort,
-            "rounds": 10**6,
-            "eval_every": 10**6,
-            "execution": execution(case),
-        },
-        from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=labels[:10]),
-    )
-    return tune(made) if case["loop"] == TUNED else made
-
-
-def measure(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) -> dict[str, Any]:
-    """One combination's rounds."""
-    one = experiment(case, steps)
-    took, rates, before = [], [], {"cost/forward_passes": 0, "cost/backward_passes": 0}
-    for _, row in one.rounds():
-        if row["round"] > 1:
-            took.append(row["time/round_s"])
-            rates.append(row["perf/client_images_per_s"])
-            if len(took) >= LEAST_ROUNDS and sum(took) >= seconds:
-                break
-        before = row
-    passes = [row[key] - before[key] for key in ("cost/forward_passes", "cost/backward_passes")]
-    per_example = costs(case["workload"], case["dtype"])
-    used = {name: sum(n * each for n, each in zip(passes, per_example[name], strict=True)) for name in per_example}
-    low, median, high = np.quantile(rates, (0.25, 0.5, 0.75))
-    round_s = float(np.median(took))
+def summary(running: Running, rows: list[dict[str, Any]], most: Ceilings) -> dict[str, Any]:
+    """What the rows of some of its rounds come to."""
+    case, layout = running.case, running.experiment.layout
+    low, median, high = np.quantile([row[IMAGES] for row in rows], (0.25, 0.5, 0.75))
+    round_s, computed = median_s(rows), arithmetic_of(case)
     return {
-        **case,
+        **case._asdict(),
         "images_per_s": float(median),
         "quartiles": [float(low), float(high)],
-        "rounds": len(took),
+        "rounds": len(rows),
         "round_s": round_s,
-        "matmul_share": used["flops"] / round_s / most.flops[case["dtype"]],
-        "memory_share": used["bytes accessed"] / round_s / most.bandwidth,
-        "compile_s": row["time/compile_s"],
-        "peak_bytes": one.simulator.memory_bytes,
-        "layout": one.layout._asdict(),
+        "flops": computed.flops,
+        "bytes": computed.bytes,
+        "useful_share": computed.flops / round_s / most.flops[case.dtype],
+        "memory_share": computed.bytes / round_s / most.bandwidth,
+        "compile_s": running.compile_s,
+        "peak_bytes": running.experiment.simulator.memory_bytes,
+        "layout": layout._asdict(),
     }
 
 
-def attempt(case: dict[str, Any], steps: int, seconds: float, most: Ceilings) -> dict[str, Any]:
+def median_s(rows: list[dict[str, Any]]) -> float:
+    """The median of the rounds' seconds."""
+    return float(np.median([row["time/round_s"] for row in rows]))
+
+
+def in_turns(all_: list[Running], seconds: float) -> list[list[dict[str, Any]]]:
+    """The rows of their next rounds, A B C A B C ...: of each at least LEAST_ROUNDS, and of the first `seconds`."""
+    rows: list[list[dict[str, Any]]] = [[] for _ in all_]
+    for running in all_[1:]:  # they ran long ago: a round to warm up again
+        running.round()
+    while len(rows[0]) < LEAST_ROUNDS or sum(row["time/round_s"] for row in rows[0]) < seconds:
+        for own, running in zip(rows, all_, strict=True):
+            own.append(running.round())
+    return rows
+
+
+class Bench:
+    """The measurements, and what is left of the time for them.
+
+    Args:
+        seconds: of rounds that each combination has at least.
+        budget: seconds, from now on, after which nothing is begun.
+        most: the ceilings.
+
+    Attributes:
+        best: the fastest two of the fixed layouts of each work, with the seconds of a round.
+    """
+
+    def __init__(self, seconds: float, budget: float, most: Ceilings) -> None:
+        self._seconds, self._most = seconds, most
+        self._began, self._budget = time.perf_counter(), budget
+        self.best: dict[tuple, list[tuple[float, Running]]] = {}
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Seconds that are left of so much of the budget."""
+        return share * self._budget - (time.perf_counter() - self._began)
+
+    def fixed(self, case: Case) -> dict[str, Any]:
+        """A fixed layout's rounds."""
+        running = start(case)
+        (rows,) = in_turns([running], self._seconds)
+        found = [*self.best.get(case.work, []), (median_s(rows), running)]
+        self.best[case.work] = sorted(found, key=lambda pair: pair[0])[:2]
+        return summary(running, rows, self._most)
+
+    def tuned(self, case: Case) -> dict[str, Any]:
+        """The tuned layout's rounds, in turns with those of the best fixed ones; the search ends with the budget."""
+        cut = False
+
+        def give_up() -> bool:
+            nonlocal cut
+            cut = self.left_s() < 0
+            return cut
+
+        running = start(case, give_up)
+        rivals = [rival for _, rival in self.best.get(case.work, [])]
+        rows, *others = in_turns([running, *rivals], self._seconds)
+        beside = [{**r.case._asdict(), "round_s": median_s(own)} for r, own in zip(rivals, others, strict=True)]
+        of_best = min(rival["round_s"] for rival in beside) / median_s(rows) if beside else None
+        return {**summary(running, rows, self._most), "beside": beside, "of_best": of_best, "cut_short": cut}
+
+
+def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
     """`measure`, or what went wrong, such as memory that is not there; then the device's memory is free again."""
     try:
-        return measure(case, steps, seconds, most)
-    except (ValueError, RuntimeError) as error:
-        return {**case, "error": str(error).strip().splitlines()[0]}
+        return measure(case)
+    except Exception as error:  # whatever it is: the other combinations are measured all the same
+        return {**case._asdict(), "error": " ".join([f"{type(error).__name__}:", *str(error).split()])[:200]}
     finally:
         jax.clear_caches()
+        gc.collect()  # programs and what they hold refer to each other
 
 
 def client_loop(word: str) -> str:
     """Checks a word of `--loop`."""
     known = ("scan", "vmap", *WRITTEN_OUT)
-    if word not in known and not word.isdecimal():
+    if word not in known and not (word.isdecimal() and int(word)):
         raise argparse.ArgumentTypeError(f"got {word}, accepted: {', '.join(known)}, or a number of clients")
     return word
 
 
-def combinations(axes: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Those of the chosen axes, and the tuned layout last for each workload, dtype and cohort."""
-    choose = jax.default_backend() == "cpu" and (axes.conv, axes.loop) == (ON_CPU["conv"], ON_CPU["loop"])
-    for workload, dtype, cohort in itertools.product(axes.workloads, axes.dtype, axes.cohort):
-        work = {"workload": workload, "dtype": dtype, "cohort": cohort}
-        for conv, loop, compiler in itertools.product(axes.conv, axes.loop, axes.compiler):
-            if not choose or conv in WORTH_TRYING[loop]:
-                yield {**work, "conv": conv, "loop": loop, "compiler": compiler}
-        if not axes.fixed:
-            yield {**work, "conv": "", "loop": TUNED, "compiler": ""}
+def layouts(axes: argparse.Namespace, kind: str) -> list[tuple[str, str, str]]:
+    """(conv, loop, compiler) of the chosen axes, or what is worth trying where none is chosen."""
+    if not (axes.conv or axes.loop or axes.compiler):
+        return ON_CPU if kind == "cpu" else ON_ACCELERATOR
+    convs, loops = OTHERWISE[kind]
+    return list(itertools.product(axes.conv or convs, axes.loop or loops, axes.compiler or ["default"]))
 
 
-def of_best(result: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, float]:
-    """The rate of a tuned layout over the best of the fixed ones of the same work, where there are any."""
-    work = [result[key] for key in ("workload", "dtype", "cohort")]
-    same = [r for r in before if [r[key] for key in ("workload", "dtype", "cohort")] == work and "images_per_s" in r]
-    best = max((r["images_per_s"] for r in same), default=0.0)
-    return {"of_best": result["images_per_s"] / best} if best and "images_per_s" in result else {}
+def combinations(axes: argparse.Namespace, workload: str, kind: str) -> list[Case]:
+    """A workload's, in the order in which they are measured.
+
+    The first layout in all dtypes, and all layouts in the first dtype, in turns; then the second layout in the others; ...
+    """
+    steps = axes.steps or (WORKLOADS[workload].steps_on_cpu if kind == "cpu" else STEPS)
+    both = itertools.product(enumerate(layouts(axes, kind)), enumerate(axes.dtype))
+    ordered = sorted(both, key=lambda pair: (min(pair[0][0], pair[1][0]), pair[0][0] + pair[1][0]))
+    return [
+        Case(workload, conv, loop, compiler, dtype, cohort, steps)
+        for ((_, (conv, loop, compiler)), (_, dtype)) in ordered
+        for cohort in axes.cohort
+    ]
 
 
-def main() -> None:
-    """Measures the chosen combinations, prints a table and writes it as it grows; exit status 1 where one failed."""
-    usual = ON_CPU if jax.default_backend() == "cpu" else ON_ACCELERATOR
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--conv", nargs="+", choices=list(LOWERINGS), default=usual["conv"])
-    parser.add_argument(
-        "--loop",
-        nargs="+",
-        type=client_loop,
-        default=usual["loop"],
-        help="scan, vmap, unrolled, separate, or clients to a chunk",
-    )
-    parser.add_argument("--compiler", nargs="+", choices=COMPILERS, default=usual["compiler"])
-    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=usual["dtype"])
-    parser.add_argument("--cohort", nargs="+", type=int, default=usual["cohort"], help="clients a round")
-    parser.add_argument("--fixed", action="store_true", help="leave out the tuned layouts")
-    parser.add_argument("--steps", type=int, default=4, help="local steps a round")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of rounds that each combination has at least")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no combination is begun")
-    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
-    arguments = parser.parse_args()
-    started = time.perf_counter()
-    most = ceilings(arguments.dtype)
-    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in most.flops.items())
-    print(f"ceilings: {rates}, {most.bandwidth / 1e9:,.1f} GB/s")
-    head = f"{'workload':18} {'conv':8} {'loop':8} {'compiler':8} {'dtype':8} {'M':>4} {'images/s':>9} {'quartiles':>17} "
-    print(head + f"{'matmul':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7}")
-    results: list[dict[str, Any]] = []
-    for case in combinations(arguments):
-        in_time = time.perf_counter() - started <= arguments.budget
-        result = attempt(case, arguments.steps, arguments.seconds, most) if in_time else {**case, "left_out": "no time"}
-        results.append(result | (of_best(result, results) if case["loop"] == TUNED else {}))
-        print(line(results[-1]), flush=True)
-        if arguments.json:
-            settings = {"steps": arguments.steps, "ceilings": most._asdict()}
-            arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
-    if any("error" in result for result in results):
-        sys.exit(1)
+def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str, Any]]:
+    """The results, one after another."""
+    waiting = {workload: combinations(axes, workload, kind) for workload in axes.workloads}
+    spent, works = dict.fromkeys(axes.workloads, 0.0), {w: cases[: len(axes.cohort)] for w, cases in waiting.items()}
+    while bench.left_s(1.0 if axes.fixed else SHARE[kind]) > 0 and any(waiting.values()):
+        workload = min((w for w in waiting if waiting[w]), key=lambda w: spent[w])
+        began = time.perf_counter()
+        yield attempt(bench.fixed, waiting[workload].pop(0))
+        spent[workload] += time.perf_counter() - began
+    for case in itertools.chain(*waiting.values()):
+        yield {**case._asdict(), "left_out": "no time"}
+    if axes.fixed:
+        return
+
+    def round_s(case: Case) -> float:
+        return min((seconds for seconds, _ in bench.best.get(case.work, ())), default=float("inf"))
+
+    for case in sorted(itertools.chain(*works.values()), key=round_s):  # short ones first: their searches are short, too
+        of_work = case._replace(conv="", loop=TUNED, compiler="")
+        if bench.left_s() > 0:
+            yield attempt(bench.tuned, of_work)
+        else:
+            yield {**of_work._asdict(), "left_out": "no time"}
+        bench.best.pop(case.work, None)  # and its memory is free
+
+
+def slow(result: dict[str, Any]) -> bool:
+    """Whether a search that had its time has come to a layout that is slower than it may be."""
+    return not result.get("cut_short") and (result.get("of_best") or 1.0) < WORST
+
+
+HEAD = (
+    f"{'workload':18} {'conv':8} {'loop':8} {'compiler':8} {'dtype':13} {'M':>4} {'S':>3} {'images/s':>9} {'quartiles':>17} "
+    f"{'useful':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7}"
+)
 
 
 def line(r: dict[str, Any]) -> str:
     """A line of the table."""
     layout = r.get("layout", r)  # which a tuned one has found
-    what = f"{r['workload']:18} {layout['conv']:8} {r['loop']:8} {layout['compiler']:8} {r['dtype']:8} {r['cohort']:4}"
-    if "error" in r or "left_out" in r:
-        return f"{what} {r['error'] if 'error' in r else 'left out: ' + r['left_out']}"
+    what = f"{r['workload']:18} {layout['conv']:8} {r['loop']:8} {layout['compiler']:8} {r['dtype']:13} {r['cohort']:4}"
+    if "error" in r:
+        return f"{what} {r['steps']:3} {r['error']}"
     spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
+    beside = f" {r['of_best']:7.2f}" if r.get("of_best") else ""
     return (
-        f"{what} {r['images_per_s']:9,.0f} {spread:>17} {r['matmul_share']:6.1%} {r['memory_share']:6.1%} "
-        f"{r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}" + (f" {r['of_best']:7.2f}" if "of_best" in r else "")
+        f"{what} {r['steps']:3} {r['images_per_s']:9,.0f} {spread:>17} {r['useful_share']:6.1%} {r['memory_share']:6.1%} "
+        f"{r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}{beside}{' (search cut short)' if r.get('cut_short') else ''}"
     )
 
 
+def left_out(results: list[dict[str, Any]]) -> Iterator[str]:
+    """For each workload a line with what there was no time for."""
+    without = [r for r in results if "left_out" in r]
+    for workload in dict.fromkeys(r["workload"] for r in without):
+        keys = ("conv", "loop", "compiler", "dtype", "cohort")
+        named = (" ".join(str(r[key]) for key in keys if r[key]) for r in without if r["workload"] == workload)
+        yield f"{workload}: no time for {'; '.join(named)}"
+
+
+def arguments_of(words: list[str] | None, kind: str) -> argparse.Namespace:
+    """The command line, with what is usual on a `cpu` or an `accelerator`."""
+    on_cpu = kind == "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--conv", nargs="+", choices=list(LOWERINGS))
+    parser.add_argument("--loop", nargs="+", type=client_loop, help="scan, vmap, unrolled, separate, or clients to a chunk")
+    parser.add_argument("--compiler", nargs="+", choices=COMPILERS)
+    parser.add_argument(
+        "--dtype", nargs="+", choices=list(DTYPES), default=["float32"] if on_cpu else ["tensorfloat32", "bfloat16", "float32"]
+    )
+    cohort = 2 * len(jax.devices()) if on_cpu else 10
+    parser.add_argument("--cohort", nargs="+", type=int, default=[cohort], help="clients a round (%(default)s)")
+    parser.add_argument("--fixed", action="store_true", help="leave out the tuned layouts")
+    parser.add_argument("--steps", type=int, help="local steps a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of rounds that each combination has at least (%(default)s)")
+    parser.add_argument("--budget", type=float, default=BUDGET[kind], help="seconds after which nothing is begun (%(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Measures the chosen combinations, prints a table and writes it as it grows; exit status 1 where one failed."""
+    kind = "cpu" if jax.default_backend() == "cpu" else "accelerator"
+    arguments = arguments_of(None, kind)
+    began = time.perf_counter()
+    most = ceilings.measured(arguments.dtype)
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {dtype}" for dtype, rate in most.flops.items())
+    print(f"ceilings of {len(jax.devices())} devices: {rates}, {most.bandwidth / 1e9:,.1f} GB/s\n{HEAD}")
+    bench = Bench(arguments.seconds, arguments.budget - (time.perf_counter() - began), most)
+    results: list[dict[str, Any]] = []
+    for result in run(arguments, kind, bench):
+        results.append(result)
+        if "left_out" not in result:
+            print(line(result), flush=True)
+        if arguments.json:
+            written = {**provenance(), "ceilings": most._asdict(), "warm_up_rounds": 1, "results": results}
+            arguments.json.write_text(json.dumps(written, indent=1) + "\n")
+    for words in left_out(results):
+        print(words)
+    for result in filter(slow, results):
+        print(f"{result['workload']}: the tuned layout takes {1 / result['of_best']:.2f} times the best fixed one's time")
+    if any("error" in result or slow(result) for result in results):
+        sys.exit(1)
+
+
 if __name__ == "__main__":
+    use_all_cores()
     main()

@@ -4,13 +4,19 @@
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
 no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is a
-process of its own: 2 rounds to warm up, then at least 5 and 5 seconds of rounds, of which median and quartiles; peak memory
-is the process's, with data and compilation. Virtual devices (`--xla_force_host_platform_device_count`) share the CPU's cores:
-on a machine of two, four are no faster than two.
+process of its own: 2 rounds to warm up, then at least 5 and 5 seconds of rounds, of which median and quartiles. The `devices`
+are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine
+of two, four are no faster than two.
 
-The exponent b of seconds ~ x^b is the slope of the medians' logarithms, with its 95 % interval (Student's t). Below some 100
-clients a round's fixed cost shows in that of the cohort: `marginal` is the exponent of what is beyond the smallest point's.
-`rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round.
+Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
+cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
+when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter form: a round's,
+data and states included, as the compiler counts them, and the peak: the device's where it tells, else the process's. A verdict
+says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients; of bytes: no more
+than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
+
+`rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round;
+they are flat where at most 1 % of it would come in so many rounds. Exit status 1 where a point failed, whatever the verdicts.
 Run time: 20 minutes on two CPU cores, most of it data of a million clients and the 10,000 rounds.
 """
 
@@ -25,23 +31,35 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from benchmarks.provenance import provenance
 
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
 SERIES: dict[str, tuple[int, ...]] = {
-    "cohort": (10, 30, 100, 300, 1_000),
+    "cohort": (10, 20, 50, 100, 200, 500, 1_000),
     "clients": (100, 1_000, 10_000, 100_000, 1_000_000),
-    "steps": (2, 8, 32, 128),
+    "steps": (2, 4, 8, 16, 32, 64, 128),
     "devices": (1, 2, 4),
 }
+CLAIMS = {"cohort": 1, "steps": 1, "clients": 0}
+"""The exponents of a round's seconds that are claimed."""
+CALLED = {1: "linear", 0: "flat"}
+NEAR = {1: 0.25, 0: 0.05}
+"""How far from a claimed exponent its interval may reach: .05 over four powers of ten are 1.6 times."""
+EXPONENTS = np.linspace(-2.0, 3.0, 1001).round(3)
+"""What is tried, where there is a fixed cost."""
+UNDECIDED = "undecided: a wide interval"
+FLAT = 1.1
+"""Times as many bytes, at the end of a series, that are no growth."""
 IMAGES_A_CLIENT, BATCH = 4, 4
 WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 5.0
 ROUNDS, EVERY = 10_000, 500
+FLAT_SHARE = 0.01
+"""Of resident memory, that may come in ROUNDS rounds."""
 
 
 def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
@@ -92,6 +110,8 @@ def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
         "compile_s": row["time/compile_s"],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "device_peak_bytes": memory.get("peak_bytes_in_use"),
+        "round_bytes": experiment.simulator.memory_bytes,
+        "device": jax.devices()[0].device_kind,
         **experiment.layout._asdict(),
     }
 
@@ -101,6 +121,20 @@ def resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class Fit(NamedTuple):
+    """A power law.
+
+    Attributes:
+        exponent: c.
+        interval: of 95 %; None where there are too few points to judge by.
+        growth: what the fit has at the largest x over what it has at the smallest.
+    """
+
+    exponent: float
+    interval: tuple[float, float] | None
+    growth: float
+
+
 def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float | None]:
     """The least-squares slope of y over x, and half its 95 % interval; None where two points leave nothing to judge by."""
     fit = stats.linregress(x, y)
@@ -108,23 +142,88 @@ def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float | None]:
     return float(fit.slope), half
 
 
-def exponents(x: Sequence[int], seconds: Sequence[float]) -> dict[str, tuple[float, float | None]]:
-    """The b of seconds ~ x^b, with half its interval; `marginal`: of what is beyond the first point, over x less the first.
+def power(x: Sequence[float], y: Sequence[float]) -> Fit:
+    """The fit y = b x^c by the logarithms' slope, at least two points."""
+    exponent, half = slope(np.log(x), np.log(y))
+    return Fit(exponent, None if half is None else (exponent - half, exponent + half), float((x[-1] / x[0]) ** exponent))
 
-    The latter is there where at least three points are left and each is beyond the first: else noise would choose them.
+
+def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit:
+    """The fit y = a + b x^c with a, b >= 0, by relative residuals, at least three points.
+
+    For each c of EXPONENTS, a and b are a linear problem with one best solution. The interval is of those c whose sum of
+    squares is at most 1 + F / (n - 3) times the least one, F being the distribution's .95 with 1 and n - 3 degrees of freedom.
+    An end at the last of them says that there is none.
     """
-    at, took = np.asarray(x, float), np.asarray(seconds)
-    found = {"exponent": slope(np.log(at), np.log(took))}
-    if len(at) > 3 and np.all(took[1:] > took[0]):
-        found["marginal"] = slope(np.log(at[1:] - at[0]), np.log(took[1:] - took[0]))
+    at, size, freedom = np.asarray(x, float) / x[-1], np.asarray(y, float), len(x) - 3
+    found = [optimize.nnls(np.stack([np.ones_like(at), at**c], axis=1) / size[:, None], np.ones_like(at)) for c in EXPONENTS]
+    squares = np.array([residual**2 for _, residual in found])
+    best = int(np.argmin(squares))
+    (a, b), c = found[best][0], float(EXPONENTS[best])
+    growth = float((a + b) / (a + b * at[0] ** c))
+    if freedom < 1:
+        return Fit(c, None, growth)
+    inside = EXPONENTS[squares <= squares[best] * (1 + stats.f.ppf(0.95, 1, freedom) / freedom)]
+    return Fit(c, (float(inside[0]), float(inside[-1])), growth)
+
+
+def verdict(fit: Fit, claim: int) -> str:
+    """Whether seconds are what is claimed: `linear` or `flat`, or `not` so where the interval leaves it out, or undecided."""
+    low, high = fit.interval or (-np.inf, np.inf)
+    if not low <= claim <= high:
+        return f"not {CALLED[claim]}"
+    return CALLED[claim] if max(claim - low, high - claim) <= NEAR[claim] else UNDECIDED
+
+
+def verdict_on_bytes(fit: Fit) -> str:
+    """Whether bytes grow, and if so no faster than what grows."""
+    low, high = fit.interval or (-np.inf, np.inf)
+    if fit.growth <= FLAT:
+        return CALLED[0]
+    if low > 1:
+        return "faster than linear"
+    return "at most linear" if high <= 1 + NEAR[1] else UNDECIDED
+
+
+def peak(point: dict[str, Any]) -> int:
+    """The device's peak of memory where it tells one, else the process's."""
+    return point["device_peak_bytes"] or point["peak_bytes"]
+
+
+def fits(name: str, points: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fits of a series: of a round's seconds, and of bytes, with a verdict on each where something is claimed."""
+    x, at = list(points), list(points.values())
+    seconds = [point["round_s"] for point in at]
+    claim = CLAIMS.get(name)
+    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(x) > 2 else power(x, seconds)
+    found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
+    if claim is None or len(x) < 3:  # devices divide a round's memory, and the process has all of them
+        return found
+    kinds = {
+        "round's bytes": [point["round_bytes"] for point in at],
+        "peak bytes": [peak(point) for point in at],
+    }
+    for kind, sizes in kinds.items():
+        fit = power_and_fixed(x, sizes)
+        found[kind] = {**fit._asdict(), "verdict": verdict_on_bytes(fit)}
     return found
 
 
-def worker(point: dict[str, int], rounds: int = 0) -> dict[str, Any]:
+def described(what: str, found: dict[str, Any], times: float) -> str:
+    """A fit in words."""
+    interval = "?" if found["interval"] is None else "{:.2f} to {:.2f}".format(*found["interval"])
+    words = (
+        f"{what}: exponent {found['exponent']:.2f} ({interval}), {found['growth']:.3g} times from first to last of {times:,.0f}"
+    )
+    return words + (f": {found['verdict']}" if found["verdict"] else "")
+
+
+def worker(point: dict[str, int], *, rounds: int = 0, on_cpu: bool = False) -> dict[str, Any]:
     """`measure` in a process of its own; `error` where that fails."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={point['devices']}"
+    environment = {**os.environ, "XLA_FLAGS": flags} | ({"JAX_PLATFORMS": "cpu"} if on_cpu else {})
     command = [sys.executable, "-m", "benchmarks.scaling", f"--worker={json.dumps({'point': point, 'rounds': rounds})}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "XLA_FLAGS": flags})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -134,34 +233,40 @@ def series(name: str) -> dict[str, Any]:
     """Measures the points of a series, prints each as it comes, and fits those that ran."""
     points = {}
     for x in SERIES[name]:
-        points[x] = point = worker(BASE | {name: x})
+        points[x] = point = worker(BASE | {name: x}, on_cpu=name == "devices")
         if "error" in point:
             print(f"{name:8} {x:9,} {point['error']}", flush=True)
             continue
         spread = "{:.2f} - {:.2f}".format(*(1e3 * s for s in point["quartiles_s"]))
         print(
-            f"{name:8} {x:9,} {1e3 * point['round_s']:10.2f} {spread:>21} {point['peak_bytes'] / 1e6:8.0f} "
-            f"{point['build_s']:8.1f} {point['compile_s']:9.1f}",
+            f"{name:8} {x:9,} {1e3 * point['round_s']:10.2f} {spread:>21} {point['round_bytes'] / 1e6:8.1f} "
+            f"{peak(point) / 1e6:8.0f} {point['build_s']:7.1f} {point['compile_s']:9.1f}",
             flush=True,
         )
-    ran = {x: point["round_s"] for x, point in points.items() if "error" not in point}
-    found = exponents(list(ran), list(ran.values())) if len(ran) > 1 else {}
-    for what, (value, half) in found.items():
-        print(f"{name:8} {what}: {value:.2f} ± {'?' if half is None else f'{half:.2f}'}", flush=True)
-    return {"series": name, "x": list(points), "points": list(points.values()), **found}
+    ran = {x: point for x, point in points.items() if "error" not in point}
+    found = fits(name, ran) if len(ran) > 1 else {}
+    for what, fit in found.items():
+        print(f"{name:8} {described(what, fit, max(ran) / min(ran))}", flush=True)
+    return {"series": name, "x": list(points), "points": list(points.values()), "fits": found}
 
 
 def memory() -> dict[str, Any]:
     """Runs the many rounds and fits the growth of resident memory."""
-    result = worker(BASE, ROUNDS)
+    result = worker(BASE, rounds=ROUNDS)
     if "error" in result:
         print(f"rounds   {result['error']}", flush=True)
         return {"series": "rounds", **result}
     late = np.asarray([pair for pair in result["resident"] if pair[0] > 2 * EVERY])
     growth, half = slope(late[:, 0], late[:, 1])
+    most = max(0.0, growth + (half or 0.0)) * ROUNDS
+    flat = most <= FLAT_SHARE * late[0, 1]
     print(f"rounds   resident MB every {EVERY}: {', '.join(f'{size / 1e6:.0f}' for _, size in result['resident'])}")
-    print(f"rounds   growth: {growth:.1f} ± {half:.1f} bytes a round", flush=True)
-    return {"series": "rounds", **result, "growth": (growth, half)}
+    print(
+        f"rounds   growth: {growth:.1f} ± {half:.1f} bytes a round, at most {most / 1e6:.2f} MB of {late[0, 1] / 1e6:.0f} in "
+        f"{ROUNDS:,}: {'flat' if flat else 'not flat'}",
+        flush=True,
+    )
+    return {"series": "rounds", **result, "growth": (growth, half), "flat": bool(flat)}
 
 
 def main() -> None:
@@ -175,10 +280,13 @@ def main() -> None:
         asked = json.loads(arguments.worker)
         print(json.dumps(measure(asked["point"], rounds=asked["rounds"])))
         return
-    print(f"{'series':8} {'x':>9} {'round ms':>10} {'quartiles':>21} {'peak MB':>8} {'build s':>8} {'compile s':>9}")
+    head = f"{'series':8} {'x':>9} {'round ms':>10} {'quartiles':>21} {'round MB':>8} {'peak MB':>8} "
+    print(head + f"{'build s':>7} {'compile s':>9}")
     results = [memory() if name == "rounds" else series(name) for name in arguments.only]
     if arguments.json:  # not before: asking for the device takes an accelerator's memory from the points' processes
-        arguments.json.write_text(json.dumps({**provenance(), "base": BASE, "results": results}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({**provenance(), "base": BASE, "warm_up_rounds": WARM_UP, "results": results}, indent=1) + "\n"
+        )
     if any("error" in point for result in results for point in (result, *result.get("points", ()))):
         sys.exit(1)
 

@@ -25,4 +25,5 @@ def test_costs_of(monkeypatch, method, p, b, down, up):
     assert line["B"] == pytest.approx(b)
     for key, (least, most) in (("R_down", down), ("R_up", up)):
         assert least <= line[key] <= most
-    assert line["round_s"] > 0
+    low, high = line["quartiles_s"]
+    assert 0 < low <= line["round_s"] <= high

@@ -1,97 +1,235 @@
-"""The benchmark of local steps: what it counts, and one combination of small size."""
+"""The benchmark of local steps: in which order it measures, what it makes of the times, and that nothing ends its table."""
 
-import argparse
-import dataclasses
+import itertools
 import json
+import types
 
 import pytest
 
-from benchmarks import round_time
-from benchmarks.round_time import Workload
+from benchmarks import ceilings, round_time, workloads
+from benchmarks.ceilings import Ceilings
+from benchmarks.workloads import TUNED, Case, Workload
+from fedjax_ssl.arithmetic import Arithmetic
 
-SMALL = Workload({"name": "fl2"}, {"name": "linear"}, (8, 8, 1), "server", 16, {})
+CEILINGS = Ceilings({"float32": 1e6}, 1e3)
+CASE = Case("small", "im2col", "scan", "default", "float32", 2, 3)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setitem(round_time.WORKLOADS, "small", SMALL)
-
-
-def test_the_arithmetic_of_a_pass_is_the_networks():
-    forward, back = round_time.costs("small", "float32")["flops"]
-    assert forward == pytest.approx(2 * 64 * 10, rel=0.1)  # a product with a kernel of 64 x 10
-    assert back == pytest.approx(2 * 64 * 10, rel=0.1)  # its transpose: the gradient for the kernel alone
-
-
-def test_a_share_is_the_passes_arithmetic_over_time_and_ceiling(monkeypatch):
-    monkeypatch.setattr(round_time, "costs", lambda *_: {"flops": (10.0, 30.0), "bytes accessed": (1.0, 2.0)})
-    case = {"workload": "small", "conv": "hybrid", "loop": "scan", "compiler": "default", "dtype": "float32", "cohort": 2}
-    got = round_time.measure(case, 3, 0.0, round_time.Ceilings({"float32": 1e6}, 1e3))
-    assert got["rounds"] == round_time.LEAST_ROUNDS
-    one = round_time.experiment(case, steps=3)
-    first, second = (row for _, (_, row) in zip(range(2), one.rounds(), strict=False))
-    forward, back = (second[key] - first[key] for key in ("cost/forward_passes", "cost/backward_passes"))
-    assert back >= 2 * 3 * 16  # clients, steps, images
-    assert got["matmul_share"] * got["round_s"] * 1e6 == pytest.approx(10 * forward + 30 * back)
-    assert got["memory_share"] * got["round_s"] * 1e3 == pytest.approx(forward + 2 * back)
-    assert got["images_per_s"] > 0 < got["peak_bytes"]
-    assert got["quartiles"][0] <= got["images_per_s"] <= got["quartiles"][1]
+    for name in ("small", "long"):
+        workload = Workload({"name": "fl2"}, {"name": "linear"}, (8, 8, 1), "server", 16, {}, 1)
+        monkeypatch.setitem(workloads.WORKLOADS, name, workload)
 
 
 @pytest.fixture
 def results(monkeypatch, tmp_path):
-    """Runs the command on `small`: the results that it writes."""
+    """Runs the command: the results that it writes."""
 
     def main(*words):
         path = tmp_path / "out.json"
-        monkeypatch.setattr("sys.argv", ["round_time.py", "--workloads", "small", "--conv", "im2col", *words, f"--json={path}"])
+        monkeypatch.setattr("sys.argv", ["round_time.py", "--seconds=0", *words, f"--json={path}"])
         round_time.main()
         return json.loads(path.read_text())
 
     return main
 
 
+def running(case, seconds, made=()):
+    """A combination whose rounds take `seconds`, one after another."""
+    rows = ((None, {"time/round_s": s, round_time.IMAGES: 100 / s}) for s in itertools.cycle(seconds))
+    layout = workloads.experiment(CASE).layout
+    return round_time.Running(case, types.SimpleNamespace(layout=layout, simulator=made), rows, 1.5)
+
+
 def test_a_line_has_the_rate_and_the_shares_of_measured_ceilings(results, capsys):
-    written = results("--loop", "scan", "--compiler", "default", "--fixed", "--seconds", "0", "--steps", "1")
+    one_line = ("--loop", "scan", "--conv", "im2col", "--cohort", "2", "--steps", "1", "--fixed")
+    written = results("--workloads", "small", *one_line)
     assert all(rate > 1e6 for rate in (written["ceilings"]["flops"]["float32"], written["ceilings"]["bandwidth"]))
     (one,) = written["results"]
-    assert 0 < one["matmul_share"] < 1
-    assert one["memory_share"] > 0
+    assert 0 < one["useful_share"] < 1
+    assert one["memory_share"] > 0 < one["peak_bytes"]
+    assert one["quartiles"][0] <= one["images_per_s"] <= one["quartiles"][1]
+    assert one["rounds"] == round_time.LEAST_ROUNDS
     words = capsys.readouterr().out.splitlines()[-1].split()
-    assert words[:7] == ["small", "im2col", "scan", "default", "float32", "2", f"{one['images_per_s']:,.0f}"]
+    assert words[:8] == ["small", "im2col", "scan", "default", "float32", "2", "1", f"{one['images_per_s']:,.0f}"]
 
 
-def test_what_has_no_time_left_is_named_and_what_fails_has_its_error(results, monkeypatch, capsys):
-    def fails(*_):
-        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")
+def test_a_share_is_what_is_computed_over_time_and_ceiling(monkeypatch):
+    monkeypatch.setattr(round_time, "arithmetic_of", lambda case: Arithmetic(flops=3000, bytes=10))
+    one = running(CASE, [0.5, 0.1, 0.2, 0.3], made=types.SimpleNamespace(memory_bytes=7))
+    (rows,) = round_time.in_turns([one], seconds=1.0)
+    assert len(rows) == 4
+    got = round_time.summary(one, rows, CEILINGS)
+    assert got["round_s"] == 0.25
+    assert got["useful_share"] == pytest.approx(3000 / 0.25 / 1e6)
+    assert got["memory_share"] == pytest.approx(10 / 0.25 / 1e3)
+    assert got["quartiles"] == pytest.approx([300, 625])  # of 200, 333, 500, 1000 a second
+    assert (got["images_per_s"], got["peak_bytes"], got["compile_s"]) == (pytest.approx(1250 / 3), 7, 1.5)
 
-    monkeypatch.setattr(round_time, "ceilings", lambda dtypes: round_time.Ceilings(dict.fromkeys(dtypes, 1e9), 1e9))
-    monkeypatch.setattr(round_time, "measure", fails)
-    assert [one["left_out"] for one in results("--loop", "scan", "2", "--fixed", "--budget", "0")["results"]] == ["no time"] * 4
-    with pytest.raises(SystemExit) as ended:
-        results("--loop", "scan", "--fixed")
-    assert ended.value.code == 1
-    assert "RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out.splitlines()[-1]
+
+def test_a_round_without_a_step_is_an_error():
+    idle = round_time.Running(CASE, None, iter([(None, {"time/round_s": 1.0})]), 0.0)
+    with pytest.raises(ValueError, match="no client took a step"):
+        idle.round()
+
+
+def test_the_best_guesses_come_first_and_axes_that_are_given_are_combined():
+    def listed(kind, *words):
+        axes = round_time.arguments_of(words, kind)
+        return [(c.conv, c.loop, c.compiler, c.dtype) for c in round_time.combinations(axes, "small", kind)], axes
+
+    on_cpu, axes = listed("cpu")
+    assert on_cpu == [(*layout, "float32") for layout in round_time.ON_CPU]
+    assert (axes.cohort, axes.budget) == ([8], 1700)  # two for each of four devices
+    elsewhere, axes = listed("accelerator")
+    usual = ("grouped", "vmap", "default")
+    assert elsewhere[:5] == [
+        (*usual, "tensorfloat32"), (*usual, "bfloat16"), ("grouped", "4", "default", "tensorfloat32"),
+        (*usual, "float32"), ("im2col", "vmap", "default", "tensorfloat32"),
+    ]  # fmt: skip
+    assert len(set(elsewhere)) == len(elsewhere) == 3 * len(round_time.ON_ACCELERATOR)
+    assert (axes.cohort, axes.budget) == ([10], 480)
+    given, _ = listed("cpu", "--loop", "vmap", "3", "--compiler", "lean", "--conv", "hybrid")
+    assert given == [("hybrid", "vmap", "lean", "float32"), ("hybrid", "3", "lean", "float32")]
+    assert "grouped" not in {conv for conv, *_ in listed("cpu", "--loop", "scan")[0]}
+
+
+@pytest.mark.parametrize("word", ["scna", "0"])
+def test_an_unknown_loop_is_refused(word, capsys):
     with pytest.raises(SystemExit):
-        results("--loop", "scna")
-    assert "got scna, accepted: scan, vmap, unrolled, separate, or" in capsys.readouterr().err
+        round_time.arguments_of(["--loop", word], "cpu")
+    assert f"got {word}, accepted: scan, vmap, unrolled, separate, or" in capsys.readouterr().err
 
 
-def test_loops_whose_steps_are_written_out_and_the_tuned_layout(monkeypatch):
-    usual = {key: round_time.ON_CPU[key] for key in ("conv", "loop", "dtype", "cohort")}
-    axes = argparse.Namespace(workloads=["small"], compiler=["lean"], fixed=False, **usual)
-    cases = list(round_time.combinations(axes))
-    assert [case["loop"] for case in cases if case["conv"] == "grouped"] == ["separate"]  # no loop is around it
-    assert len(cases) == sum(map(len, round_time.WORTH_TRYING.values())) + 1
-    axes.conv = ["grouped"]
-    assert [case["loop"] for case in round_time.combinations(axes)] == ["scan", "vmap", "unrolled", "separate", "tuned"]
-    (separate,) = (case for case in cases if (case["loop"], case["conv"]) == ("separate", "grouped"))
-    tuned = cases[-1]
-    made = round_time.experiment(separate, steps=1).layout
-    assert (made.strategy, made.steps, made.compiler, made.conv) == ("separate", "unrolled", "lean", "grouped")
-    assert round_time.experiment(cases[0], steps=1).layout.steps == "loop"
-    monkeypatch.setattr(round_time, "tune", lambda made: dataclasses.replace(made, num_params=-1))
-    assert round_time.experiment(tuned, steps=1).num_params == -1
-    rates = [{**case, "images_per_s": rate} for case, rate in zip(cases[:2], (10.0, 20.0), strict=True)]
-    assert round_time.of_best({**tuned, "images_per_s": 19.0}, [*rates, cases[2]]) == {"of_best": 0.95}
-    assert round_time.of_best({**tuned, "cohort": 3, "images_per_s": 19.0}, rates) == {}
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still but for what the tests add."""
+    now = types.SimpleNamespace(s=0.0)
+    monkeypatch.setattr(round_time.time, "perf_counter", lambda: now.s)
+    monkeypatch.setattr(round_time.gc, "collect", lambda: None)  # takes a while
+    return now
+
+
+def test_workloads_share_the_time_and_what_is_left_is_for_tuning(clock):
+    class Bench(round_time.Bench):
+        def fixed(self, case):
+            clock.s += 10.0 if case.workload == "long" else 1.0
+            self.best[case.work] = [(float(case.workload == "long"), None)]
+            return case._asdict()
+
+        def tuned(self, case):
+            clock.s += 70.0
+            return case._asdict()
+
+    axes = round_time.arguments_of(["--workloads", "long", "small"], "cpu")
+    results = list(round_time.run(axes, "cpu", Bench(0.0, budget=100.0, most=CEILINGS)))
+    measured = [r["workload"] for r in results if "left_out" not in r]
+    assert measured[:11] == ["long", *["small"] * 10]  # as much time
+    assert measured[11:] == ["long", "small", "long", "small"]  # 42 > 0.4 * 100; small's eleven are done; it is tuned first
+    assert [r["workload"] for r in results if r["loop"] == TUNED] == ["small", "long"]
+    assert results[-1]["left_out"] == "no time"
+    (line,) = round_time.left_out(results)
+    assert line.startswith("long: no time for im2col scan default float32 8; ")
+    assert line.endswith("; tuned float32 8")
+    axes.fixed = True
+    clock.s = 0.0
+    everything = list(round_time.run(axes, "cpu", Bench(0.0, budget=1000.0, most=CEILINGS)))
+    assert len(everything) == 2 * len(round_time.ON_CPU)
+
+
+def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
+    ran = []
+
+    class Noted(round_time.Running):
+        def round(self):
+            ran.append(self.case.conv)
+            return super().round()
+
+    def start(case, give_up=None):
+        return Noted(*running(case, {"a": [3.0], "b": [2.0], "c": [1.0, 4.0, 1.0, 9.0, 1.5, 1.5, 1.5], "": [2.5]}[case.conv]))
+
+    monkeypatch.setattr(round_time, "start", start)
+    monkeypatch.setattr(round_time, "summary", lambda running, rows, most: {**running.case._asdict(), "rounds": len(rows)})
+    bench = round_time.Bench(0.0, 100.0, CEILINGS)
+    for conv in "abc":
+        bench.fixed(CASE._replace(conv=conv))
+    assert [kept.case.conv for _, kept in bench.best[CASE.work]] == ["c", "b"]  # c's median was 1 of 1, 4, 1
+    ran.clear()
+    got = bench.tuned(CASE._replace(conv="", loop=TUNED))
+    assert ran == ["c", "b", *["", "c", "b"] * 3]  # a round each to warm up again
+    assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.5), ("b", 2.0)]
+    assert got["of_best"] == 0.6  # now, not what was measured before
+    assert not got["cut_short"]
+    assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work
+
+
+def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock):
+    def start(case, give_up):
+        clock.s = 200.0
+        assert give_up()
+        return running(case, [1.0])
+
+    monkeypatch.setattr(round_time, "start", start)
+    monkeypatch.setattr(round_time, "summary", lambda running, rows, most: running.case._asdict())
+    bench = round_time.Bench(0.0, 100.0, CEILINGS)
+    assert bench.tuned(CASE._replace(loop=TUNED))["cut_short"]
+
+
+@pytest.mark.parametrize(
+    ("result", "is_slow"),
+    [
+        ({"of_best": 0.9}, True),
+        ({"of_best": 0.92}, False),
+        ({"of_best": 0.5, "cut_short": True}, False),
+        ({"of_best": None}, False),
+    ],
+)
+def test_a_tuned_layout_may_be_a_tenth_slower(result, is_slow, results, monkeypatch, capsys):
+    assert round_time.slow(result) == is_slow
+    assert not round_time.slow({"images_per_s": 1.0})
+    row = {
+        **CASE._asdict(), "images_per_s": 1.0, "quartiles": [1.0, 1.0], "useful_share": 0.1, "memory_share": 0.1,
+        "compile_s": 1.0, "peak_bytes": 1, **result,
+    }  # fmt: skip
+    monkeypatch.setattr(round_time, "run", lambda *_: iter([row]))
+    monkeypatch.setattr(ceilings, "measured", lambda dtypes: CEILINGS)
+    if not is_slow:
+        results()
+        return
+    with pytest.raises(SystemExit) as ended:
+        results()
+    assert ended.value.code == 1
+    assert "small: the tuned layout takes 1.11 times the best fixed one's time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore"), "RuntimeError: RESOURCE_EXHAUSTED: out of memory more"),
+        (KeyError("flops"), "KeyError: 'flops'"),
+        (AssertionError(), "AssertionError:"),
+    ],
+)
+def test_a_case_that_fails_is_a_line_and_the_others_go_on(results, monkeypatch, capsys, error, line):
+    def start(case, give_up=None):
+        if case.loop in ("scan", TUNED):
+            raise error
+        return running(case, [1.0], made=types.SimpleNamespace(memory_bytes=7))
+
+    monkeypatch.setattr(ceilings, "measured", lambda dtypes: CEILINGS)
+    monkeypatch.setattr(round_time, "start", start)
+    with pytest.raises(SystemExit) as ended:
+        results("--workloads", "small", "--conv", "im2col", "--loop", "scan", "vmap", "--cohort", "2")
+    assert ended.value.code == 1
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert lines[0].endswith(line)
+    assert lines[1].split()[:3] == ["small", "im2col", "vmap"]
+    assert lines[2].endswith(line)
+    assert lines[2].split()[1] == TUNED
+
+
+def test_ceilings_are_of_one_device_or_of_all(monkeypatch):
+    monkeypatch.setattr(ceilings, "_flops", lambda size, dtype, devices: {1: 2.0, 4: 3.0}[len(devices)])
+    monkeypatch.setattr(ceilings, "_bandwidth", lambda length, devices: {1: 5.0, 4: 1.0}[len(devices)])
+    assert ceilings.measured(["float32", "bfloat16"]) == ({"float32": 3.0, "bfloat16": 3.0}, 5.0)

@@ -1,26 +1,43 @@
-"""The fits of the scaling benchmark, and one of its points."""
+"""The fits of the scaling benchmark, what they conclude, and one of its points."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
 from benchmarks import scaling
+from benchmarks.scaling import Fit
+
+COHORTS, CLIENTS = scaling.SERIES["cohort"], scaling.SERIES["clients"]
 
 
-def test_the_exponent_is_a_power_laws_and_marginal_leaves_the_fixed_cost_out():
-    x = (10, 30, 100, 300, 1000)
-    found = scaling.exponents(x, [2e-3 * at**1.5 for at in x])
-    assert found["exponent"] == pytest.approx((1.5, 0), abs=1e-6)
-    with_a_fixed_cost = scaling.exponents(x, [0.5 + 2e-3 * at for at in x])
-    assert with_a_fixed_cost["exponent"][0] < 0.8
-    assert with_a_fixed_cost["marginal"] == pytest.approx((1, 0), abs=1e-6)
-    flat = scaling.exponents(x, [0.5, 0.49, 0.5, 0.48, 0.5])
-    assert abs(flat["exponent"][0]) < flat["exponent"][1] < 0.03
-    assert "marginal" not in flat  # not all is beyond the first
+def noisy(values, seed, spread=0.02):
+    """The values times noise."""
+    return np.asarray(values) * np.exp(spread * np.random.default_rng(seed).standard_normal(len(values)))
 
 
-def test_the_interval_is_students():
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("fixed", [0.0, 0.05])
+def test_the_exponent_of_a_power_law_with_a_fixed_cost_is_found(exponent, fixed):
+    exact = [fixed + 2e-3 * x**exponent for x in COHORTS]
+    found = scaling.power_and_fixed(COHORTS, exact)
+    assert found.exponent == pytest.approx(exponent, abs=0.003)
+    assert found.interval == pytest.approx((exponent, exponent), abs=0.006)
+    assert found.growth == pytest.approx(exact[-1] / exact[0], rel=1e-3)
+    if fixed:  # which is why it is fitted
+        assert scaling.power(COHORTS, exact).interval[1] < exponent
+
+
+def test_an_interval_of_95_percent_holds_the_exponent_as_often():
+    law = [0.05 + 2e-3 * x for x in COHORTS]
+    held = [
+        low <= 1 <= high for low, high in (scaling.power_and_fixed(COHORTS, noisy(law, seed)).interval for seed in range(200))
+    ]
+    assert 0.9 <= np.mean(held) <= 0.99
+
+
+def test_the_interval_of_a_slope_is_students():
     rng = np.random.default_rng(0)
     x, y = np.arange(6.0), np.arange(6.0) + rng.standard_normal(6)
     design = np.stack([x, np.ones(6)], axis=1)
@@ -28,6 +45,57 @@ def test_the_interval_is_students():
     deviation = np.sqrt(residual / 4 * np.linalg.inv(design.T @ design)[0, 0])
     assert scaling.slope(x, y) == pytest.approx((solution[0], 2.776445 * deviation))  # t of 4 degrees of freedom, .975
     assert scaling.slope(x[:2], y[:2])[1] is None
+    of_logarithms = scaling.power(np.exp(x), np.exp(y))
+    assert of_logarithms.interval == pytest.approx((solution[0] - 2.776445 * deviation, solution[0] + 2.776445 * deviation))
+
+
+def points(x, seconds, sizes):
+    at = {"device_peak_bytes": None, "peak_bytes": 1}
+    return {x: {**at, "round_s": s, "round_bytes": size} for x, s, size in zip(x, seconds, sizes, strict=True)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "law", "expected"),
+    [
+        ("cohort", lambda x: 0.02 + 2e-3 * x, "linear"),
+        ("cohort", lambda x: 0.02 + 1e-4 * x**1.4, "not linear"),
+        ("cohort", lambda x: 0.02 + 2e-3 * x**0.6, "not linear"),
+        ("cohort", lambda x: 0.5 + 1e-5 * x, "undecided: a wide interval"),  # hardly anything grows
+        ("clients", lambda x: 0.5, "flat"),
+        ("clients", lambda x: 0.5 * x**0.1, "not flat"),
+        ("clients", lambda x: 0.5 + 1e-6 * x, "undecided: a wide interval"),  # three times as long at the last point alone
+    ],
+)
+def test_a_verdict_may_be_no_and_undecided(name, law, expected, seed):
+    x = scaling.SERIES[name]
+    found = scaling.fits(name, points(x, noisy([law(at) for at in x], seed), [1] * len(x)))
+    assert found["seconds"]["verdict"] == expected
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        (lambda x: 1e9 + 5e4 * x, "flat"),
+        (lambda x: 1e7 + 1e5 * x, "at most linear"),
+        (lambda x: 1e7 + 1e5 * x**0.5, "at most linear"),
+        (lambda x: 1e7 + 1e2 * x**2, "faster than linear"),
+    ],
+)
+def test_a_verdict_on_bytes(law, expected):
+    sizes = noisy([law(x) for x in COHORTS], 0, 0.005)
+    found = scaling.fits("cohort", points(COHORTS, COHORTS, sizes))
+    assert found["round's bytes"]["verdict"] == expected
+    assert found["peak bytes"]["verdict"] == "flat"
+    assert scaling.verdict_on_bytes(Fit(1.0, (0.5, 2.0), 10.0)) == "undecided: a wide interval"
+    assert scaling.verdict_on_bytes(Fit(1.0, None, 10.0)) == "undecided: a wide interval"
+
+
+def test_the_devices_peak_counts_where_it_tells_one():
+    at = points(COHORTS, COHORTS, [1] * len(COHORTS))
+    for x, point in at.items():
+        point["device_peak_bytes"] = 3 * x**2
+    assert scaling.fits("cohort", at)["peak bytes"]["exponent"] == pytest.approx(2)
 
 
 def test_a_point_has_a_rounds_time_and_memory(monkeypatch):
@@ -35,7 +103,7 @@ def test_a_point_has_a_rounds_time_and_memory(monkeypatch):
     got = scaling.measure({"cohort": 3, "clients": 20, "steps": 2, "devices": 1})
     assert (got["rounds"], got["strategy"]) == (scaling.LEAST_ROUNDS, "scan")
     assert 0 < got["quartiles_s"][0] <= got["round_s"] <= got["quartiles_s"][1]
-    assert got["peak_bytes"] > 1e8
+    assert got["peak_bytes"] > 1e8 > got["round_bytes"] > 1e4
 
 
 def test_memory_is_read_every_so_many_rounds(monkeypatch):
@@ -46,11 +114,11 @@ def test_memory_is_read_every_so_many_rounds(monkeypatch):
 
 
 def test_a_point_that_fails_is_named_and_the_others_are_kept(monkeypatch, tmp_path, capsys):
-    def worker(point, rounds=0):
+    def worker(point, *, rounds=0, on_cpu=False):
         if point["devices"] == 4:
             return {"error": "no such device"}
-        at = {"quartiles_s": [0.9, 1.1], "peak_bytes": 1e9, "build_s": 1.0, "compile_s": 2.0}
-        return {"round_s": float(point["devices"]), **at}
+        at = {"quartiles_s": [0.9, 1.1], "device_peak_bytes": None, "build_s": 1.0, "compile_s": 2.0}
+        return {"round_s": float(point["devices"]), "peak_bytes": 1e9, "round_bytes": 1e6, **at}
 
     path = tmp_path / "out.json"
     monkeypatch.setattr(scaling, "worker", worker)
@@ -60,13 +128,35 @@ def test_a_point_that_fails_is_named_and_the_others_are_kept(monkeypatch, tmp_pa
     assert ended.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split() == ["devices", "4", "no", "such", "device"]
-    assert lines[-1] == "devices  exponent: 1.00 ± ?"
+    assert lines[-1] == "devices  seconds: exponent 1.00 (?), 2 times from first to last of 2"
     (written,) = json.loads(path.read_text())["results"]
-    assert (written["exponent"], written["points"][2]) == ([1.0, None], {"error": "no such device"})
+    assert (written["fits"]["seconds"]["exponent"], written["points"][2]) == (1.0, {"error": "no such device"})
 
 
-def test_the_growth_of_memory_leaves_the_first_rounds_out(monkeypatch, capsys):
-    resident = [[500, 9e9], [1000, 8e9], *([n, 1e8 + 3 * n] for n in range(1500, 4000, 500))]
+def test_virtual_devices_are_a_cpus_and_nothing_else_is_asked_for(monkeypatch):
+    asked = []
+
+    def run(command, *, env, **_):
+        point = json.loads(command[-1].partition("=")[2])["point"]
+        asked.append((point["devices"], env.get("JAX_PLATFORMS"), env["XLA_FLAGS"].split("=")[-1]))
+        return types.SimpleNamespace(returncode=1, stderr="no\n")
+
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(scaling.subprocess, "run", run)
+    scaling.series("steps")
+    assert asked == [(1, None, "1")] * len(scaling.SERIES["steps"])
+    asked.clear()
+    scaling.series("devices")
+    assert asked == [(1, "cpu", "1"), (2, "cpu", "2"), (4, "cpu", "4")]
+
+
+@pytest.mark.parametrize(("a_round", "verdict"), [(3, "flat"), (-50, "flat"), (300, "not flat")])
+def test_the_growth_of_memory_leaves_the_first_rounds_out(monkeypatch, capsys, a_round, verdict):
+    resident = [[500, 9e9], [1000, 8e9], *([n, 1e8 + a_round * n] for n in range(1500, 4000, 500))]
     monkeypatch.setattr(scaling, "worker", lambda point, rounds=0: {"resident": resident})
-    assert scaling.memory()["growth"] == pytest.approx((3.0, 0.0), abs=1e-6)
-    assert "growth: 3.0 ± 0.0 bytes a round" in capsys.readouterr().out
+    got = scaling.memory()
+    assert got["growth"] == pytest.approx((a_round, 0.0), abs=1e-6)
+    assert got["flat"] == (verdict == "flat")  # 300 bytes are 3 MB of 100 in 10,000 rounds
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"rounds   growth: {a_round:.1f} ± 0.0 bytes a round")
+    assert last.endswith(f"10,000: {verdict}")
