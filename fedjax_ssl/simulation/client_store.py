@@ -187,13 +187,13 @@ class HostSimulator:
         cohort = now.cohort
         after_next = self._draw(state.key, run, number + 2)  # before the round takes the device
         of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
-        of_cohort = jax.device_put(of_cohort, self._placement)
+        of_cohort, placed_cohort = jax.device_put((of_cohort, cohort), self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
         if self.execution.shrinks and not self._round.compile_s:
-            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, cohort, now.data)
+            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, placed_cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
-            new, metrics = self._round(own, cohort, now.data)
+            new, metrics = self._round(own, placed_cohort, now.data)
         jax.tree.map(lambda x: x.copy_to_host_async(), new.clients)  # once they are there
         self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
