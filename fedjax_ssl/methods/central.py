@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.method import DataSpec, Method, ServerData
+from fedjax_ssl.methods import steps
 from fedjax_ssl.methods.local import Step, Training, descend
 from fedjax_ssl.methods.server import Server, method_without_clients, with_statistics
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
@@ -238,6 +239,7 @@ def _central(
         weights = task.init(key, spec.image_shape)
         return CentralState(weights, weights.params, training.init(weights.params), start(spec.num_classes))
 
+    @jax.jit  # traced once, for its metrics' shapes and for all steps that are written out
     def step(data: ServerData, state: CentralState, inputs: StepInputs) -> tuple[CentralState, Metrics]:
         result, status = gradient(task, unlabeled_loss, data, state, inputs)
         weights, optimizer = descend(task, training, state.weights, state.optimizer, result, inputs.learning_rate)
@@ -245,7 +247,15 @@ def _central(
 
     def train(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
         state = state._replace(optimizer=training.resume(state.optimizer, state.weights.params))
-        state, metrics = jax.lax.scan(lambda s, x: step(data, s, x), state, step_inputs(training, mu, data, key))
+        inputs = step_inputs(training, mu, data, key)
+
+        def numbered(s: jax.Array, so_far: tuple[CentralState, Metrics]) -> tuple[CentralState, Metrics]:
+            state, metrics = step(data, so_far[0], jax.tree.map(lambda x: x[s], inputs))
+            return state, jax.tree.map(lambda all_, new: all_.at[s].set(new), so_far[1], metrics)
+
+        _, shapes = jax.eval_shape(step, data, state, jax.tree.map(lambda x: x[0], inputs))
+        none = jax.tree.map(lambda x: jnp.zeros((inputs.steps, *x.shape), x.dtype), shapes)
+        state, metrics = steps.repeat(inputs, numbered, (state, none), unrolled=training.unrolled)
         stats = with_statistics(task, server.static_norm, _evaluated(state), data).stats
         state = CentralState(
             state.weights._replace(stats=stats), state.average, state.optimizer if training.persistent else (), state.status
@@ -280,6 +290,16 @@ class StepInputs(NamedTuple):
     learning_rate: jax.Array
     key: jax.Array
 
+    @property
+    def steps(self) -> int:
+        """S."""
+        return self.learning_rate.shape[0]
+
+    @property
+    def most(self) -> int:
+        """S: the server takes all of them."""
+        return self.steps
+
 
 def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -> StepInputs:
     """The inputs of a round's S steps: full batches, and the schedule's value at round + s / S for step s.
@@ -288,12 +308,12 @@ def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -
     """
     labeled_key, unlabeled_key, step_key = jax.random.split(key, 3)
     size = training.batch_size
-    steps = training.steps or training.epochs * -(-data.labeled.index.shape[0] // size)
-    at = jnp.arange(steps)
+    number = training.steps or training.epochs * -(-data.labeled.index.shape[0] // size)
+    at = jnp.arange(number)
     return StepInputs(
-        batching.stream(labeled_key, data.labeled.mask, size, steps),
-        batching.stream(unlabeled_key, data.unlabeled.mask, mu * size, steps),
-        jax.vmap(training.learning_rate)(data.round + at / steps),
+        batching.stream(labeled_key, data.labeled.mask, size, number),
+        batching.stream(unlabeled_key, data.unlabeled.mask, mu * size, number),
+        jax.vmap(training.learning_rate)(data.round + at / number),
         jax.vmap(lambda s: jax.random.fold_in(step_key, s))(at),
     )
 

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-
-from fedjax_ssl.data import batching
 
 MOST_UNROLLED = 64
 """Local steps that may be written out: programs grow, and take longer to compile, in proportion."""
 
 State = TypeVar("State")
+
+
+class Schedule(Protocol):
+    """How many steps there are, as `batching.Schedule` says it."""
+
+    @property
+    def steps(self) -> Any:
+        """The holder's: an int32 scalar, or a number."""
+
+    @property
+    def most(self) -> int:
+        """The most there can be of any holder."""
+
+
 _seen: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("steps", default=None)
 
 
 def repeat(
-    schedule: batching.Schedule | batching.PairedSchedule,
+    schedule: Schedule,
     step: Callable[[jax.Array, State], State],
     start: State,
     *,

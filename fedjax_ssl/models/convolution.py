@@ -3,6 +3,8 @@
 How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
 inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
 gradients inside a loop, and all of it with a kernel per client, are slow: the other lowerings avoid those two.
+
+Of bfloat16 every result, and every gradient, is a float32 sum that is rounded once, whatever the lowering.
 """
 
 from __future__ import annotations
@@ -38,6 +40,45 @@ def _convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: tup
     return lax.conv_general_dilated(images, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def product(x: jax.Array, kernel: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """The float32 product of x and kernel, both rounded to `dtype`; its gradients are such products too. Reverse mode only.
+
+    What is made from several products is to be added up before it is rounded, and so are the gradients of what goes into
+    several: they come as float32 where the arguments are float32, which may hold numbers of `dtype`.
+
+    Args:
+        x: [..., D].
+        kernel: [D, F].
+        dtype: in which numbers are multiplied. Of float32 it is `x @ kernel`.
+
+    Returns:
+        float32 [..., F].
+    """
+    return x @ kernel if dtype == jnp.float32 else _product(x.astype(jnp.float32), kernel.astype(jnp.float32), dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: jax.Array, kernel: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _product_forward(
+    x: jax.Array, kernel: jax.Array, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(x, kernel, dtype), (x.astype(dtype), kernel.astype(dtype))
+
+
+def _product_backward(
+    dtype: jax.typing.DTypeLike, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = residuals
+    rows, cotangents = x.reshape(-1, x.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1])
+    return product(cotangent, kernel.T, dtype), product(rows.T, cotangents, dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
 def im2col_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """What `grouped_conv` computes, as slices and matrix products: a batched product once kernels are vmapped.
 
@@ -48,11 +89,12 @@ def im2col_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     which moves a third of the bytes of the full im2col of a 3x3 kernel. Arguments and result as in `grouped_conv`.
     """
     kh, kw, channels, features = kernel.shape
-    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    dtype, images = images.dtype, _padded(images, padding)
     height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
     columns = jnp.concatenate([images[:, :, column] for column in _shifts(kw, width, stride)], axis=-1)
     kernel = kernel.reshape(kh, kw * channels, features)
-    return functools.reduce(jnp.add, (columns[:, row] @ kernel[i] for i, row in enumerate(_shifts(kh, height, stride))))
+    rows = _shifts(kh, height, stride)
+    return functools.reduce(jnp.add, (product(columns[:, row], kernel[i], dtype) for i, row in enumerate(rows))).astype(dtype)
 
 
 def shifted_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -63,12 +105,16 @@ def shifted_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int
     It copies less than `im2col_conv`, and multiplies smaller matrices. Arguments and result as in `grouped_conv`.
     """
     kh, kw, _, _ = kernel.shape
-    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    dtype, images = images.dtype, _padded(images, padding)
     height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
     rows, columns = _shifts(kh, height, stride), _shifts(kw, width, stride)
-    return functools.reduce(
-        jnp.add, (images[:, row, column] @ kernel[i, j] for i, row in enumerate(rows) for j, column in enumerate(columns))
-    )
+    slices = [(images[:, row, column], kernel[i, j]) for i, row in enumerate(rows) for j, column in enumerate(columns)]
+    return functools.reduce(jnp.add, (product(x, weights, dtype) for x, weights in slices)).astype(dtype)
+
+
+def _padded(images: jax.Array, padding: int) -> jax.Array:
+    """The images with zeros around them, as float32, in which the gradients of their parts are then added up."""
+    return jnp.pad(images.astype(jnp.float32), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
 def _shifts(size: int, count: int, stride: int) -> list[slice]:
@@ -103,7 +149,7 @@ def _hybrid_backward(
         images_gradient = _convolution(cotangent, flipped, 1, (kh - 1 - padding, kw - 1 - padding))
     else:
         # As a convolution this would multiply the zeros between the cotangent's entries: three of four at stride 2.
-        transpose = jax.linear_transpose(lambda x: im2col_conv(x, kernel, stride, padding), images)
+        _, transpose = jax.vjp(lambda x: im2col_conv(x, kernel, stride, padding), images)
         (images_gradient,) = transpose(cotangent)
     return images_gradient, _kernel_gradient(images, cotangent, (kh, kw), stride, padding)
 
@@ -118,14 +164,13 @@ def _kernel_gradient(images: jax.Array, cotangent: jax.Array, size: tuple[int, i
     cotangent = jnp.pad(cotangent, (extra, (0, 0), (0, 0), (0, 0)))
     rows, columns = _shifts(size[0], height, stride), _shifts(size[1], width, stride)
 
-    def product(i: int | jax.Array) -> jax.Array:
+    def of_chunk(i: int | jax.Array) -> jax.Array:
         x = lax.dynamic_slice_in_dim(images, i * chunk, chunk)
         g = lax.dynamic_slice_in_dim(cotangent, i * chunk, chunk).reshape(-1, features)
         patches = jnp.concatenate([x[:, row, column] for row in rows for column in columns], axis=-1)
-        patches = patches.reshape(g.shape[0], -1)
-        return lax.dot_general(g, patches, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return product(g.T, patches.reshape(g.shape[0], -1), cotangent.dtype)
 
-    total = lax.fori_loop(1, chunks, lambda i, total: total + product(i), product(0))
+    total = lax.fori_loop(1, chunks, lambda i, total: total + of_chunk(i), of_chunk(0))
     return total.T.reshape(*size, images.shape[-1], features).astype(images.dtype)
 
 
@@ -147,7 +192,7 @@ def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     # No further than what was measured: the layers of mnist_cnn and cnn (`benchmarks/conv_lowering.py --model ...`).
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
         return hybrid_conv(images, kernel, stride, padding)
-    images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    dtype, images, kernel = images.dtype, _padded(images, padding), kernel.astype(jnp.float32)
     batch, height, width, _ = images.shape
     rows, columns = height - kh + 1, width - kw + 1
     tile = max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
@@ -160,7 +205,8 @@ def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     starts = range(0, columns * channels, tile * channels)
     pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
     sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
-    return (sides @ band.reshape(kh * met * channels, tile * features)).reshape(batch, rows, columns, features)
+    out = product(sides, band.reshape(kh * met * channels, tile * features), dtype)
+    return out.reshape(batch, rows, columns, features).astype(dtype)
 
 
 _OF_IMAGES = np.array(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.models.convolution import LOWERINGS, product
 from fedjax_ssl.models.initializers import Initialization, Initializer, kaiming_fan_out, zero_bias
 
 DTYPES = ("float32", "bfloat16")
@@ -54,9 +54,10 @@ class Conv(nn.Module):
         conv = LOWERINGS[self.lowering]
         out = conv(images.astype(self.dtype), kernel.astype(self.dtype), self.strides, self.padding)
         if self.use_bias:
+            # In float32, and so its gradient's sum over all positions of all images: bfloat16 does not count beyond 256.
             bias_init = self.bias_init(math.prod(shape[:-1]))
-            out += self.param("bias", bias_init, (self.features,), jnp.float32).astype(self.dtype)
-        return out
+            out = out.astype(jnp.float32) + self.param("bias", bias_init, (self.features,), jnp.float32)
+        return out.astype(self.dtype)
 
 
 def max_pool(images: jax.Array, window: int = 2) -> jax.Array:
@@ -87,21 +88,27 @@ def _larger_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array,
 
 
 def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bias: bool = True) -> jax.Array:
-    """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x; reverse mode only."""
-    return nn.Dense(
+    """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x; reverse mode only.
+
+    Of bfloat16 the bias is added, and its gradient added up, in float32.
+    """
+    linear = nn.Dense(
         features,
         use_bias,
         dtype=x.dtype,
         kernel_init=initialization.linear_kernel,
         bias_init=initialization.bias(x.shape[-1]),
         dot_general=_product,
-    )(x)
+    )
+    return linear(x).astype(x.dtype)
 
 
 def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """`lax.dot_general`, as a linear layer calls it; of few examples and a large float32 kernel with a gradient for a CPU."""
+    """`lax.dot_general`, as a linear layer calls it, float32; of few examples and a large kernel with a gradient for a CPU."""
+    if x.dtype != jnp.float32:
+        return product(x, kernel, x.dtype)
     few = x.ndim == 2 and x.shape[0] <= _FEW_EXAMPLES and kernel.size >= _LARGE_KERNEL
-    return _few_by_large(x, kernel) if few and x.dtype == jnp.float32 else lax.dot_general(x, kernel, *args, **kwargs)
+    return _few_by_large(x, kernel) if few else lax.dot_general(x, kernel, *args, **kwargs)
 
 
 @jax.custom_vjp
@@ -117,10 +124,10 @@ def _few_by_large_backward(residuals: tuple[jax.Array, jax.Array], cotangent: ja
     def one_pass(x: jax.Array, cotangent: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, (x[b, :, None] * cotangent[b] for b in range(x.shape[0])))
 
-    def product(x: jax.Array, cotangent: jax.Array) -> jax.Array:
+    def at_once(x: jax.Array, cotangent: jax.Array) -> jax.Array:
         return x.T @ cotangent
 
-    return cotangent @ kernel.T, lax.platform_dependent(x, cotangent, cpu=one_pass, default=product)
+    return cotangent @ kernel.T, lax.platform_dependent(x, cotangent, cpu=one_pass, default=at_once)
 
 
 _few_by_large.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _few_by_large_backward)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.models.initializers import torch_uniform
-from fedjax_ssl.models.layers import Conv
+from fedjax_ssl.models.initializers import INITIALIZATIONS, torch_uniform
+from fedjax_ssl.models.layers import Conv, dense
 
 
 class Linear(nn.Module):
@@ -58,6 +58,6 @@ class MLP(nn.Module):
     ) -> jax.Array:
         """Inputs float32 [B, ...] -> logits float32 [B, C], or the hidden units [B, hidden]."""
         x = images.reshape(images.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, dtype=x.dtype, kernel_init=torch_uniform)(x))
+        x = nn.relu(dense(x, self.hidden, INITIALIZATIONS["kaiming"]))
         x = x.astype(jnp.float32)
         return x if features_only else nn.Dense(self.num_classes, kernel_init=torch_uniform)(x)

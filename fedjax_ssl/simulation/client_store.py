@@ -1,7 +1,9 @@
 """A simulator for data and client states that do not fit on the device: both live on the host, in NumPy arrays.
 
 Each round fetches the cohort's images and states, so that its cost on the device does not grow with the number of clients.
-While the device computes a round, the host gathers the images of the next one.
+While the device computes a round, the host gathers the images of the next one and sends them. Cohorts are drawn for many rounds
+at once. What does not overlap: before a round the states of its clients are gathered and sent, after it they are written back,
+and the device waits. A client may take part in the next round too, and a second copy of the states would take its memory.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from fedjax_ssl.simulation.simulator import (
 )
 
 PyTree = Any
+DRAWN = 64
+"""Rounds whose cohorts are drawn by one call."""
 
 
 def capacity(data: FederatedData, cohort_size: int) -> int:
@@ -72,6 +76,14 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
     return RoundData(images, clients, server)
 
 
+class _Drawn(NamedTuple):
+    """The cohorts of a run (its root key's data) in rounds first, ..., first + DRAWN - 1: int32 [DRAWN, M]."""
+
+    run: bytes
+    first: int
+    ids: np.ndarray
+
+
 class _Fetched(NamedTuple):
     """A round's data on the device: of which run (its root key's data), which round, whose."""
 
@@ -104,10 +116,11 @@ class HostSimulator:
         self._test = jax.device_put(data.test, whole)
         self._capacity = capacity(data, cohort_size)
         self._ahead: _Fetched | None = None
+        self._drawn: _Drawn | None = None
         state = RunState(server=whole, clients=client_sharding(execution.mesh, cohort_size), round=whole, key=whole)
 
-        def cohort_(key: jax.Array, round: jax.Array) -> Cohort:
-            return sample(key, round, spec.num_clients, cohort_size)
+        def cohorts_(key: jax.Array, first: jax.Array) -> jax.Array:
+            return jax.vmap(lambda r: sample(key, r, spec.num_clients, cohort_size).ids)(first + jnp.arange(DRAWN))
 
         def prepare_(server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
             return prepare(method, server, data, key)
@@ -115,7 +128,7 @@ class HostSimulator:
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
             return evaluate(method, server, test, eval_batch_size, execution.mesh)
 
-        self._cohort = Program(cohort_, execution)
+        self._cohorts = Program(cohorts_, execution)
         self._prepare = Program(prepare_, execution, out_shardings=(whole, whole))
         self._where = state
         self._round = self._program(execution)
@@ -134,7 +147,7 @@ class HostSimulator:
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
-        return sum(program.compile_s for program in (self._cohort, self._prepare, self._round, self._evaluate))
+        return sum(program.compile_s for program in (self._cohorts, self._prepare, self._round, self._evaluate))
 
     def template(self, seed: int) -> RunState:
         """The shapes, dtypes and placement of a run's state, without computing one; client states are NumPy's."""
@@ -152,8 +165,9 @@ class HostSimulator:
         clients = jax.tree.map(np.array, clients)  # copies that can be written to
         zero = jnp.zeros((), jnp.int32)
         key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
-        first = self._draw(key, 0)
-        server, metrics = self._prepare(server, self._gather(_identity(key), 0, first, first).data, key)
+        run = _identity(key)
+        first = self._draw(key, run, 0)
+        server, metrics = self._prepare(server, self._gather(run, 0, first, first).data, key)
         return RunState(server, clients, number, key), reduce(jax.device_get(metrics))
 
     def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -166,21 +180,22 @@ class HostSimulator:
 
     def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
-        number = int(state.round)
+        run, number = _identity(state.key), int(state.round)
         now = self._ahead
-        if now is None or (now.run, now.round) != (_identity(state.key), number):
-            now = self._fetch(state.key, number)
+        if now is None or (now.run, now.round) != (run, number):
+            now = self._gather(run, number, *(self._draw(state.key, run, r) for r in (number, number + 1)))
         cohort = now.cohort
-        after_next = self._draw(state.key, number + 2)  # before the round takes the device
+        after_next = self._draw(state.key, run, number + 2)  # before the round takes the device
         of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
-        of_cohort = jax.device_put(of_cohort, self._placement)
+        of_cohort, placed_cohort = jax.device_put((of_cohort, cohort), self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
         if self.execution.shrinks and not self._round.compile_s:
-            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, cohort, now.data)
+            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, placed_cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
-            new, metrics = self._round(own, cohort, now.data)
-        self._ahead = self._gather(now.run, number + 1, now.next_cohort, after_next)  # while the device is at work
+            new, metrics = self._round(own, placed_cohort, now.data)
+        jax.tree.map(lambda x: x.copy_to_host_async(), new.clients)  # once they are there
+        self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
             kept[cohort.ids] = np.asarray(changed)
         return new._replace(clients=state.clients), report(cohort, metrics)
@@ -189,17 +204,17 @@ class HostSimulator:
         """Accuracy and loss of the global model on the test set."""
         return reduce(jax.device_get(self._evaluate(state.server, self._test)))
 
-    def _fetch(self, key: jax.Array, number: int) -> _Fetched:
-        """The data of a round, its cohorts drawn from the run's root key."""
-        return self._gather(_identity(key), number, self._draw(key, number), self._draw(key, number + 1))
-
     def _gather(self, run: bytes, number: int, cohort: Cohort, next_cohort: Cohort) -> _Fetched:
         data = gather_images(self._problem.data, cohort, next_cohort, self._capacity)
         return _Fetched(run, number, cohort, next_cohort, jax.device_put(data, self._placement))
 
-    def _draw(self, key: jax.Array, number: int) -> Cohort:
-        cohort = self._cohort(key, jax.device_put(np.int32(number), self._placement))
-        return Cohort(np.asarray(cohort.ids), np.asarray(cohort.round))
+    def _draw(self, key: jax.Array, run: bytes, number: int) -> Cohort:
+        """The cohort of a round; the device is asked once in DRAWN rounds."""
+        first = number // DRAWN * DRAWN
+        if self._drawn is None or (self._drawn.run, self._drawn.first) != (run, first):
+            ids = self._cohorts(key, jax.device_put(np.int32(first), self._placement))
+            self._drawn = _Drawn(run, first, np.asarray(ids))
+        return Cohort(self._drawn.ids[number - first], np.asarray(number, np.int32))
 
 
 def _identity(key: jax.Array) -> bytes:

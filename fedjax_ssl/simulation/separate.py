@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.method import Aggregate, Cohort
@@ -130,7 +131,7 @@ class SeparateSimulator(Simulator):
         opened, images = self._open(state, self._data), self._data.train.images
         results = opened.results
         for first in range(0, self._cohort_size, self._turn_size):
-            where = jax.device_put(jnp.int32(first), self._where.round)
+            where = jax.device_put(np.int32(first), self._where.round)
             results = self._turn(results, opened.shared, images, opened.inputs, opened.order, where)
         state, cohort, metrics = self._close(state, opened.cohort, opened.data, images, results)
         return state, [report(cohort, metrics)]

@@ -145,6 +145,7 @@ def test_more_steps_than_can_be_written_out_are_refused():
         ("fixmatch", "server", {"client__steps": 3, "server__steps": 5}, 5),
         ("fedlabel", "clients", {"client__steps": 3, "method__unlabeled_steps": 7}, 7),
         ("fedmatch", "clients", {"client__steps": 4}, 4),
+        ("fixmatch_central", "server", {"client__steps": 9, "server__steps": 6}, 6),
     ],
 )
 def test_the_most_steps_are_those_that_the_method_counts(method, labels_at, settings, most):

@@ -14,6 +14,7 @@ from fedjax_ssl.methods.central import step_inputs
 from fedjax_ssl.methods.server import with_statistics
 from fedjax_ssl.methods.task import Task, Weights
 from tests import tiny
+from tests.jaxprs import products
 
 NAMES = ("freematch_central", "fixmatch_central")
 
@@ -127,6 +128,18 @@ def test_epochs_are_those_of_the_labeled_data():
     inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.key(0)))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
     assert inputs.unlabeled.positions.shape == (2 * 3, 16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_that_are_written_out_are_those_of_the_loop(name):
+    looped, unrolled = (Server(name, network="mlp", execution__steps=how) for how in ("loop", "unrolled"))
+    (state, metrics), (same, too) = (server.round(server.state, server.data) for server in (looped, unrolled))
+    np.testing.assert_allclose(flat(same), flat(state), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(flat(too), flat(metrics), rtol=1e-5)
+    of_step, of_round = (
+        len(products(jax.make_jaxpr(server.update)(server.state, server.data).jaxpr)) for server in (looped, unrolled)
+    )
+    assert of_round == 3 * of_step  # none is in a loop
 
 
 def test_the_optimizer_is_kept_where_it_persists():

@@ -14,6 +14,7 @@ from fedjax_ssl.models import convolution
 from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import Conv, dense, dropout, max_pool
+from tests.jaxprs import products
 
 # (batch, height, width, kernel size, stride, padding)
 SHAPES = [
@@ -171,6 +172,43 @@ def test_bfloat16_multiplies_in_bfloat16_and_keeps_float32_parameters(lowering):
     assert jnp.all(jnp.isfinite(gradient["kernel"]))
 
 
+def rounding(got, exact) -> float:
+    """How far bfloat16 numbers are from exact ones, by the norm: 1 where these were rounded once."""
+    once = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float64)
+    return float(np.linalg.norm(np.asarray(got, np.float64) - exact) / np.linalg.norm(once - exact))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [((2, 8, 8, 3, 1, 1), 64), ((2, 9, 7, 3, 2, 1), 64), ((2, 9, 8, 5, 1, 0), 64), ((2, 6, 16, 5, 1, 0), 3)],
+)
+def test_results_and_gradients_of_bfloat16_are_rounded_once(lowering, shape, channels):
+    cases = (x[0].astype(jnp.bfloat16) for x in random_case(shape, channels=channels)[:3])
+    images, kernel, cotangent = cases
+    got = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:]))(images, kernel, cotangent)
+    x, k, g = (np.asarray(a, np.float64) for a in (images, kernel, cotangent))
+    expected = (numpy_conv(x, k, *shape[4:]), *numpy_conv_gradients(x, k, g, *shape[4:]))
+    assert [a.dtype for a in got] == [jnp.bfloat16] * 3
+    for a, b in zip(got, expected, strict=True):
+        assert rounding(a, b) < 1.01
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_all_factors_of_bfloat16_are_of_bfloat16_also_in_second_derivatives(lowering, stride):
+    images, kernel = jnp.zeros((2, 8, 8, 3), "bfloat16"), jnp.zeros((3, 3, 3, 5), "bfloat16")
+
+    def penalty(kernel, images):
+        gradients = jax.grad(lambda *both: jnp.sum(LOWERINGS[lowering](*both, stride, 1) ** 2), (0, 1))(images, kernel)
+        return sum(jnp.sum(x**2) for x in gradients)
+
+    program = jax.make_jaxpr(jax.grad(penalty, (0, 1)))(kernel, images)
+    found = products(program.jaxpr)
+    assert len(found) >= 6
+    assert {factor.aval.dtype for eqn in found for factor in eqn.invars} == {jnp.dtype("bfloat16")}
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("shape", [(2, 9, 8, 5, 1, 0), (3, 9, 7, 3, 2, 1), (2, 9, 8, 1, 2, 0)])
 def test_conv_bias_is_added_and_gets_its_gradient(lowering, shape):
@@ -182,6 +220,16 @@ def test_conv_bias_is_added_and_gets_its_gradient(lowering, shape):
     (gradient,) = pullback(cotangents[0])
     assert_all_close((out, gradient["kernel"]), (expected[0] + params["bias"], d_kernels[0]))
     np.testing.assert_allclose(gradient["bias"], cotangents[0].sum((0, 1, 2)), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_conv_bias_is_a_sum_of_float32():
+    images = jnp.ones((8, 16, 16, 1), "bfloat16")  # 2048 positions: a sum of bfloat16 would end at 256
+    conv = Conv(3, dtype="bfloat16", use_bias=True)
+    params = {"kernel": jnp.zeros((3, 3, 1, 3)), "bias": jnp.full(3, 1 / 3)}
+    out, pullback = jax.vjp(jax.jit(lambda p: conv.apply({"params": p}, images)), params)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out.astype(jnp.float32), jnp.float32(jnp.bfloat16(1 / 3)))
+    np.testing.assert_array_equal(pullback(jnp.ones_like(out))[0]["bias"], 2048)
 
 
 @pytest.mark.parametrize(("height", "width", "window"), [(8, 6, 2), (7, 9, 2), (9, 8, 4)])
@@ -266,6 +314,14 @@ def test_linear_layer_and_its_gradients_in_one_pass_where_examples_are_few(examp
     assert_all_close([clients[1]["kernel"][1]], [-2 * np.float32(d_params["kernel"])], tolerance)
     on_gpu = value_and_gradients.trace(params, x, cotangent).lower(lowering_platforms=("cuda",)).as_text()
     assert on_gpu.count("stablehlo.dot_general") == 3
+
+
+def test_the_gradients_of_a_linear_layer_of_bfloat16_are_sums_of_float32():
+    x = jnp.ones((512, 4), "bfloat16")  # a sum of bfloat16 would end at 256
+    params = Linear(3).init(jax.random.key(0), x)
+    out, pullback = jax.vjp(jax.jit(lambda p: Linear(3).apply(p, x)), params)
+    (gradient,) = pullback(jnp.ones_like(out))
+    jax.tree.map(lambda g: np.testing.assert_array_equal(g, 512), gradient)
 
 
 class Dropping(nn.Module):

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from fedjax_ssl.models import MODELS, _pure, build, default_options
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.resnet import ResidualBlock
+from tests.jaxprs import equations, products
 from tests.models.test_layers import numpy_conv
 
 KEY = jax.random.key(0)
@@ -295,13 +295,6 @@ def dropout_masks(name, **call):
     return [eqn.outvars[0].aval.shape for eqn in equations(program.jaxpr) if eqn.primitive.name == "random_bits"]
 
 
-def equations(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -338,8 +331,7 @@ def test_bfloat16_computes_all_but_the_last_layer_and_keeps_the_rest_in_float32(
         jnp.dtype("float32")
     }
     program = jax.make_jaxpr(lambda *args: apply(*args, train=True)[0])(params, stats, images)
-    products = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name in ("dot_general", "conv_general_dilated")]
-    dtypes = [eqn.outvars[0].aval.dtype for eqn in products]
+    dtypes = [eqn.invars[0].aval.dtype for eqn in products(program.jaxpr)]
     assert dtypes == [jnp.bfloat16] * (len(dtypes) - 1) + [jnp.float32]
 
 

@@ -1,11 +1,13 @@
 """Data on the host: what is fetched for a round, for which run, and when."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import pack
 from fedjax_ssl.simulation import client_store
 from fedjax_ssl.simulation.client_store import HostSimulator, capacity, gather_images
+from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
@@ -60,7 +62,7 @@ def test_there_is_room_for_labeled_and_unlabeled_examples_of_both_cohorts():
     assert capacity(data, 2) == (4 + 4) + (6 + 5) + 2
 
 
-def test_the_next_round_is_fetched_after_the_round_has_taken_the_device_from_cohorts_drawn_before(monkeypatch):
+def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
     state, _ = host.initialize(0)
     state, _ = host.round(state)
@@ -73,8 +75,33 @@ def test_the_next_round_is_fetched_after_the_round_has_taken_the_device_from_coh
 
         return call
 
-    monkeypatch.setattr(host, "_cohort", noted("draw", host._cohort))
+    class Kept(np.ndarray):
+        __setitem__ = noted("write back", np.ndarray.__setitem__)  # waits for the device, as `report` does
+
     monkeypatch.setattr(host, "_round", noted("round", host._round))
     monkeypatch.setattr(client_store, "gather_images", noted("gather", client_store.gather_images))
-    host.round(state)
-    assert order == ["draw", "round", "gather"]
+    monkeypatch.setattr(client_store, "report", noted("report", client_store.report))
+    host.round(state._replace(clients=state.clients.view(Kept)))
+    assert order == ["round", "gather", "write back", "report"]
+
+
+def test_cohorts_are_drawn_for_many_rounds_at_once_and_are_those_of_each(monkeypatch):
+    monkeypatch.setattr(client_store, "DRAWN", 4)
+    host = HostSimulator(toy.problem(3), toy.executions()["vmap"], 4)
+    drawn, draw = [], host._cohorts
+
+    def counted(key, first):
+        drawn.append(int(first))
+        return draw(key, first)
+
+    monkeypatch.setattr(host, "_cohorts", counted)
+    host.initialize(0)
+    state, _ = host.initialize(7)
+    taken = []
+    for _ in range(9):
+        before = state.clients.copy()
+        state, _ = host.round(state)
+        taken.append(np.flatnonzero(state.clients - before).tolist())
+    key = jax.random.key(7)
+    assert taken == [sorted(sample(key, jnp.int32(r), len(toy.SIZES), 3).ids.tolist()) for r in range(9)]
+    assert drawn == [0, 0, 4, 8]  # of each run its own; two rounds ahead

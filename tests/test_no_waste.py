@@ -1,0 +1,118 @@
+"""What a round must not spend: dispatches, waiting for the host, compiling again, steps that clients do not have."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.methods.task import Task
+from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import initialize, run_round
+from fedjax_ssl.simulation.simulator import Program, Simulator
+from tests import tiny, toy
+from tests.jaxprs import equations
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The programs that were called, by name. These alone may compute where `jax.no_execution` forbids it."""
+    names, call = [], Program.__call__
+
+    def noted(self, *args):
+        names.append(self._jitted.__name__)
+        with jax.no_execution(False):
+            return call(self, *args)
+
+    monkeypatch.setattr(Program, "__call__", noted)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("execution", "programs"),
+    [
+        ({"strategy": "scan"}, ["round_"] * 3),
+        ({"strategy": "sharded", "devices": 2}, ["round_"] * 3),
+        ({"strategy": "scan", "rounds_per_dispatch": 3}, ["round_"]),
+        ({"strategy": "scan", "data": "host"}, ["round_"] * 3),
+        ({"strategy": "separate", "devices": 2}, ["open_", "turn_", "turn_", "turn_", "close_"] * 3),
+    ],
+    ids=["scan", "sharded", "three rounds at once", "data on the host", "separate"],
+)
+def test_between_evaluations_a_round_is_one_dispatch_and_nothing_is_compiled_again(called, execution, programs):
+    overrides = {f"execution__{key}": value for key, value in execution.items()}
+    experiment = tiny.experiment("fedavg", rounds=9, eval_every=3, checkpoint_every=9, **overrides)
+    rounds = experiment.rounds()
+    for _ in range(3):  # all programs are compiled by then
+        next(rounds)
+    called.clear()
+    with jax.no_execution(True), jax.no_tracing(True), jax.transfer_guard("disallow"):
+        assert [row["round"] for _, row in rounds] == [4, 5, 6, 7, 8, 9]
+    assert called == [*programs, "evaluate_"] * 2
+
+
+@pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"), ("freematch_central", "server"))))
+def test_a_round_does_not_ask_the_host(case):
+    method, labels_at = case
+    problem = tiny.experiment(method, labels_at=labels_at).problem
+
+    def run(key, data):
+        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
+        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=2))
+
+    names = {eqn.primitive.name for eqn in equations(jax.make_jaxpr(run)(jax.random.key(0), problem.data).jaxpr)}
+    assert "dot_general" in names
+    assert not [name for name in names if "callback" in name or "feed" in name]
+
+
+COUNTS = np.array([1, 12, 2, 9, 3, 14, 4, 7], np.int32)
+"""Examples of eight clients."""
+
+
+@pytest.fixture
+def steps_run(monkeypatch):
+    """How many local steps the device computes in a round of clients that have COUNTS examples, by an execution."""
+    ran, train_logits = [], Task.train_logits
+
+    def noted(self, *args):
+        jax.debug.callback(lambda: ran.append(1))
+        return train_logits(self, *args)
+
+    monkeypatch.setattr(Task, "train_logits", noted)
+
+    def of(execution, **overrides):
+        options = {"labels_at": "clients", "client__batch_size": 2, "client__epochs": 1} | overrides
+        problem = tiny.experiment("fedavg", **options).problem
+        assert problem.data.labeled.index.shape[1] >= COUNTS.max()
+        data = problem.data._replace(
+            labeled=problem.data.labeled._replace(count=COUNTS), unlabeled=problem.data.unlabeled._replace(count=0 * COUNTS)
+        )
+        simulator = Simulator(problem._replace(data=data), execution, 250)
+        state, _ = simulator.initialize(0)
+        simulator.round(state)
+        jax.effects_barrier()
+        return len(ran)
+
+    return of
+
+
+def own_steps():
+    """Of the first cohort's clients, in its order."""
+    ids = sample(jax.random.key(0), jnp.int32(0), len(COUNTS), 5).ids
+    return -(-COUNTS[ids] // 2)
+
+
+def test_one_after_another_clients_run_the_steps_that_they_have(steps_run):
+    assert steps_run(toy.executions()["scan"]) == own_steps().sum()
+
+
+def test_clients_of_a_chunk_have_about_as_much_to_do(steps_run):
+    own, longest_first = own_steps(), np.sort(own_steps())[::-1]
+    # A chunk takes as long as its longest client; the third has one client and padding.
+    as_they_come, by_work = own[0:2].max() + own[2:4].max() + own[4], longest_first[[0, 2, 4]].sum()
+    assert by_work < as_they_come
+    assert steps_run(toy.executions()["chunked"]) == by_work
