@@ -176,7 +176,7 @@ class HostSimulator:
         of_cohort = jax.device_put(of_cohort, self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
         if self.execution.shrinks and not self._round.compile_s:
-            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, cohort, now.data)
+            fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, own, cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
             new, metrics = self._round(own, cohort, now.data)
