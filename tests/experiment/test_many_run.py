@@ -230,9 +230,10 @@ WRONG = [
     ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
     ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
     (
-        {"vary": "client.optimizer.momentum", "values": (0.1, 0.2)},
-        "vary: got 'client.optimizer.momentum', by which the program",
+        {"vary": "client.optimizer.momentum", "values": (0.1, 0.0)},
+        r"values: got \(0.1, 0.0\) with vary=client.optimizer.momentum, accepted: numbers > 0, as without momentum",
     ),
+    ({"vary": "client.optimizer.momentum", "values": (0.1, -0.2)}, "client.optimizer.momentum: got -0.2, accepted"),
 ]
 
 
