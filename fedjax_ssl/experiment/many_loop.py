@@ -61,7 +61,7 @@ def run(experiment: ManyExperiment, workdir: pathlib.Path, stop: Stop, *, stop_a
     paths = [workdir / run.name for run in experiment.runs]
     left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
     if any(not (paths[i] / ENDED).exists() for i in left):
-        some = _in_noted_layout(experiment.only(left), [paths[i] for i in left])
+        some = in_noted_layout(experiment.only(left), [paths[i] for i in left])
         with ExitStack() as stack:
             folders = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, folders, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
@@ -114,7 +114,7 @@ def _note(layout: Layout, folders: Sequence[_Folder]) -> None:
         note(layout._replace(devices=1), folder.path, **{SHARED: layout.devices})
 
 
-def _in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -> ManyExperiment:
+def in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -> ManyExperiment:
     """The runs in the layout that their folders note, as `tuning.for_run` has a single one, so that they go on bit for bit.
 
     Where that cannot be, a warning says why, and they go on as their settings say: results differ in rounding then.
@@ -137,7 +137,7 @@ def _in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) 
             return experiment.in_layout(layout._replace(devices=devices))
         got = f"{layout.strategy} on {max(devices, layout.devices)} of {platform}"
         why = f"{noted[0]}: got {got}, there are {there} of {jax.default_backend()} here, and a run has one of them"
-    _log.warning("%s: going on in another layout", why)
+    _log.warning("%s: going on in another layout, with other rounding", why)
     return experiment
 
 
