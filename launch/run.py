@@ -54,6 +54,7 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     from fedjax_ssl.experiment import loop, many, many_loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.simulation import memory
 
     try:
         experiment, workdir = _open()
@@ -72,9 +73,18 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     except loop.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _fail(error)
+    except RuntimeError as error:
+        if not memory.is_short(error):
+            raise
+        return _fail(error)
     return 0
+
+
+def _fail(error: Exception) -> int:
+    """Prints in one line why a run ended on standard error; returns exit status 1."""
+    print(f"error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+    return 1
 
 
 def _open() -> tuple[Any, pathlib.Path]:

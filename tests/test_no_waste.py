@@ -1,8 +1,5 @@
 """What a round must not spend: dispatches, waiting for the host, compiling again, steps that clients do not have."""
 
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp

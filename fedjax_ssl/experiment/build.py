@@ -24,7 +24,7 @@ from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, Se
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.methods import METHODS, steps
 from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import decayed_weights, lars, torch_sgd
+from fedjax_ssl.methods.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
 from fedjax_ssl.simulation.client_store import HostSimulator
@@ -286,7 +286,7 @@ def _client(settings: Settings) -> Training:
 def _server(settings: Settings) -> Server:
     server = settings.server
     return Server(
-        optimizer=optax.sgd(server.learning_rate, momentum=server.momentum or None),
+        optimizer=optax.sgd(server.learning_rate, momentum=server.momentum if is_on(server.momentum) else None),
         fine_tune=_training(settings, server),
         pretrain=server.pretrain,
         static_norm=StaticNorm(
@@ -314,12 +314,12 @@ def _training(settings: Settings, holder: ClientSettings | ServerSettings) -> Tr
 def _transformation(optimizer: OptimizerSettings) -> optax.GradientTransformation:
     if optimizer.name == "lars":
         return optax.chain(
-            optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
+            clipping(optimizer.clip_norm),
             lars(momentum=optimizer.momentum, nesterov=optimizer.nesterov, weight_decay=optimizer.weight_decay),
         )
     if optimizer.name == "adam":
         return optax.chain(
-            optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
+            clipping(optimizer.clip_norm),
             decayed_weights(optimizer.weight_decay, optimizer.decay),
             optax.scale_by_adam(),
         )

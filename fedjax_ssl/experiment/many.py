@@ -8,26 +8,22 @@ with labels at the clients) draw other shuffles then than on tables of their own
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
-from fedjax_ssl import models
 from fedjax_ssl.data import sources
-from fedjax_ssl.data.federated import TABLES, widened
+from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.experiment.build import Plan, check_unrolled, counts_of, plan_of
 from fedjax_ssl.experiment.experiment import COSTS, TOTALS, divergence, is_evaluated, timed
 from fedjax_ssl.experiment.layout import Layout, available_devices, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
-from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread, of_runs, spread_of
+from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, of_runs, spread_of
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem
 
@@ -36,12 +32,37 @@ REASON = "diverged"
 """The key of a row that says why its run has ended; such a row has no other key but `round`."""
 
 
+class Methods(NamedTuple):
+    """The methods of several runs.
+
+    Attributes:
+        plan: of the first of them.
+        counts: what `Training` has of the clients of all runs.
+        vary: the key of the number that differs from run to run, or empty.
+    """
+
+    plan: Plan
+    counts: np.ndarray
+    vary: str
+
+    def of(self, number: Any) -> Method:
+        """The plan's method, with `number`, a traced scalar, under the key; None: as it is planned."""
+        plan = self.plan
+        if number is None:
+            return plan.method(self.counts)
+        path = self.vary.split(".")
+        is_option = path[0] == "method" and hasattr(plan.options, path[1])
+        options = replaced(plan.options, path[1:], number) if is_option else plan.options
+        return plan._replace(settings=replaced(plan.settings, path, number), options=options).method(self.counts)
+
+
 @dataclasses.dataclass(frozen=True)
 class ManyExperiment:
     """R runs that are ready to run together.
 
     Attributes:
         runs: what each of them is.
+        methods: how a run's method is made.
         problem: their methods, data and keys.
         simulator: their programs.
         num_params: parameters of the network.
@@ -49,6 +70,7 @@ class ManyExperiment:
     """
 
     runs: tuple[Run, ...]
+    methods: Methods
     problem: ManyProblem
     simulator: ManySimulator
     num_params: int
@@ -69,7 +91,18 @@ class ManyExperiment:
             seeds=[seeds[i] for i in which],
             numbers=None if numbers is None else [numbers[i] for i in which],
         )
-        return _assemble(tuple(self.runs[i] for i in which), problem, self.num_params)
+        layout = self.layout._replace(devices=_layout(self.runs).devices)
+        return _assemble(tuple(self.runs[i] for i in which), self.methods, problem, self.num_params, layout)
+
+    def in_layout(self, layout: Layout) -> ManyExperiment:
+        """The experiment in another layout; its settings stay as they are.
+
+        Raises:
+            ValueError: there are too many steps to write out.
+        """
+        if layout == self.layout:
+            return self
+        return _assemble(self.runs, self.methods, self.problem, self.num_params, layout)
 
     def start(self) -> tuple[RunState, list[Row]]:
         """The state before round 1, and each run's row of metrics: round 0 and the totals so far."""
@@ -145,13 +178,15 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
     if dataset is None and asked.seeds > 1 and (asked.data.resplit or asked.data.name == "synthetic"):
         what = "data.resplit" if asked.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {asked.seeds} with {what}, which the seed draws, accepted: 1, as runs share their images")
-    plan = plan_of(runs[0].settings, dataset, _layout(runs)[0].conv)
+    layout = _layout(runs)
+    plan = plan_of(runs[0].settings, dataset, layout.conv)
     plans = [plan.of(run.settings) for run in runs]
     data = widened([own.split() for own in plans])
     counts = np.concatenate([counts_of(own) for own in data])
     is_traced = bool(asked.vary) and not asked.vary.startswith("data.")  # a split's number is not read by the programs
+    methods = Methods(plan, counts, asked.vary)
     problem = ManyProblem(
-        method=functools.partial(_method, plan, counts, asked.vary),
+        method=methods.of,
         train=data[0].train,
         test=data[0].test,
         tables=[{name: getattr(own, name) for name in TABLES} for own in data],
@@ -161,41 +196,30 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         cohort_size=asked.cohort_size,
     )
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
-    if asked.execution.steps == "unrolled":
-        check_unrolled(Problem(plan.method(counts), data[0], problem.spec, problem.cohort_size))
-    experiment = _assemble(runs, problem, plan.num_params())
+    experiment = _assemble(runs, methods, problem, plan.num_params(), layout)
     if is_traced:
         _check_traced(experiment, asked.vary)
     return experiment
 
 
-def _layout(runs: Sequence[Run]) -> tuple[Layout, Execution, Spread]:
+def _layout(runs: Sequence[Run]) -> Layout:
     """How the runs and their clients are laid out: a run's clients are all on one of the devices, which share the runs."""
     given = runs[0].settings
     available = len(available_devices(given))
-    spread = spread_of(len(runs), given.execution.devices or available)
     alone = dataclasses.replace(given, execution=dataclasses.replace(given.execution, devices=1))
-    layout = resolve(alone)
-    kernels_vmapped = layout.chunk_size != 1 or spread.vmapped
-    conv = models.resolve_conv(given.execution.conv, jax.default_backend(), kernels_vmapped=kernels_vmapped)
-    execution = layout.execution(alone)._replace(shrinks=False)
-    return layout._replace(conv=conv, devices=spread.mesh.size if spread.mesh is not None else 1), execution, spread
+    return resolve(alone)._replace(devices=given.execution.devices or available)
 
 
-def _assemble(runs: tuple[Run, ...], problem: ManyProblem, num_params: int) -> ManyExperiment:
-    layout, execution, spread = _layout(runs)
-    simulator = ManySimulator(problem, spread, execution, layout.forward_batch_size)
-    return ManyExperiment(runs, problem, simulator, num_params, layout)
-
-
-def _method(plan: Plan, counts: np.ndarray, key: str, number: Any) -> Method:
-    """The plan's method, with `number`, a traced scalar, under `key`; None: as it is planned."""
-    if number is None:
-        return plan.method(counts)
-    path = key.split(".")
-    is_option = path[0] == "method" and hasattr(plan.options, path[1])
-    options = replaced(plan.options, path[1:], number) if is_option else plan.options
-    return plan._replace(settings=replaced(plan.settings, path, number), options=options).method(counts)
+def _assemble(runs: tuple[Run, ...], methods: Methods, problem: ManyProblem, num_params: int, layout: Layout) -> ManyExperiment:
+    """The experiment in a layout; its devices are the most that share the runs."""
+    settings, of_run, spread = runs[0].settings, layout._replace(devices=1), spread_of(len(runs), layout.devices)
+    plan = methods.plan._replace(conv=layout.conv, settings=of_run.pinned(methods.plan.settings))
+    problem = problem._replace(method=methods._replace(plan=plan).of)
+    if layout.steps == "unrolled":
+        data = FederatedData(problem.train, problem.test, **problem.tables[0])
+        check_unrolled(Problem(problem.method(None), data, problem.spec, problem.cohort_size))
+    simulator = ManySimulator(problem, spread, of_run.execution(settings), layout.forward_batch_size)
+    return ManyExperiment(runs, methods, problem, simulator, num_params, layout._replace(devices=spread.num_devices))
 
 
 def _check_traced(experiment: ManyExperiment, key: str) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
+import jax
+
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.loop import ENDED, SUMMARY, RefusedError, Stop, last_row, summary
 from fedjax_ssl.experiment.many import REASON, ManyExperiment
-from fedjax_ssl.experiment.tuning import note
+from fedjax_ssl.experiment.tuning import LAYOUT, note, read
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
 from fedjax_ssl.simulation.round import RunState
 
 Row = dict[str, Any]
+_log = logging.getLogger(__name__)
+SHARED = "runs_share_devices"
+"""The key of a noted layout that says how many devices the runs share, each of which is on one."""
+TOGETHER = ("vmap", "scan", "chunked")
+"""The strategies that runs can have together."""
 
 
 class _Folder(NamedTuple):
@@ -52,7 +61,7 @@ def run(experiment: ManyExperiment, workdir: pathlib.Path, stop: Stop, *, stop_a
     paths = [workdir / run.name for run in experiment.runs]
     left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
     if any(not (paths[i] / ENDED).exists() for i in left):
-        some = experiment.only(left)
+        some = in_noted_layout(experiment.only(left), [paths[i] for i in left])
         with ExitStack() as stack:
             folders = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, folders, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
@@ -69,9 +78,9 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
         done, state, last = _restore(experiment, folders)
     except ValueError as error:
         raise RefusedError(str(error)) from error
+    layout = experiment.layout
+    _note(layout, folders)
     if state is None and stop.signal is None:
-        for folder in folders:  # a run is on one of the devices
-            note(experiment.layout._replace(devices=1), folder.path)
         state, last = experiment.start()
         last = [{**row, REASON: folder.ended} if folder.ended else row for row, folder in zip(last, folders, strict=True)]
     with ExitStack() as stack:
@@ -83,6 +92,9 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
             if rows is None:  # all have diverged
                 break
             done = rows[0]["round"]
+            if (now := layout.shrunk(experiment.simulator.execution)) != layout:
+                layout = now
+                _note(layout, folders)
             for folder, board, row in zip(folders, boards, rows, strict=True):
                 _write(folder, board, row)
             progress.update(done, together(rows))
@@ -94,7 +106,39 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
         rows = folder.log.rows()
         if len(rows) == settings.rounds and not folder.ended:
             folder.checkpoints.wait()  # a summary says that nothing is left to do
-            write_json(folder.path / SUMMARY, summary(run.settings, rows, experiment.layout, experiment.num_params))
+            write_json(folder.path / SUMMARY, summary(run.settings, rows, layout, experiment.num_params))
+
+
+def _note(layout: Layout, folders: Sequence[_Folder]) -> None:
+    for folder in folders:  # a run is on one of the devices, and could go on there alone
+        note(layout._replace(devices=1), folder.path, **{SHARED: layout.devices})
+
+
+def in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -> ManyExperiment:
+    """The runs in the layout that their folders note, as `tuning.for_run` has a single one, so that they go on bit for bit.
+
+    Where that cannot be, a warning says why, and they go on as their settings say: results differ in rounding then.
+    """
+    noted = [path / LAYOUT for path in paths if (path / LAYOUT).exists()]
+    if not noted:
+        return experiment
+    layouts = [read(path) for path in noted]
+    first, contents = layouts[0], [path.read_text() for path in noted]
+    if first is None or None in layouts:
+        why = f"{noted[layouts.index(None)]}: cannot be read"
+    elif len(set(contents)) > 1:
+        other = next(path for path, content in zip(noted, contents, strict=True) if content != contents[0])
+        why = f"{noted[0]} and {other}: got two layouts for runs that go on together"
+    else:
+        more = read_json(noted[0])
+        layout, platform, there = first, more.get("platform"), len(jax.devices())
+        devices = more.get(SHARED, experiment.layout.devices)
+        if platform == jax.default_backend() and devices <= there and layout.devices == 1 and layout.strategy in TOGETHER:
+            return experiment.in_layout(layout._replace(devices=devices))
+        got = f"{layout.strategy} on {max(devices, layout.devices)} of {platform}"
+        why = f"{noted[0]}: got {got}, there are {there} of {jax.default_backend()} here, and a run has one of them"
+    _log.warning("%s: going on in another layout, with other rounding", why)
+    return experiment
 
 
 def _write(folder: _Folder, board: TensorBoard, row: Row) -> None:

@@ -14,6 +14,10 @@ GROUPS = ("client", "server", "method", "data")
 """Where the numbers are that can be varied. A network's own options shape it, so that they cannot."""
 
 
+SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
+"""Numbers of which 0 is another program, without what they are for; of several values in one program none can be 0."""
+
+
 class Run(NamedTuple):
     """One of several runs.
 
@@ -62,6 +66,10 @@ def _check(settings: Settings) -> None:
         _check_key(settings, vary)
         if len(values) < 2 or len(set(values)) < len(values):
             raise ValueError(f"values: got {values} with vary={vary}, accepted: two numbers or more, each once")
+        if (last := vary.rpartition(".")[2]) in SWITCHES and 0 in values:
+            raise ValueError(
+                f"values: got {values} with vary={vary}, accepted: numbers > 0, as without {last} the program is another one"
+            )
     if settings.execution.tune == "always":
         raise ValueError("execution.tune: got always with several runs, whose layout is not measured, accepted: auto, never")
     if (together := settings.execution.rounds_per_dispatch) > 1:

@@ -101,9 +101,9 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     return experiment
 
 
-def note(layout: Layout, workdir: pathlib.Path) -> None:
-    """Writes down in which layout a folder's run is."""
-    write_json(workdir / LAYOUT, {"layout": layout._asdict(), "platform": jax.default_backend()})
+def note(layout: Layout, workdir: pathlib.Path, **more: Any) -> None:
+    """Writes down in which layout a folder's run is, and what else is to be found there again."""
+    write_json(workdir / LAYOUT, {"layout": layout._asdict(), "platform": jax.default_backend(), **more})
 
 
 def noted_layout(workdir: pathlib.Path) -> Layout | None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods.local import Training, View
+from fedjax_ssl.methods.optimizers import is_on
 from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
 from fedjax_ssl.methods.task import Task
 
@@ -65,7 +66,7 @@ def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOpti
     Raises:
         ValueError: mu is 0, or no client has labels.
     """
-    if not client.prox_mu > 0:
+    if not is_on(client.prox_mu):
         raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
     return fedavg(task=task, client=client, server=server, options=options)
 

@@ -14,6 +14,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods import passes, steps
+from fedjax_ssl.methods.optimizers import is_on
 from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -202,7 +203,7 @@ def train(
 
 def proximal(training: Training, result: Step, params: PyTree, anchor: PyTree) -> Step:
     """`result` with the gradient of FedProx's term, which pulls `params` towards those that the training began with."""
-    if not training.prox_mu:
+    if not is_on(training.prox_mu):
         return result
     return result._replace(grad=jax.tree.map(lambda g, w, a: g + training.prox_mu * (w - a), result.grad, params, anchor))
 

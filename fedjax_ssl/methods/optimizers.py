@@ -13,6 +13,16 @@ TRUST = 1e-3
 DECAYED = ("all", "kernels")
 
 
+def is_on(number: Any) -> bool:
+    """Whether a number of which 0 stands for `none` is another one; one that is traced is: see `experiment.runs.SWITCHES`."""
+    return isinstance(number, jax.Array) or number > 0
+
+
+def clipping(clip_norm: float) -> optax.GradientTransformation:
+    """Clipping to the largest global norm `clip_norm`; 0: none."""
+    return optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()
+
+
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
     """Weight decay as part of the gradient, g <- g + wd w.
 
@@ -21,7 +31,7 @@ def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTrans
         on: one of DECAYED: `all` parameters, or the `kernels` of convolutions and linear layers, which leaves out biases and
             batch norm (FixMatch's and FreeMatch's code).
     """
-    if not weight_decay:
+    if not is_on(weight_decay):
         return optax.identity()
     return optax.add_decayed_weights(weight_decay, mask=_are_kernels if on == "kernels" else None)
 
@@ -52,9 +62,9 @@ def torch_sgd(
         clip_norm: the largest global norm; 0: no clipping.
     """
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        clipping(clip_norm),
         decayed_weights(weight_decay, decay),
-        optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
+        optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity(),
     )
 
 
@@ -76,5 +86,5 @@ def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float =
     return optax.chain(
         decayed_weights(weight_decay, "kernels"),
         optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), _are_kernels),
-        optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity(),
+        optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity(),
     )

@@ -190,7 +190,7 @@ class HostSimulator:
         of_cohort, placed_cohort = jax.device_put((of_cohort, cohort), self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
         if self.execution.shrinks and not self._round.compile_s:
-            fitted = in_chunks_that_fit(self._program, self.execution, size, self._where, own, placed_cohort, now.data)
+            fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, own, placed_cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
             new, metrics = self._round(own, placed_cohort, now.data)

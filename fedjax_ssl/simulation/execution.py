@@ -36,7 +36,7 @@ class Execution(NamedTuple):
         precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own (on recent NVIDIA
             GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
         compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
-        shrinks: whether chunks are halved where memory is short in the first round, see `memory.in_chunks_that_fit`.
+        shrinks: whether chunks get smaller where memory is short in the first round, see `memory.in_chunks_that_fit`.
         rounds: how many rounds one dispatch runs.
     """
 

@@ -1,7 +1,8 @@
 """Several runs of one problem as one program: each with its own split, key and state, over one pool of examples.
 
-On a CPU the runs of a device follow one another, on an accelerator they are vmapped; several devices share the runs. A run's
-clients are then mapped within its device.
+Several devices share the runs; a run's clients are mapped within its device. On a CPU the runs of a device follow one another.
+On an accelerator they are vmapped as long as each has all of its clients at once; where that is too much for its memory, or
+clients go in chunks anyway, they follow one another there too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics, reduce
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
-from fedjax_ssl.simulation.simulator import Program, evaluate, is_key, placed, placement, report
+from fedjax_ssl.simulation.simulator import (
+    Compiling,
+    Program,
+    evaluate,
+    in_chunks_that_fit,
+    is_key,
+    placed,
+    placement,
+    report,
+)
 
 PyTree = Any
 RUNS = "runs"
@@ -30,16 +40,20 @@ class Spread(NamedTuple):
 
     Attributes:
         mesh: None, or a mesh with the axis `runs` over whose devices they are split.
-        vmapped: whether those of one device are vmapped; else one follows the other.
+        vmapped: whether those of one device are vmapped where each has its clients all at once; else one follows the other.
     """
 
     mesh: Mesh | None
     vmapped: bool
 
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self.mesh.size if self.mesh is not None else 1
+
     def slots(self, num_runs: int) -> int:
         """R, rounded up to a multiple of the devices."""
-        devices = self.mesh.size if self.mesh is not None else 1
-        return -(-num_runs // devices) * devices
+        return -(-num_runs // self.num_devices) * self.num_devices
 
 
 def spread_of(num_runs: int, num_devices: int) -> Spread:
@@ -47,7 +61,7 @@ def spread_of(num_runs: int, num_devices: int) -> Spread:
     turns = -(-num_runs // num_devices)
     used = -(-num_runs // turns)
     devices = jax.devices()[:used]
-    return Spread(Mesh(np.array(devices), (RUNS,)) if used > 1 else None, devices[0].platform != "cpu")
+    return Spread(Mesh(np.array(devices), (RUNS,)) if used > 1 else None, turns > 1 and devices[0].platform != "cpu")
 
 
 class ManyProblem(NamedTuple):
@@ -82,7 +96,7 @@ class _Inputs(NamedTuple):
     number: Any
 
 
-class ManySimulator:
+class ManySimulator(Compiling):
     """Runs the R runs of a problem together. Every state and every result has a leading axis of R runs, padded where devices
     share them unevenly: the runs past R repeat the first one, and nothing is reported of them.
 
@@ -93,11 +107,12 @@ class ManySimulator:
         eval_batch_size: test images per forward pass.
 
     Attributes:
-        execution: as given.
+        execution: as given; from the first round on with chunks that fit into memory, where memory may be short.
     """
 
     def __init__(self, problem: ManyProblem, spread: Spread, execution: Execution, eval_batch_size: int) -> None:
-        self.execution, self._num_runs = execution, len(problem.seeds)
+        self.execution, self._spread, self._num_runs = execution, spread, len(problem.seeds)
+        self._cohort_size = problem.cohort_size
         self._whole = placement(spread.mesh)
         self._split = NamedSharding(spread.mesh, PartitionSpec(RUNS)) if spread.mesh is not None else self._whole
         slots = spread.slots(self._num_runs)
@@ -114,32 +129,31 @@ class ManySimulator:
             method, data = setup(one[0], pools)
             return initialize(method, data, problem.spec, problem.cohort_size, one[1])
 
-        def round_(one: tuple[_Inputs, RunState], pools: tuple[Pool, Pool]) -> tuple[RunState, Cohort, Metrics]:
-            method, data = setup(one[0], pools)
-            return run_round(method, one[1], data, problem.cohort_size, execution)
-
         def evaluate_(one: tuple[_Inputs, PyTree], pools: tuple[Pool, Pool]) -> Metrics:
             method, data = setup(one[0], pools)
             return evaluate(method, one[1], data.test, eval_batch_size)
 
-        def program(function: Callable, **options: Any) -> Program:
+        def program(function: Callable, execution: Execution, **options: Any) -> Program:
+            vmapped = spread.vmapped and execution.chunk_size == 0
+
             def of_all(own: PyTree, inputs: _Inputs, pools: tuple[Pool, Pool]) -> PyTree:
-                return over_runs(function, (inputs, own), pools, spread)
+                return over_runs(function, (inputs, own), pools, spread._replace(vmapped=vmapped))
 
             return Program(of_all, execution, out_shardings=self._split, **options)
 
-        self._initialize, self._evaluate = program(initialize_), program(evaluate_)
-        self._round = program(round_, donate_argnums=0)
+        def round_program(execution: Execution) -> Program:
+            def round_(one: tuple[_Inputs, RunState], pools: tuple[Pool, Pool]) -> tuple[RunState, Cohort, Metrics]:
+                method, data = setup(one[0], pools)
+                return run_round(method, one[1], data, problem.cohort_size, execution)
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent compiling so far."""
-        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+            return program(round_, execution, donate_argnums=0)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
-        return self._round.memory_bytes
+        def evaluate_program(execution: Execution) -> Program:
+            return program(evaluate_, execution)
+
+        self._round_program, self._evaluate_program = round_program, evaluate_program
+        self._initialize = program(initialize_, execution)
+        self._round, self._evaluate = round_program(execution), evaluate_program(execution)
 
     def trace(self) -> None:
         """Traces the programs without compiling them: what a method cannot do with a number that is traced is raised."""
@@ -167,10 +181,30 @@ class ManySimulator:
 
         `names` are what the log calls the runs; of one without a name it says nothing.
         """
-        state, cohort, metrics = self._round(state, self._inputs, self._pools)
+        state, cohort, metrics = self._run_round(state)
         cohort, metrics = jax.device_get((cohort, metrics))
         each = [_of_run((cohort, metrics), i) for i in range(self._num_runs)]
         return state, [report(c, m, name) if name else reduce(m) for (c, m), name in zip(each, names, strict=True)]
+
+    def _run_round(self, state: RunState) -> tuple[RunState, Cohort, Metrics]:
+        """The round's program; the first time what fits into memory, where it is not given how many clients run at once."""
+        execution = self.execution
+        side_by_side = self._spread.vmapped and execution.chunk_size == 0
+        if self._round.compile_s or not (execution.shrinks or side_by_side):
+            return self._round(state, self._inputs, self._pools)
+        one_after_another = [execution._replace(chunk_size=self._cohort_size)] if side_by_side else []
+        self._round, self.execution, results = in_chunks_that_fit(
+            self._round_program,
+            [execution, *one_after_another],
+            self._cohort_size,
+            self._split,
+            state,
+            self._inputs,
+            self._pools,
+        )
+        if self.execution != execution:  # runs that follow one another are evaluated so, too
+            self._evaluate = self._evaluate_program(self.execution)
+        return results
 
     def evaluate(self, state: RunState) -> list[dict[str, float]]:
         """Accuracy and loss of each run's global model on the test set."""

@@ -1,10 +1,10 @@
-"""Cohorts that do not fit into memory at once: chunks are halved until a round does."""
+"""Cohorts that do not fit into memory at once: how many clients at a time do, by what the compiled programs say they need."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
@@ -14,9 +14,21 @@ from fedjax_ssl.simulation.execution import Execution
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
+MARGIN = 0.9
+"""The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
+FEW = 2
+"""Clients of the small chunk that the extrapolation begins with; one alone is not vmapped, and says little of many."""
+
 
 class OutOfMemoryError(RuntimeError):
     """A program needs more memory than its device has."""
+
+
+def is_short(error: BaseException) -> bool:
+    """Whether an error says that memory is short, this module's own or JAX's."""
+    return isinstance(error, OutOfMemoryError) or (
+        isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    )
 
 
 def device_bytes() -> int:
@@ -35,30 +47,63 @@ def check(needed: int) -> None:
         raise OutOfMemoryError(f"needs {needed / 1e9:.3g} GB of a device with {there / 1e9:.3g} GB")
 
 
-def in_chunks_that_fit(run: Callable[[Execution], Result], execution: Execution, cohort_size: int) -> tuple[Result, Execution]:
-    """`run(execution)`, with chunks halved as long as memory is short: its result, and the execution that it was got with.
+def in_chunks_that_fit(
+    run: Callable[[Execution], Result],
+    needs: Callable[[Execution], int],
+    executions: Sequence[Execution],
+    cohort_size: int,
+) -> tuple[Result, Execution]:
+    """`run(execution)` for the first execution that fits into memory: its result, and that execution.
 
     Args:
         run: raises OutOfMemoryError, or JAX's error, where memory is short; leaves everything as it was then.
-        execution: to begin with.
+        needs: the bytes that a device needs for an execution, by its compiled program; 0: unknown.
+        executions: one or more, tried one after another; where none fits, the chunks of the last one shrink if it says so.
         cohort_size: M.
 
     Raises:
-        OutOfMemoryError: one client at a time is too much; the message says what to do.
+        OutOfMemoryError: nothing fits; the message says what to do.
     """
+    execution, *others = executions
     while True:
         try:
             return run(execution), execution
         except (OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
-            if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_short(error):
                 raise
-            of_device = -(-cohort_size // execution.num_devices)
-            chunk = min(execution.chunk_size or of_device, of_device)
             why = str(error).strip().splitlines()[0]
-            if chunk == 1:
+            smaller = others.pop(0) if others else shrunk(execution, needs, cohort_size)
+            if smaller is None:
                 raise OutOfMemoryError(
-                    f"one client at a time does not fit into memory ({why}): lower client.batch_size, or set "
-                    "execution.dtype=bfloat16 or execution.data=host"
+                    f"no memory for {_clients(execution)} ({why}): lower client.batch_size or execution.chunk_size, or set "
+                    "execution.dtype=bfloat16 or, of a single run, execution.data=host"
                 ) from error
-            execution = execution._replace(chunk_size=-(-chunk // 2))
-            _log.warning("%d clients at a time do not fit into memory (%s): %d from now on", chunk, why, execution.chunk_size)
+        _log.warning("no memory for %s (%s): %s from now on", _clients(execution), why, _clients(smaller))
+        execution = smaller
+
+
+def shrunk(execution: Execution, needs: Callable[[Execution], int], cohort_size: int) -> Execution | None:
+    """The execution with fewer clients in a chunk, None where it says that they stay, or one is left.
+
+    How many fit is extrapolated from the bytes of the chunk that did not and of a small one, linearly; where they are not known
+    it is half as many, and never more. Chunks are as even as the turns that they take allow.
+    """
+    of_device = -(-cohort_size // execution.num_devices)
+    chunk = min(execution.chunk_size or of_device, of_device)
+    if chunk == 1 or not execution.shrinks:
+        return None
+    half = -(-chunk // 2)
+    if half <= FEW or not (there := device_bytes()) or not (large := needs(execution)):
+        return execution._replace(chunk_size=half)
+    small = needs(execution._replace(chunk_size=FEW))
+    if not 0 < small < large:
+        return execution._replace(chunk_size=half)
+    fit = FEW + (MARGIN * there - small) * (chunk - FEW) / (large - small)
+    turns = -(-chunk // max(1, int(fit)))
+    return execution._replace(chunk_size=min(half, -(-chunk // turns)))
+
+
+def _clients(execution: Execution) -> str:
+    return {0: "all clients at once", 1: "one client at a time"}.get(
+        execution.chunk_size, f"{execution.chunk_size} clients at a time"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +63,7 @@ class Program:
         **jit_options: for `jax.jit`.
 
     Attributes:
-        compile_s: seconds that tracing and compiling took; 0 before the first call.
+        compile_s: seconds that tracing and compiling took, failures included; 0 before the first call.
     """
 
     def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
@@ -93,10 +93,12 @@ class Program:
         """The program for such arguments, compiled where it is not yet."""
         if self._compiled is None:
             start = time.perf_counter()
-            with multiplied_in(self._execution.precision):
-                lowered = self._jitted.lower(*args)
-            self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.compiler))
-            self.compile_s = time.perf_counter() - start
+            try:
+                with multiplied_in(self._execution.precision):
+                    lowered = self._jitted.lower(*args)
+                self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.compiler))
+            finally:
+                self.compile_s += time.perf_counter() - start
         return self._compiled
 
 
@@ -116,7 +118,25 @@ class Problem(NamedTuple):
     cohort_size: int
 
 
-class Simulator:
+class Compiling:
+    """What is known of the programs of a simulator once they are compiled."""
+
+    _initialize: Program
+    _round: Program
+    _evaluate: Program
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
+        return self._round.memory_bytes
+
+
+class Simulator(Compiling):
     """Runs a problem with all data and client states on the device.
 
     Args:
@@ -166,16 +186,6 @@ class Simulator:
         shared = self._where.round
         return Program(round_, execution, donate_argnums=0, out_shardings=(self._where, shared, shared))
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent compiling so far."""
-        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
-        return self._round.memory_bytes
-
     def template(self, seed: int) -> RunState:
         """The shapes, dtypes and placement of a run's state, without computing one."""
         state, _ = self._initialize.eval_shape(self._data, self._key(seed))
@@ -200,9 +210,8 @@ class Simulator:
         The first one finds out what fits into memory, where the execution says that chunks may shrink.
         """
         if self.execution.shrinks and not self._round.compile_s:
-            fitted = in_chunks_that_fit(
-                self._program, self.execution, self._problem.cohort_size, self._where, state, self._data
-            )
+            size = self._problem.cohort_size
+            fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, state, self._data)
             self._round, self.execution, (state, cohort, metrics) = fitted
         else:
             state, cohort, metrics = self._round(state, self._data)
@@ -217,29 +226,55 @@ class Simulator:
 
 
 def in_chunks_that_fit(
-    make: Callable[[Execution], Program], execution: Execution, cohort_size: int, where: RunState, state: RunState, *data: Any
+    make: Callable[[Execution], Program],
+    executions: Sequence[Execution],
+    cohort_size: int,
+    where: PyTree,
+    state: RunState,
+    *data: Any,
 ) -> tuple[Program, Execution, Any]:
-    """The first round, in chunks that fit into memory: its program, the execution with these chunks, and its results.
+    """The first round, so that it fits into memory: its program, the execution that it was made for, and its results.
+
+    The program's `compile_s` has the seconds of all that were compiled to find it.
 
     Args:
         make: the program of a round (state, *data) for an execution.
-        execution: to begin with.
+        executions: to begin with, see `memory.in_chunks_that_fit`.
         cohort_size: M.
-        where: placement of the state.
+        where: placement of the state, or of its parts.
         state: before the round; it is consumed.
         *data: the program's other arguments.
     """
     kept = jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)  # a round that fails may have consumed it
     jax.tree.map(lambda x: x.delete(), state)
+    programs: dict[int, Program] = {}
 
-    def attempt(execution: Execution) -> tuple[Program, Any]:
-        keys_copied = jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, kept)
-        program, placed_state = make(execution), jax.device_put(keys_copied, where)
+    def place() -> RunState:
+        return jax.device_put(jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, kept), where)
+
+    def program_of(execution: Execution) -> Program:
+        if execution.chunk_size not in programs:
+            programs[execution.chunk_size] = make(execution)
+        return programs[execution.chunk_size]
+
+    def run(execution: Execution) -> tuple[Program, Any]:
+        program, placed_state = program_of(execution), place()
         program.compiled(placed_state, *data)
         memory.check(program.memory_bytes)
         return program, jax.block_until_ready(program(placed_state, *data))
 
-    (program, results), execution = memory.in_chunks_that_fit(attempt, execution, cohort_size)
+    def needs(execution: Execution) -> int:
+        program = program_of(execution)
+        if not program.compile_s:  # one that could not be compiled is not tried again
+            try:
+                program.compiled(place(), *data)
+            except jax.errors.JaxRuntimeError as error:
+                if not memory.is_short(error):
+                    raise
+        return program.memory_bytes
+
+    (program, results), execution = memory.in_chunks_that_fit(run, needs, executions, cohort_size)
+    program.compile_s = sum(one.compile_s for one in programs.values())
     return program, execution, results
 
 

@@ -1,6 +1,7 @@
 """Several runs as one program: each equals the run alone, it is traced once, and one that diverges does not end the others."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -145,6 +146,36 @@ def test_values_of_a_number_equal_the_runs_with_each(key, values):
         expected, row = next(single.rounds())
         assert_equal(expected, found[number])
         assert_same_rows(row, rows[number])
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "values"),
+    [
+        ("fedprox", "method.prox_mu", (0.1, 3.0)),
+        ("fedavg", "client.optimizer.momentum", (0.1, 0.9)),
+        ("fedavg", "client.optimizer.weight_decay", (0.01, 0.3)),
+        ("fedavg", "client.optimizer.clip_norm", (0.05, 0.5)),
+        ("fedavg", "server.momentum", (0.1, 0.9)),
+    ],
+)
+def test_values_of_what_zero_switches_off_equal_the_runs_with_each(method, key, values):
+    given = config(method, network="linear", seeds=1, vary=key, values=values)
+    experiment = many.build(given, IMAGES)
+
+    def second(experiment):  # the server's momentum shows from there on
+        return list(itertools.islice(experiment.rounds(), 2))[-1][0]
+
+    found = experiment.states(second(experiment))
+    assert distance(found[0].server, found[1].server) > 1e-4
+    for number in range(2):
+        assert_equal(second(alone(experiment, number)), found[number])
+
+
+def test_a_number_by_which_the_program_is_chosen_is_refused_in_one_line():
+    key = "method.fairness_weight"
+    given = tiny.config("freematch_central", seeds=1, vary=key, values=(0.1, 0.2), execution__strategy="auto")
+    with pytest.raises(ValueError, match=f"vary: got '{key}', by which the program of method.name=freematch_central is chosen"):
+        many.build(given, IMAGES)
 
 
 @pytest.mark.parametrize("varied", [False, True])

@@ -1,22 +1,27 @@
 """Several runs from the command line: a folder each as a single run leaves it, resume, divergence, what is refused."""
 
+import itertools
 import json
+import re
 import shutil
 import signal
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment import loop, many, many_loop
-from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment import loop, many, many_loop, tuning
+from fedjax_ssl.experiment.build import Plan, build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.many import spread_of
 from tests import tiny
 from tests.experiment.test_resume import by_path
 from tests.experiment.test_run import CONFIG, launch, rows
+from tests.experiment.test_writers import drawn
 
 FILES = {"config.json", "layout.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
 RATE = "client.optimizer.learning_rate"
@@ -117,8 +122,9 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     own = folder / "1"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
-    noted = json.loads((own / "layout.json").read_text())["layout"]
-    assert noted == experiment.layout._replace(devices=1)._asdict()
+    noted = json.loads((own / "layout.json").read_text())
+    assert noted["layout"] == experiment.layout._replace(devices=1)._asdict()
+    assert noted[many_loop.SHARED] == experiment.layout.devices == 2
     alone, several = (json.loads((path / "summary.json").read_text()) for path in (tmp_path, own))
     assert alone.keys() == several.keys()
     changing = {key for key in alone if key.startswith(("time/", "perf/"))} | {"strategy", "devices", "device"}
@@ -126,10 +132,90 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
         value = alone[key]
         assert several[key] == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), key
     assert [row.keys() for row in MetricsLog(own).rows()] == [row.keys() for row in MetricsLog(tmp_path).rows()]
-    assert list((own / "tensorboard").iterdir())
+    curves, of_seed = drawn(tmp_path), drawn(own)
+    assert curves.keys() == of_seed.keys() == MetricsLog(own).rows()[-1].keys() - {"round"}
+    for row in MetricsLog(own).rows():
+        for key in row.keys() - {"round"}:
+            assert dict(of_seed[key])[row["round"]] == pytest.approx(row[key]), key
+    saved = [{step.name for step in (path / "checkpoints").iterdir()} for path in (tmp_path, own)]
+    assert saved[0] == saved[1] == {"2", "4"}
     # A single run goes on from there, and finds that nothing is left to do.
     loop.run(single, own, loop.Stop())
     single.predict(experiment.states(experiment.start()[0])[1], single.problem.data.test.images[:3])
+
+
+def noting(tmp_path, changes=(), **more):
+    """The layout of two runs whose folders have notes: the experiment's own with changes to one or both, and more keys."""
+    experiment = many.build(config())
+    for run, change in itertools.zip_longest(experiment.runs, changes, fillvalue={}):
+        (tmp_path / run.name).mkdir(exist_ok=True)
+        tuning.note(experiment.layout._replace(**{"devices": 1, **change}), tmp_path / run.name, **more)
+    return experiment
+
+
+def read(experiment, tmp_path):
+    return many_loop.in_noted_layout(experiment, [tmp_path / run.name for run in experiment.runs])
+
+
+def test_runs_go_on_in_the_layout_that_their_folders_note(tmp_path):
+    newer = many.build(config())
+    assert read(newer, tmp_path / "none") is newer
+    there = {"chunk_size": 2, "strategy": "chunked", "compiler": "lean", "conv": "im2col", "steps": "unrolled"}
+    found = read(noting(tmp_path, [there, there], **{many_loop.SHARED: 1}), tmp_path)
+    assert found.layout == newer.layout._replace(**there, devices=1)
+    assert found.simulator.execution == Execution(2, compiler="lean", shrinks=True)
+    assert found.settings == newer.settings
+    found = read(noting(tmp_path, [there, there]), tmp_path)  # which single runs began
+    assert found.layout == newer.layout._replace(**there)
+    assert found.layout.devices == 2
+
+
+def test_the_steps_and_the_convolutions_of_a_noted_layout_are_those_of_the_method(monkeypatch):
+    experiment, seen = many.build(config()), []
+    monkeypatch.setattr(Plan, "method", lambda self, _: seen.append((self.settings.execution.steps, self.conv)))
+    monkeypatch.setattr(many, "check_unrolled", lambda _: None)
+    experiment.in_layout(experiment.layout._replace(steps="unrolled", conv="shifted")).problem.method(None)
+    assert seen[-1] == ("unrolled", "shifted")
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "why"),
+    [
+        (({"compiler": "lean"},), {}, "0/layout.json and .*1/layout.json: got two layouts for runs that go on together"),
+        (({"devices": 2, "strategy": "sharded"},) * 2, {}, "0/layout.json: got sharded on 2 of cpu, there are 4 of cpu here"),
+        (({"strategy": "separate"},) * 2, {}, "got separate on 2 of cpu"),
+        ((), {"platform": "gpu"}, "got scan on 2 of gpu, there are 4 of cpu here"),
+        ((), {many_loop.SHARED: 5}, "got scan on 5 of cpu, there are 4 of cpu here"),
+    ],
+)
+def test_a_layout_that_cannot_be_taken_is_said_and_runs_go_on_as_their_settings_say(tmp_path, caplog, changes, more, why):
+    experiment = noting(tmp_path, changes, **more)
+    assert read(experiment, tmp_path) is experiment
+    (line,) = caplog.messages
+    assert re.search(why, line)
+    assert line.endswith(": going on in another layout, with other rounding")
+
+
+def test_a_note_that_cannot_be_read_is_named(tmp_path, caplog):
+    experiment = noting(tmp_path)
+    (tmp_path / "1" / "layout.json").write_text("{")
+    assert read(experiment, tmp_path) is experiment
+    assert "1/layout.json: cannot be read" in caplog.text
+
+
+def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(tmp_path, monkeypatch, whole):
+    experiment, expected = whole
+    go(many.build(config()), tmp_path, stop_after=2)
+    choose = many.resolve
+    monkeypatch.setattr(many, "resolve", lambda settings: choose(settings)._replace(compiler="lean"))
+    newer = many.build(config())
+    assert newer.layout.compiler == "lean"
+    monkeypatch.setattr(many, "spread_of", lambda *args: spreads.append(args) or spread_of(*args))
+    spreads = []
+    go(newer, tmp_path)
+    assert spreads[-1] == (2, 2)
+    assert_same_runs(experiment, expected, tmp_path)
+    assert json.loads((tmp_path / "0" / "summary.json").read_text())["compiler"] == "default"
 
 
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
@@ -230,9 +316,10 @@ WRONG = [
     ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
     ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
     (
-        {"vary": "client.optimizer.momentum", "values": (0.1, 0.2)},
-        "vary: got 'client.optimizer.momentum', by which the program",
+        {"vary": "client.optimizer.momentum", "values": (0.1, 0.0)},
+        r"values: got \(0.1, 0.0\) with vary=client.optimizer.momentum, accepted: numbers > 0, as without momentum",
     ),
+    ({"vary": "client.optimizer.momentum", "values": (0.1, -0.2)}, "client.optimizer.momentum: got -0.2, accepted"),
 ]
 
 

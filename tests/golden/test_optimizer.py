@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.optimizers import lars, torch_sgd
+from fedjax_ssl.methods.optimizers import is_on, lars, torch_sgd
 
 
 def test_weight_decay_on_kernels_leaves_out_biases_and_batch_norm():
@@ -79,3 +79,32 @@ def test_lars_scales_and_decays_kernels_alone_over_five_steps(decay, nesterov):
     for layer, leaves in w.items():
         for name, start in leaves.items():
             np.testing.assert_allclose(params[layer][name] - start, expected[layer][name] - start, rtol=2e-3, atol=1e-6)
+
+
+TRACED = [(lars, "momentum"), (lars, "weight_decay"), *((torch_sgd, key) for key in ("momentum", "weight_decay", "clip_norm"))]
+
+
+@pytest.mark.parametrize(("optimizer", "varied"), TRACED)
+def test_numbers_that_are_traced_do_what_they_do_as_constants(optimizer, varied):
+    rng = np.random.default_rng(0)
+    params = {"kernel": np.float32(rng.standard_normal((3, 2))), "bias": np.float32(rng.standard_normal(2))}
+    grads = [jax.tree.map(lambda x: np.float32(rng.standard_normal(x.shape)), params) for _ in range(2)]
+
+    def two_steps(number):
+        transformation = optimizer(**{"momentum": 0.9, "weight_decay": 0.1, varied: number})
+        kept = transformation.init(params)
+        for grad in grads:
+            direction, kept = transformation.update(grad, kept, params)
+        return direction
+
+    many = jax.vmap(two_steps)(jnp.float32([0.3, 0.7]))
+    for place, number in enumerate((0.3, 0.7)):
+        expected = two_steps(number)
+        for name in params:
+            np.testing.assert_allclose(many[name][place], expected[name], rtol=1e-6)
+    assert np.any(many["kernel"][0] != many["kernel"][1])
+
+
+def test_zero_switches_off_and_what_is_traced_is_on():
+    assert [is_on(number) for number in (0, 0.0, 0.1)] == [False, False, True]
+    assert jax.jit(lambda x: jnp.array(is_on(x)))(0.0)

@@ -1,4 +1,4 @@
-"""A cohort that does not fit into memory is run in halved chunks, from the first round on, with the same results."""
+"""A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
 import logging
 
@@ -6,10 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import Execution, client_mesh
-from fedjax_ssl.simulation.simulator import Program, Simulator
+from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread
+from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.simulator import Problem, Program, Simulator
 from tests import toy
 
 SHORT = "RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nat length"
@@ -46,9 +49,7 @@ def test_chunks_are_halved_until_they_fit_and_stay_so(tight, kind, caplog):
     simulator, w, clients = three_rounds(kind, Execution(0, shrinks=True))
     assert tight == [0, 3, 2, 2, 2]
     assert simulator.execution.chunk_size == 2
-    assert (
-        "5 clients at a time do not fit into memory (RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.): 3" in caplog.text
-    )
+    assert "no memory for all clients at once (RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.): 3 clients" in caplog.text
     np.testing.assert_allclose(w, expected, rtol=1e-6)
     np.testing.assert_array_equal(clients, taken)
 
@@ -57,6 +58,89 @@ def test_each_device_has_chunks_of_its_own(tight):
     simulator, *_ = three_rounds(Simulator, Execution(0, client_mesh(2), shrinks=True))
     assert tight == [0, 2, 2, 2]  # of three clients on each
     assert simulator.execution.num_devices == 2
+
+
+@pytest.fixture
+def of_size(monkeypatch):
+    """Rounds need 1,000 bytes and 100 for each client at a time; the chunks for which one was compiled, each in a second."""
+
+    def patch(there, cohort_size):
+        def compiled(self, *args):
+            if self._compiled is None and isinstance(args[0], RunState):
+                made.append(self._execution.chunk_size)
+                self.compile_s += 1.0
+            return compile_(self, *args)
+
+        def needs(self):
+            return 1000 + 100 * (self._execution.chunk_size or cohort_size)
+
+        made, compile_ = [], Program.compiled
+        monkeypatch.setattr(Program, "compiled", compiled)
+        monkeypatch.setattr(Program, "memory_bytes", property(needs))
+        monkeypatch.setattr(memory, "device_bytes", lambda: there)
+        return made
+
+    return patch
+
+
+def test_of_a_thousand_clients_as_many_run_at_a_time_as_the_small_and_the_large_program_let_expect(of_size):
+    made = of_size(there=4000, cohort_size=1000)
+    federated = toy.data([1] * 1000)
+    problem = Problem(toy.method(), federated, toy.problem().spec._replace(num_clients=1000), 1000)
+    simulator = Simulator(problem, Execution(0, shrinks=True), 4)
+    state, _ = simulator.initialize(0)
+    before = simulator.compile_s
+    for _ in range(2):
+        state, _ = simulator.round(state)
+    # 3,600 bytes, a tenth being spared, are enough for 26 clients: 39 turns, which 26 a turn fill.
+    assert made == [0, 2, 26]
+    assert simulator.execution.chunk_size == 26
+    assert simulator.compile_s - before > 3.0  # what did not fit, too
+    np.testing.assert_array_equal(state.clients, 2)
+    pixels = 10 * (np.arange(1000) + 1) % 256
+    assert float(state.server["w"]) == pytest.approx(2 * pixels.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("there", "large", "chunk"),
+    [
+        (0, 101_000, 500),  # what the device has is not known
+        (4000, 0, 500),  # what the program needs is not
+        (4000, 1100, 500),  # it needs no more than the small one
+        (90_000, 101_000, 500),  # 800 would fit: two turns of 500 take no longer
+        (50_000, 101_000, 334),  # 440 would: three turns
+        (1300, 101_000, 1),  # the small one fits, but for the tenth that is spared
+        (1000, 101_000, 1),
+    ],
+)
+def test_fewer_clients_are_as_many_as_fit_by_extrapolation_and_half_where_nothing_is_known(monkeypatch, there, large, chunk):
+    monkeypatch.setattr(memory, "device_bytes", lambda: there)
+    execution = Execution(0, shrinks=True)
+    assert memory.shrunk(execution, lambda one: 1200 if one.chunk_size == 2 else large, 1000).chunk_size == chunk
+
+
+def test_what_stays_and_what_is_one_already_does_not_shrink():
+    assert memory.shrunk(Execution(0), lambda _: 0, 5) is None
+    assert memory.shrunk(Execution(1, shrinks=True), lambda _: 0, 5) is None
+    assert memory.shrunk(Execution(4, shrinks=True), lambda _: pytest.fail("compiled"), 5).chunk_size == 2
+
+
+def test_a_program_that_cannot_be_compiled_is_not_compiled_again(monkeypatch):
+    tried, compile_ = [], jax.stages.Lowered.compile
+
+    def compiled(self, options):
+        tried.append(1)
+        if len(tried) < 3:  # the whole, and the small one that is to be its measure
+            raise jax.errors.JaxRuntimeError(SHORT)
+        return compile_(self, options)
+
+    problem = Problem(toy.method(), toy.data([1] * 8), toy.problem().spec._replace(num_clients=8), 8)
+    simulator = Simulator(problem, Execution(0, shrinks=True), 4)
+    state, _ = simulator.initialize(0)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+    simulator.round(state)
+    assert simulator.execution.chunk_size == 2
+    assert len(tried) == 3
 
 
 def test_what_a_program_says_it_needs_is_enough_to_shrink(monkeypatch):
@@ -69,10 +153,51 @@ def test_what_a_program_says_it_needs_is_enough_to_shrink(monkeypatch):
 
 def test_one_client_too_many_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(memory, "device_bytes", lambda: 10)
-    with pytest.raises(
-        memory.OutOfMemoryError, match=r"one client at a time does not fit into memory .*lower client.batch_size"
-    ):
+    with pytest.raises(memory.OutOfMemoryError, match=r"no memory for one client at a time \(needs .*lower client.batch_size"):
         three_rounds(Simulator, Execution(0, shrinks=True))
+
+
+@pytest.mark.parametrize(
+    ("there", "shrinks", "made", "at_once"),
+    [
+        (9e9, True, [0], 0),  # side by side
+        (1500, False, [0, 5], 5),  # one after another, each with its clients all at once
+        (1499, True, [0, 5, 2, 3], 3),
+    ],
+)
+def test_runs_that_do_not_fit_side_by_side_follow_one_another_with_the_same_results(of_size, there, shrinks, made, at_once):
+    single, seeds = toy.problem(), (0, 1, 2)
+    tables = {name: getattr(single.data, name) for name in TABLES}
+    method, data, spec, size = single
+    several = ManyProblem(lambda _: method, data.train, data.test, [tables] * 3, seeds, None, spec, size)
+    alone = []
+    for seed in seeds:
+        simulator = Simulator(single, Execution(0), 4)
+        state, _ = simulator.round(simulator.initialize(seed)[0])
+        alone.append((state, simulator.evaluate(state)))
+    tried = of_size(there, cohort_size=15)
+    many = ManySimulator(several, Spread(None, True), Execution(0, shrinks=shrinks), 4)
+    state, rows = many.round(many.initialize()[0], "abc")
+    assert tried == made
+    assert many.execution.chunk_size == at_once
+    accuracies = many.evaluate(state)
+    for number, (own, accuracy) in enumerate(alone):
+        np.testing.assert_allclose(state.server["w"][number], own.server["w"], rtol=1e-6)
+        np.testing.assert_array_equal(state.clients[number], own.clients)
+        assert accuracies[number] == pytest.approx(accuracy)
+        assert rows[number]["client/loss"] > 0
+    many.round(state, "abc")
+    assert tried == made  # and they stay so
+
+
+def test_runs_that_do_not_fit_one_after_another_in_given_chunks_are_one_clear_line(of_size):
+    of_size(there=10, cohort_size=5)
+    method, data, spec, size = toy.problem()
+    tables = {name: getattr(data, name) for name in TABLES}
+    several = ManyProblem(lambda _: method, data.train, data.test, [tables] * 2, (0, 1), None, spec, size)
+    many = ManySimulator(several, Spread(None, True), Execution(0), 4)
+    with pytest.raises(memory.OutOfMemoryError, match=r"no memory for 5 clients at a time .*lower client.batch_size or"):
+        many.round(many.initialize()[0], "ab")
 
 
 def test_other_errors_and_other_executions_are_left_alone(monkeypatch):
@@ -80,7 +205,7 @@ def test_other_errors_and_other_executions_are_left_alone(monkeypatch):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        memory.in_chunks_that_fit(fail, Execution(0, shrinks=True), 5)
+        memory.in_chunks_that_fit(fail, lambda _: 0, [Execution(0, shrinks=True)], 5)
     monkeypatch.setattr(memory, "device_bytes", lambda: 10)
     assert three_rounds(Simulator, Execution(0))[0].execution.chunk_size == 0
 
