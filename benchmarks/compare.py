@@ -251,7 +251,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--precision", choices=("tensorfloat32", "float32"), help="of a GPU; default: tensorfloat32")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds of each process")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all, besides installing")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
     arguments = parser.parse_args()
     if arguments.peers is None:
@@ -267,11 +267,11 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Compares, prints a table and writes it as JSON; exit status 1 where a program failed or disagrees."""
     arguments = parsed()
+    limits = Limits(arguments.timeout, time.monotonic() + arguments.budget)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # and so those of all programs
     wanted = {rival.program for kind in arguments.only for rival in rivals_of(kind, [1])} - {OURS}
     installed = {name: Environments.of(arguments).install(name) for name in PEERS if name in wanted}
     missing = {name: error for name, error in installed.items() if error}
-    limits = Limits(arguments.timeout, time.monotonic() + arguments.budget)
     results: list[dict[str, Any]] = []
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -105,7 +105,8 @@ def prepare(words: list[str], folder: pathlib.Path) -> dict[str, Any]:
     command.keep_programs()
     command.parse([sys.argv[0], *words])
     experiment, began = build(Settings.from_dict(command.CONFIG.value.to_dict())), time.perf_counter()
-    experiment = tune(experiment)
+    if experiment.settings.execution.tune != "never":
+        experiment = tune(experiment)
     found = {"tuning_s": time.perf_counter() - began, "layout": experiment.layout._asdict()}
     found |= {"device": devices(experiment.layout.devices), "rounds": experiment.settings.rounds}
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
@@ -213,7 +214,7 @@ def main() -> None:
     parser.add_argument("--data_dir", default="", help="TFDS folder with cifar10")
     parser.add_argument("--random", action="store_true", help="random images in place of CIFAR-10")
     parser.add_argument("--rounds", type=int, help="how many are run, from which the total is reckoned; default: all")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all, besides installing")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all")
     parser.add_argument("--processes", nargs="+", type=int, help="of pfl that are tried; default: as `compare` has them")
     parser.add_argument("--trial", type=int, default=20, help="rounds of each that are timed")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")

@@ -100,13 +100,13 @@ def test_pfl_runs_as_many_rounds_in_its_best_number_of_processes(ran, tmp_path):
 
 
 def test_what_the_budget_ends_goes_on_with_the_same_command(ran):
-    status, lines, written, _ = ran("fl2", "--budget=100", rounds=20, ends=143)
-    assert status == 0
+    status, lines, written, started = ran("fl2", "--budget=1")
+    assert (status, started) == (0, [])
+    assert "left_out" in written["results"][programs.OURS]
+    status, lines, _, started = ran("fl2", "--budget=100", rounds=20, ends=143)
+    assert (status, len(started)) == (0, 2)
     assert lines[1].split()[:3] == ["fedjax_ssl", "20/40", "~45"]
     assert "the same command goes on" in lines[1]
-    _, _, written, started = ran("fl2", "--budget=1")
-    assert started == []
-    assert "left_out" in written["results"][programs.OURS]
     _, _, written, started = ran("fl2")
     assert [command[2] for command in started] == ["launch.run"]
     assert "left_out" not in written["results"][programs.OURS]
