@@ -17,13 +17,16 @@ from fedjax_ssl.experiment.loop import git_commit
 from fedjax_ssl.experiment.machine import processor
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PLACES = ("--workdir", "--json", "--peers", "--data_dir", "--config.data.data_dir", "--config.data.path")
+PLACES = ("--workdir", "--json", "--peers", "--wheels", "--data_dir", "--config.data.data_dir", "--config.data.path")
 
 
-def provenance() -> dict[str, Any]:
+def provenance(device: str = "") -> dict[str, Any]:
     """The command, the code's commit now, machine, device and versions.
 
     Of the command, arguments that name a folder or a file are left out, as they say nothing of the result.
+
+    Args:
+        device: what the work ran on, where that was in other processes: this one then takes no device. Empty: those here.
     """
     words = [f"benchmarks.{pathlib.Path(sys.argv[0]).stem}"]
     for before, word in itertools.pairwise(sys.argv):
@@ -33,6 +36,16 @@ def provenance() -> dict[str, Any]:
         "command": f"python -m {shlex.join(words)}",
         "commit": git_commit(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "device": device or devices(jax.device_count()),
+        "versions": versions(),
     }
+
+
+def devices(number: int) -> str:
+    """So many of the devices here, in words."""
+    return f"{number} x {jax.devices()[0].device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """Those of Python and of what computes."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}

@@ -7,6 +7,7 @@ end.
 
 import json
 import pathlib
+import platform
 import sys
 import time
 from importlib import metadata
@@ -22,10 +23,13 @@ class Job:
 
     Attributes:
         settings: of the job: `clients`, `cohort`, `batch_size`, `epochs`, `learning_rate`, `dropout`; `warm_up` and `rounds`,
-            to leave out and to time; `threads` in all, over which many `processes`; `device`, PyTorch's name of it;
-            `precision` of float32 products; and, of (FL)^2, `confidence`, `rho`, `depth`, `width`, `eval_batch_size`,
+            to leave out and to time; `threads` in all, over how many `processes`; `device`, PyTorch's name of it;
+            `precision` of float32 products, and `float64`, to compute in that; of pfl `eval_every`, rounds between evaluations
+            on the test set, 0: none; and, of (FL)^2, `confidence`, `rho`, `depth`, `width`, `eval_batch_size`,
             `channels_last`. Each is an attribute, too.
-        inputs: of each client, images float32 [n, ch, H, W], normalized, and labels int64 [n], on the device.
+        dtype: of images and weights, float32 or float64.
+        inputs: of each client, images [n, ch, H, W], normalized, and labels int64 [n], on the device.
+        test: likewise of the test set; empty without `eval_every`.
         weights: name -> float32 array, the initial model by PyTorch's names and layouts.
     """
 
@@ -33,23 +37,22 @@ class Job:
         self.folder = pathlib.Path(folder)
         self.settings = json.loads((self.folder / "job.json").read_text())
         vars(self).update(self.settings)
-        torch.set_num_threads(self.threads // self.processes)
+        self.dtype = torch.float64 if self.float64 else torch.float32
+        torch.set_default_dtype(self.dtype)
+        torch.set_num_threads(max(1, self.threads // self.processes))
         torch.set_float32_matmul_precision("high" if self.precision == "tensorfloat32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tensorfloat32"
         torch.backends.cudnn.benchmark = True
         with np.load(self.folder / "data.npz") as data:
-            mean, std = np.float32(data["mean"]), np.float32(data["std"])
+            self._mean, self._std = np.float32(data["mean"]), np.float32(data["std"])
             self.weights = {key.removeprefix("w:"): data[key] for key in data.files if key.startswith("w:")}
-            self.inputs = [
-                (
-                    self._on_device((np.float32(images) / 255 - mean).transpose(0, 3, 1, 2) / std[:, None, None]),
-                    self._on_device(y),
-                )
-                for images, y in zip(data["images"], np.int64(data["labels"]), strict=True)
-            ]
+            self.inputs = [self._on_device(*one) for one in zip(data["images"], data["labels"], strict=True)]
+            self.test = self._on_device(data["test_images"], data["test_labels"]) if self.eval_every else ()
 
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+    def _on_device(self, images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        normalized = (np.float32(images) / 255 - self._mean).transpose(0, 3, 1, 2) / self._std[:, None, None]
+        x, y = torch.from_numpy(np.ascontiguousarray(normalized)), torch.from_numpy(np.int64(labels))
+        return x.to(self.device, self.dtype), y.to(self.device)
 
     def network(self) -> nn.Module:
         """The network with the initial weights."""
@@ -62,12 +65,15 @@ class Job:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def report(self, at: list[float], state: dict[str, torch.Tensor], *packages: str) -> None:
-        """Writes the seconds between the times `at`, without those of the warm-up, and the model."""
-        seconds = np.diff(at)[self.warm_up :].tolist()
-        versions = {name: metadata.version(name) for name in ("torch", *packages)}
+    def report(self, at: list[float], state: dict[str, torch.Tensor], *packages: str, **more: float) -> None:
+        """Writes the seconds between the times `at`, without those of the warm-up, what there is `more`, and the model."""
+        found = {
+            "seconds": np.diff(at)[self.warm_up :].tolist(),
+            "device": f"1 x {torch.cuda.get_device_name()}" if self.device == "cuda" else self.device,
+            "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in ("torch", *packages)},
+        }
         np.savez(self.folder / "weights.npz", **{name: value.detach().cpu().numpy() for name, value in state.items()})
-        (self.folder / "report.json").write_text(json.dumps({"seconds": seconds, "versions": versions}))
+        (self.folder / "report.json").write_text(json.dumps(found | more))
 
 
 def read() -> Job:

@@ -1,4 +1,8 @@
-"""Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients."""
+"""Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients.
+
+With `eval_every` the model is evaluated as often on the test set, in one batch, as the benchmark does; that is part of the
+rounds' time.
+"""
 
 import os
 
@@ -17,6 +21,7 @@ from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
+from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.data.sampling import get_user_sampler
@@ -36,9 +41,11 @@ class Network(EmnistCNN):
 
     @torch.no_grad()
     def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict:
-        """The summed cross-entropy of a batch, with its size."""
+        """The summed cross-entropy and the correct answers of a batch, with its size."""
         self.eval()
-        return {"loss": Weighted(functional.cross_entropy(self(images), labels, reduction="sum").item(), len(labels))}
+        logits = self(images)
+        loss, correct = functional.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+        return {"loss": Weighted(loss.item(), len(labels)), "accuracy": Weighted(correct.item(), len(labels))}
 
 
 class Clock(TrainingProcessCallback):
@@ -68,6 +75,10 @@ def main() -> None:
     sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
     data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs[client], user_id=str(client)), sampler)
     clock, rounds = Clock(job), job.warm_up + job.rounds
+    in_one_batch = NNEvalHyperParams(local_batch_size=len(job.test[1]) if job.test else None)
+    evaluations = []
+    if job.test:
+        evaluations = [CentralEvaluationCallback(PyTorchTensorDataset(job.test), in_one_batch, job.eval_every)]
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=job.cohort, val_cohort_size=0
@@ -75,12 +86,13 @@ def main() -> None:
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
         model,
         NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=job.learning_rate, local_batch_size=job.batch_size),
-        NNEvalHyperParams(local_batch_size=None),
-        [clock],
+        in_one_batch,
+        [*evaluations, clock],  # a round ends with its evaluation
         send_metrics_to_platform=False,
     )
     if int(os.environ.get("RANK", "0")) == 0:
-        job.report(clock.at, network.state_dict(), "pfl")
+        accuracy = {"accuracy": network.metrics(*job.test)["accuracy"].overall_value} if job.test else {}
+        job.report(clock.at, network.state_dict(), "pfl", **accuracy)
 
 
 if __name__ == "__main__":

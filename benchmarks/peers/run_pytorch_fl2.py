@@ -93,7 +93,7 @@ def main() -> None:
     """Runs the job of the command line."""
     job = read()
     network = WideResNet(job.depth, job.width).to(job.device)
-    start = {name: torch.from_numpy(value).to(job.device) for name, value in job.weights.items()}
+    start = {name: torch.from_numpy(value).to(job.device, job.dtype) for name, value in job.weights.items()}
     layout = torch.channels_last if job.channels_last else torch.contiguous_format
     network = network.to(memory_format=layout)
     inputs = [job.inputs[client][0].to(memory_format=layout) for client in range(job.cohort)]
