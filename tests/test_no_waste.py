@@ -1,5 +1,9 @@
 """What a round must not spend: dispatches, waiting for the host, compiling again, steps that clients do not have."""
 
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,8 @@ from fedjax_ssl.simulation.round import initialize, run_round
 from fedjax_ssl.simulation.simulator import Program, Simulator
 from tests import tiny, toy
 from tests.jaxprs import equations
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -61,9 +67,11 @@ def test_a_round_does_not_ask_the_host(case):
         state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
         return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=2))
 
-    names = {eqn.primitive.name for eqn in equations(jax.make_jaxpr(run)(jax.random.key(0), problem.data).jaxpr)}
+    program = jax.make_jaxpr(run)(jax.random.key(0), problem.data)
+    assert not program.effects  # nothing is printed, logged or waited for
+    names = {eqn.primitive.name for eqn in equations(program.jaxpr)}
     assert "dot_general" in names
-    assert not [name for name in names if "callback" in name or "feed" in name]
+    assert "pure_callback" not in names
 
 
 COUNTS = np.array([1, 12, 2, 9, 3, 14, 4, 7], np.int32)
@@ -113,3 +121,21 @@ def test_clients_of_a_chunk_have_about_as_much_to_do(steps_run):
     as_they_come, by_work = own[0:2].max() + own[2:4].max() + own[4], longest_first[[0, 2, 4]].sum()
     assert by_work < as_they_come
     assert steps_run(toy.executions()["chunked"]) == by_work
+
+
+@pytest.mark.slow
+def test_a_second_launch_takes_every_program_from_the_cache(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    config = "--config=configs/digits.py:fixmatch"
+    small = ["--config.rounds=2", "--config.cohort_size=2", "--config.client.epochs=1", "--config.server.epochs=1"]
+
+    def programs_after(launch):
+        command = [sys.executable, "-m", "launch.run", config, *small, f"--workdir={tmp_path / launch}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return {path.name for path in (tmp_path / "fedjax_ssl").glob("*-cache")}
+
+    first = programs_after("first")
+    assert {"jit_initialize", "jit_round", "jit_evaluate"} <= {name.split("-")[0] for name in first}
+    assert programs_after("second") == first
