@@ -95,7 +95,8 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
 
 def alone(strategy):
     """What the clients of a small (FL)^2 change in the model in round 1, and that, by a server that stays as it is."""
-    experiment = jobs.clients_alone(build(tiny.config("fl2", network="linear", execution__strategy=strategy, client__batch_size=16)))
+    config = tiny.config("fl2", network="linear", execution__strategy=strategy, client__batch_size=16)
+    experiment = jobs.clients_alone(build(config))
     state, row = experiment.start()
     before = jax.device_get(state.server.weights)
     rounds = experiment.rounds(state, row)
