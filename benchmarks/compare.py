@@ -22,8 +22,8 @@ alone, in a process of its own, the programs in turns, each turn in another orde
 as the rival.
 
 A ratio is that of a turn's medians, theirs over ours; over the turns, their median and a 95 % interval (Student's t, on
-logarithms). On two cores all takes about 25 minutes, besides installing, and tuning where nothing is kept from before (5 to 10
-more). `--budget` seconds are shared among what is asked for; what does not fit is named and left out.
+logarithms). On two cores all takes about half an hour, besides installing; eight minutes of it look for layouts where nothing
+is kept from before. `--budget` seconds are shared among what is asked for; what does not fit is named and left out.
 
 The peers are installed with their own virtual environments under DIR, where they are not there yet: `--torch` is what pip is
 asked for as PyTorch, or `--system-torch` takes that of this Python. Every program has the first `--threads` cores. On a GPU all
