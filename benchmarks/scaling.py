@@ -4,7 +4,7 @@
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
 no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is a
-process of its own: 2 rounds to warm up, then at least 5 and 5 seconds of rounds, of which median and quartiles. The `devices`
+process of its own: 2 rounds to warm up, then at least 5 and 10 seconds of rounds, of which median and quartiles. The `devices`
 are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine
 of two, four are no faster than two.
 
@@ -17,7 +17,7 @@ than 1) and lies near it; it may be no, and it is undecided where the interval i
 
 `rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round;
 they are flat where at most 1 % of it would come in so many rounds. Exit status 1 where a point failed, whatever the verdicts.
-Run time: 20 minutes on two CPU cores, most of it data of a million clients and the 10,000 rounds.
+Run time: a quarter of an hour on two CPU cores.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ UNDECIDED = "undecided: a wide interval"
 FLAT = 1.1
 """Times as many bytes, at the end of a series, that are no growth."""
 IMAGES_A_CLIENT, BATCH = 4, 4
-WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 5.0
+WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 10.0
 ROUNDS, EVERY = 10_000, 500
 FLAT_SHARE = 0.01
 """Of resident memory, that may come in ROUNDS rounds."""

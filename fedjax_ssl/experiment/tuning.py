@@ -53,14 +53,15 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     Args:
         experiment: as `build` made it.
         give_up: asked between candidates; once it is true, the best so far is taken, and nothing is kept.
-        only_long: measure nothing for a run that is over in some ten minutes anyway.
+        only_long: leave a run as it is that is over in some ten minutes anyway. What is kept is not even looked for: the key
+            takes a trace of the whole program.
     """
+    if only_long and not measurement.may_be_long(experiment):
+        return experiment
     path = _path(key(experiment))
     kept = _found(path)
     if kept is not None and not kept.left_out:
         return in_layout(experiment, kept.layout)
-    if only_long and not measurement.may_be_long(experiment):
-        return in_layout(experiment, kept.layout) if kept else experiment
     _log.info("looking for the fastest layout, kept for the next time")
     begun, todo = (kept.layout, kept.left_out) if kept else (experiment.layout, moves(experiment))
     found = search(experiment, begun, todo, give_up, measurement.is_long if only_long else lambda *_: True)
