@@ -38,9 +38,8 @@ GAIN = 1.05
 """How many times as fast a candidate must be to be taken: less is noise."""
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
-FORWARD = {"cpu": (100, 50, 1_000)}
-FORWARD_ELSEWHERE = (1_000, 4_000)
-"""Examples per forward-only pass that are tried beside the usual number."""
+FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
+"""Examples per forward-only pass that are tried beside the usual number, by platform."""
 
 Move = dict[str, Any]
 
@@ -59,7 +58,7 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     if only_long and not measurement.may_be_long(experiment):
         return experiment
     path = _path(key(experiment))
-    kept = _found(path)
+    kept = _found(path) if path is not None else None
     if kept is not None and not kept.left_out:
         return in_layout(experiment, kept.layout)
     _log.info("looking for the fastest layout, kept for the next time")
@@ -195,12 +194,10 @@ class Found(NamedTuple):
     left_out: list[Move]
 
 
-def _found(path: pathlib.Path | None) -> Found | None:
-    """What is kept of an earlier search."""
-    layout = read(path) if path is not None else None
-    if layout is None or path is None:
-        return None
-    return Found(layout, [], json.loads(path.read_text()).get("left_out", []))
+def _found(path: pathlib.Path) -> Found | None:
+    """What is kept of an earlier search; None where nothing is, or nothing that this version knows."""
+    layout = read(path)
+    return None if layout is None else Found(layout, [], json.loads(path.read_text()).get("left_out", []))
 
 
 def moves(experiment: Experiment) -> list[Move]:
@@ -239,7 +236,7 @@ def moves(experiment: Experiment) -> list[Move]:
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
-            for size in FORWARD.get(platform, FORWARD_ELSEWHERE)
+            for size in FORWARD_SIZES.get(platform, ())
             if size <= len(experiment.problem.data.test.labels)
         ]
     there = layout._asdict()
