@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import tempfile
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; workers and subprocesses inherit it
@@ -12,13 +13,21 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
 import jax
 import pytest
 
-# Tests compile many programs and run each for a moment. XLA's older emitters of fused loops compile them three times faster;
-# its later versions do not have them any more, and end the process at a flag that they do not know.
-_flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
-if jax.__version_info__ < (0, 11):
-    _flags += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = _flags
-jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
+
+def pytest_configure(config) -> None:
+    """Tests run on a CPU, whatever else there is, but those that are asked for by `-m gpu`."""
+    if re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")):
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # workers and subprocesses share its memory
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"  # of subprocesses
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
+    # Tests compile many programs and run each for a moment. XLA's older emitters of fused loops compile them three times faster;
+    # its later versions do not have them any more, and end the process at a flag that they do not know.
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+    if jax.__version_info__ < (0, 11):
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = flags
 
 
 @pytest.fixture

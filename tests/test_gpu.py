@@ -1,0 +1,201 @@
+"""What only an accelerator can show: its arithmetic and its memory, and that it runs what a CPU runs. `pytest -m gpu`."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.simulation.execution import Execution, multiplied_in
+from fedjax_ssl.simulation.round import initialize, run_round
+from tests import tiny
+
+ROOT = pathlib.Path(__file__).parents[1]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def accelerator():
+    if jax.default_backend() == "cpu":
+        pytest.skip("no accelerator here")
+
+
+def distance(a, b) -> float:
+    """||a - b|| / ||b|| over all numbers of two trees."""
+    a, b = (np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)]) for tree in (a, b))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def on_cpu(function, *args):
+    """`function(*args)` by the CPU's program."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jax.device_get(jax.jit(function)(*jax.device_get(args)))
+
+
+ROUNDING = {"float32": 2e-6, "tensorfloat32": 2e-3, "bfloat16": 2e-2}
+ON_ACCELERATORS = [name for name in LOWERINGS if name != "winograd"]
+
+
+@pytest.mark.parametrize("arithmetic", list(ROUNDING))
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (1, 2)])
+@pytest.mark.parametrize("lowering", ON_ACCELERATORS)
+def test_a_convolution_and_its_gradients_agree_with_a_cpu(lowering, size, stride, arithmetic):
+    clients, keys = 3, jax.random.split(jax.random.key(size + stride), 3)
+    images = np.asarray(jax.random.normal(keys[0], (clients, 8, 12, 12, 16)))
+    kernel = np.asarray(jax.random.normal(keys[1], (clients, size, size, 16, 32)))
+    out = jax.eval_shape(lambda x, k: LOWERINGS["grouped"](x, k, stride, size // 2), images[0], kernel[0]).shape
+    cotangent = np.asarray(jax.random.normal(keys[2], (clients, *out)))
+
+    def of(conv, dtype):
+        def both(x, k, c):
+            result, pullback = jax.vjp(lambda x, k: conv(x.astype(dtype), k.astype(dtype), stride, size // 2), x, k)
+            return result.astype(jnp.float32), pullback(c.astype(dtype))
+
+        return jax.vmap(both)
+
+    expected = on_cpu(of(LOWERINGS["im2col"], "float32"), images, kernel, cotangent)
+    dtype, precision = ("bfloat16", "default") if arithmetic == "bfloat16" else ("float32", arithmetic)
+    with multiplied_in(precision):
+        got = jax.device_get(jax.jit(of(LOWERINGS[lowering], dtype))(images, kernel, cotangent))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert distance(one, other) < ROUNDING[arithmetic]
+
+
+def test_matrices_are_multiplied_in_the_precision_that_is_named():
+    a, b = (np.asarray(jax.random.normal(key, (512, 512))) for key in jax.random.split(jax.random.key(0)))
+    exact, errors = a.astype(np.float64) @ b.astype(np.float64), {}
+    for precision in ("float32", "tensorfloat32"):
+        with multiplied_in(precision):
+            errors[precision] = distance(jax.jit(jnp.matmul)(a, b), exact)
+    assert errors["float32"] < 2e-6
+    if jax.default_backend() == "gpu":  # numbers of 11 bits, products added up in float32
+        assert 5e-5 < errors["tensorfloat32"] < 2e-3
+
+
+@pytest.mark.parametrize("chunk_size", [0, 1, 2], ids=["vmap", "scan", "chunked"])
+@pytest.mark.parametrize(
+    ("method", "labels_at"),
+    [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
+)
+def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size):
+    options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32"}
+    if method == "fl2":
+        options["method__confidence"] = 0.12
+    problem = tiny.experiment(method, **options).problem
+
+    def rounds(data):
+        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, jax.random.key(0))
+        state, _, metrics = run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size))
+        return state.server, state.clients, metrics
+
+    with multiplied_in("float32"):
+        got, expected = jax.device_get(jax.jit(rounds)(problem.data)), on_cpu(rounds, problem.data)
+    for one, other in zip(got[:2], expected[:2], strict=True):
+        assert not jax.tree.leaves(one) or distance(one, other) < 1e-4
+    images, as_many = (np.sum(metrics["perf/client_images"].total) for metrics in (got[2], expected[2]))
+    assert images == as_many > 0
+
+
+def test_a_run_that_goes_on_has_the_same_bits():
+    experiment = tiny.experiment("fl2", network="cnn", execution__strategy="vmap", rounds=4)
+
+    def numbers(state):
+        return jax.tree.leaves(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
+
+    ends = [numbers(list(experiment.rounds())[-1][0]) for _ in range(2)]
+    rounds = experiment.rounds()
+    next(rounds)
+    state, row = next(rounds)
+    place = jax.tree.map(lambda template: template.sharding, experiment.simulator.template(0))
+    kept = jax.tree.map(lambda x: jnp.copy(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state)
+    ends.append(numbers(list(experiment.rounds(jax.device_put(kept, place), row))[-1][0]))
+    for other in ends[1:]:
+        assert all(np.array_equal(x, y) for x, y in zip(ends[0], other, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "scan"])
+def test_rounds_move_nothing_and_leave_no_memory_behind(strategy):
+    rounds = tiny.experiment("fl2", network="cnn", execution__strategy=strategy, rounds=30, eval_every=3).rounds()
+    for _ in range(3):
+        next(rounds)
+    used = []
+    with jax.transfer_guard("disallow"):
+        for state, row in rounds:
+            del state
+            if row["round"] % 3 == 0:
+                used.append(jax.devices()[0].memory_stats()["bytes_in_use"])
+    assert len(used) == 9
+    assert max(used) == min(used)
+
+
+def test_bfloat16_learns_as_float32_does():
+    accuracies = []
+    for execution in ({"execution__dtype": "bfloat16"}, {"execution__precision": "float32"}):
+        rows = [row for _, row in tiny.experiment("fedavg", network="cnn", rounds=8, **execution).rounds()]
+        accuracies.append(rows[-1]["eval/accuracy"])
+    assert min(accuracies) > 0.8
+    assert abs(accuracies[0] - accuracies[1]) < 0.05
+
+
+def test_tuning_comes_to_a_layout_and_the_run_goes_on_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    experiment = fedjax_ssl.tune(tiny.experiment("fl2", network="cnn", execution__strategy="auto", method__confidence=0.12))
+    kept = json.loads(next(tmp_path.rglob("layouts/*.json")).read_text())
+    assert kept["layout"] == experiment.layout._asdict()
+    assert {words.split(", ")[1] for words, _ in kept["tried"] if "," in words} >= {"grouped", "im2col", "shifted"}
+    rows = [row for _, row in experiment.rounds()]
+    assert rows[-1]["round"] == 4
+    assert np.isfinite(rows[-1]["eval/loss"])
+
+
+LARGE = """
+import jax, numpy as np
+import fedjax_ssl
+from fedjax_ssl.data.sources import from_arrays
+from tests import tiny
+
+clients, rng = 200, np.random.default_rng(0)
+images, labels = rng.integers(0, 256, (32 * clients + 20, 32, 32, 3), np.uint8), np.arange(32 * clients + 20) % 10
+config = tiny.config("fl2", network="cnn", data__num_clients=clients, cohort_size=clients, client__batch_size=32, rounds=3)
+config["model"]["width"], config["execution"]["strategy"], config["method"]["confidence"] = 32, "auto", 0.0
+data = from_arrays(train_images=images, train_labels=labels, test_images=images[:20], test_labels=labels[:20])
+experiment = fedjax_ssl.build(config, data)
+rows = [row for _, row in experiment.rounds()]
+assert np.isfinite(rows[-1]["client/loss"]) and rows[-1]["perf/client_images_per_s"] > 0, rows[-1]
+print(experiment.simulator.execution.chunk_size, experiment.simulator.memory_bytes, jax.devices()[0].memory_stats()["bytes_limit"])
+"""
+
+
+def run_python(*words, **environment):
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_cohort_larger_than_memory_runs_in_chunks():
+    chunk, needs, there = map(int, run_python("-c", LARGE, XLA_PYTHON_CLIENT_MEM_FRACTION="0.02").split()[-3:])
+    assert 1 <= chunk < 200
+    assert needs < there < 3e9
+
+
+def test_the_command_runs_and_goes_on(tmp_path):
+    words = ["-m", "launch.run", "--config=configs/digits.py:fl2", "--config.rounds=3", "--config.eval_every=1"]
+    run_python(*words, f"--workdir={tmp_path / 'whole'}")
+    for stop in (["--stop_after=1"], []):
+        run_python(*words, f"--workdir={tmp_path / 'parts'}", *stop)
+    whole, parts = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "parts")
+    )
+    assert [row["round"] for row in whole] == [1, 2, 3]
+    for one, other in zip(whole, parts, strict=True):
+        timed = [key for key in one if key.startswith("time/") or key.endswith("_per_s")]
+        assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}
