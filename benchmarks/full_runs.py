@@ -10,10 +10,10 @@ weights. `fl2`: (FL)^2 on CIFAR-10 with 40 labels, IID, the paper's settings, 80
 Ours is `python -m launch.run` itself, in its fastest layout: looking for that is timed apart. The seconds are those of
 `time/total_s` in metrics.jsonl: all from the first initialization on, compiling, evaluation and checkpoints included; pfl's are
 those of all its rounds. Results are in DIR; the same command goes on where an earlier one stopped, and `--budget` makes
-it stop after so many seconds (pfl's whole run starts anew then). With `--rounds=N` both run their first N rounds, and the total
-is reckoned from them, and marked so. `--random` puts random images of CIFAR-10's shape in its place, whose accuracy means
-nothing. What follows these arguments, such as --config.execution.dtype=bfloat16, goes to `launch.run`. For machines without a
-network see `benchmarks/compare.py`.
+it stop after so many seconds (pfl's whole run starts anew then). With `--rounds=N` ours, with `--pfl_rounds=N` pfl's loop runs
+its first N rounds alone, and the total is reckoned from them, and marked so. `--random` puts random images of CIFAR-10's shape
+in its place, whose accuracy means nothing. What follows these arguments, such as --config.execution.dtype=bfloat16, goes to
+`launch.run`. For machines without a network see `benchmarks/compare.py`.
 """
 
 from __future__ import annotations
@@ -186,14 +186,16 @@ def pfl(
     trial = arguments.trial
     trials = {n: attempt(f"pfl-{trial}-{n}", processes=n, warm_up=WARM_UP, rounds=trial) for n in counts}
     able = {n: float(np.mean(report["seconds"])) for n, report in trials.items() if "seconds" in report}
-    if len(able) < len(trials):
-        return next(report for report in trials.values() if "seconds" not in report)
+    problems = [report for report in trials.values() if "seconds" not in report]
+    if not able or any("left_out" in report for report in problems):  # one that there was no time for may be the best
+        return next(iter(problems))
     best = min(able, key=able.__getitem__)
     report = attempt(f"pfl-{rounds}", processes=best, warm_up=0, rounds=rounds)
     if "seconds" not in report:
         return report
     found = reckoned(rounds, whole, sum(report["seconds"]))
-    return found | {"accuracy": [report["accuracy"]], "processes": best, "trials_s": able, "versions": report["versions"]}
+    found |= {"accuracy": [report["accuracy"]], "processes": best, "trials_s": able, "versions": report["versions"]}
+    return found | {"failed": {n: report["error"] for n, report in trials.items() if "error" in report}}
 
 
 def line(name: str, r: dict[str, Any]) -> str:
@@ -213,7 +215,8 @@ def main() -> None:
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder for the runs")
     parser.add_argument("--data_dir", default="", help="TFDS folder with cifar10")
     parser.add_argument("--random", action="store_true", help="random images in place of CIFAR-10")
-    parser.add_argument("--rounds", type=int, help="how many are run, from which the total is reckoned; default: all")
+    parser.add_argument("--rounds", type=int, help="how many of ours are run, from which the total is reckoned; default: all")
+    parser.add_argument("--pfl_rounds", type=int, help="how many of pfl's; default: as many as of ours")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all")
     parser.add_argument("--processes", nargs="+", type=int, help="of pfl that are tried; default: as `compare` has them")
     parser.add_argument("--trial", type=int, default=20, help="rounds of each that are timed")
@@ -242,7 +245,7 @@ def main() -> None:
         rounds = min(arguments.rounds or whole, whole)
         results = {programs.OURS: ours(words, workdir, rounds, whole, limits) | {"tuning_s": found["tuning_s"]}}
         if "job" in found:
-            results["pfl"] = pfl(found["job"], workdir, rounds, whole, arguments, limits)
+            results["pfl"] = pfl(found["job"], workdir, min(arguments.pfl_rounds or rounds, whole), whole, arguments, limits)
     report(experiment, results, found, arguments)
 
 

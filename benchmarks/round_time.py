@@ -58,14 +58,14 @@ ON_CPU = [
     ("shifted", "scan", "default"), ("shifted", "vmap", "default"),
 ]  # fmt: skip
 ON_ACCELERATOR = [
-    ("grouped", "vmap", "default"), ("grouped", "4", "default"), ("im2col", "vmap", "default"),
-    ("grouped", "scan", "default"), ("shifted", "vmap", "default"), ("im2col", "4", "default"),
-    ("grouped", "unrolled", "default"), ("im2col", "scan", "default"),
+    ("tiled", "vmap", "default"), ("grouped", "vmap", "default"), ("tiled", "5", "default"),
+    ("im2col", "vmap", "default"), ("grouped", "scan", "default"), ("shifted", "vmap", "default"),
+    ("tiled", "scan", "default"), ("grouped", "unrolled", "default"),
 ]  # fmt: skip
 """(conv, loop, compiler) worth trying, the best guesses first."""
 OTHERWISE = {
     "cpu": (["winograd", "banded", "hybrid", "im2col", "shifted"], ["scan", "vmap", *WRITTEN_OUT]),
-    "accelerator": (["grouped", "im2col", "shifted"], ["vmap", "4", "scan", "unrolled"]),
+    "accelerator": (["tiled", "grouped", "im2col", "shifted"], ["vmap", "5", "scan", "unrolled"]),
 }
 """Lowerings and loops, where some axis is given and they are not."""
 BUDGET = {"cpu": 1700.0, "accelerator": 480.0}

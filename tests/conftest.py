@@ -22,8 +22,8 @@ def pytest_configure(config) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"  # of subprocesses
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)  # for the tests of sharding
-    # Tests compile many programs and run each for a moment. XLA's older emitters of fused loops compile them three times faster;
-    # its later versions do not have them any more, and end the process at a flag that they do not know.
+    # Tests compile many programs and run each for a moment. XLA's older emitters of fused loops compile them three times
+    # faster; its later versions do not have them any more, and end the process at a flag that they do not know.
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
     if jax.__version_info__ < (0, 11):
         flags += " --xla_cpu_use_fusion_emitters=false"

@@ -169,7 +169,8 @@ data = from_arrays(train_images=images, train_labels=labels, test_images=images[
 experiment = fedjax_ssl.build(config, data)
 rows = [row for _, row in experiment.rounds()]
 assert np.isfinite(rows[-1]["client/loss"]) and rows[-1]["perf/client_images_per_s"] > 0, rows[-1]
-print(experiment.simulator.execution.chunk_size, experiment.simulator.memory_bytes, jax.devices()[0].memory_stats()["bytes_limit"])
+there = jax.devices()[0].memory_stats()["bytes_limit"]
+print(experiment.simulator.execution.chunk_size, experiment.simulator.memory_bytes, there)
 """
 
 
@@ -193,7 +194,8 @@ def test_the_command_runs_and_goes_on(tmp_path):
     for stop in (["--stop_after=1"], []):
         run_python(*words, f"--workdir={tmp_path / 'parts'}", *stop)
     whole, parts = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in ("whole", "parts")
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
     )
     assert [row["round"] for row in whole] == [1, 2, 3]
     for one, other in zip(whole, parts, strict=True):

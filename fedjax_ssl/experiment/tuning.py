@@ -215,7 +215,7 @@ def moves(experiment: Experiment) -> list[Move]:
     trains_clients = settings.method["name"] not in SERVER_ALONE
     usual = "sharded" if layout.strategy == "sharded" else "chunked"
     of_device = -(-settings.cohort_size // layout.devices)
-    lowerings = ("banded", "im2col", "shifted") if on_cpu else ("im2col", "shifted")
+    lowerings = ("banded", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
     tried: list[Move] = [{"conv": conv} for conv in lowerings] if convs else []
     if on_cpu:
         tried.insert(0, {"compiler": "lean"})

@@ -1,4 +1,4 @@
-"""Convolution by six lowerings.
+"""Convolution by seven lowerings.
 
 How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
 inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
@@ -192,21 +192,111 @@ def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     # No further than what was measured: the layers of mnist_cnn and cnn (`benchmarks/conv_lowering.py --model ...`).
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
         return hybrid_conv(images, kernel, stride, padding)
-    dtype, images, kernel = images.dtype, _padded(images, padding), kernel.astype(jnp.float32)
+    dtype, images = images.dtype, _padded(images, padding)
     batch, height, width, _ = images.shape
     rows, columns = height - kh + 1, width - kw + 1
-    tile = max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
+    tile = _tile(columns, features)
+    met = tile + kw - 1
+    images = images.reshape(batch, height, width * channels)
+    starts = range(0, columns * channels, tile * channels)
+    pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
+    sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
+    out = product(sides, _band(kernel.astype(jnp.float32), tile), dtype)
+    return out.reshape(batch, rows, columns, features).astype(dtype)
+
+
+def _tile(columns: int, features: int) -> int:
+    """How many columns a tile has, t: of a row's whole tiles the widest whose t F numbers are not more than 128."""
+    return max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
+
+
+def _band(kernel: jax.Array, tile: int) -> jax.Array:
+    """The matrix T of `banded_conv`, [kh (t + kw - 1) ch, t F], for a kernel [kh, kw, ch, F]."""
+    kh, kw, channels, features = kernel.shape
     met = tile + kw - 1
     # A kernel row and zeros, met + 1 long, repeated and cut into pieces of length met, moves on by one from piece to piece.
     period = jnp.pad(kernel, ((0, 0), (0, met + 1 - kw), (0, 0), (0, 0)))
     repeated = jnp.broadcast_to(period[:, None], (kh, tile, *period.shape[1:])).reshape(kh, -1, channels, features)
     band = repeated[:, : tile * met].reshape(kh, tile, met, channels, features).transpose(0, 2, 3, 1, 4)
-    images = images.reshape(batch, height, width * channels)
-    starts = range(0, columns * channels, tile * channels)
-    pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
-    sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
-    out = product(sides, band.reshape(kh * met * channels, tile * features), dtype)
-    return out.reshape(batch, rows, columns, features).astype(dtype)
+    return band.reshape(kh * met * channels, tile * features)
+
+
+def tiled_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """What `grouped_conv` computes, as one large matrix product, and two for its gradients: for accelerators.
+
+    The tiles and the banded matrix are those of `banded_conv`, of every convolution of stride 1: matrices of 128 columns are
+    what matrix units are made for, and the tiles of a 3x3 kernel with t = 4 hold each number of the image 4.5 times, not 9
+    as its full im2col. That is what t = 1 is, for other strides. The tiles are kept for the kernel's gradient; the images' at
+    stride 1 is the convolution of the cotangent with the flipped kernel. Every sum is added up in a fixed order, which XLA's
+    gradients on GPUs are not. Reverse mode only. Arguments and result as in `grouped_conv`.
+    """
+    return _tiled(images, kernel, stride, (padding, padding))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _tiled(images: jax.Array, kernel: jax.Array, stride: int, padding: tuple[int, int]) -> jax.Array:
+    return _tiled_forward(images, kernel, stride, padding)[0]
+
+
+def _tiled_forward(
+    images: jax.Array, kernel: jax.Array, stride: int, padding: tuple[int, int]
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    sides = _sides(images, kernel.shape, stride, padding)
+    batch, rows, tiles, _ = sides.shape
+    tile = _tile_of(images.shape, kernel.shape, stride, padding)
+    out = product(sides, _band(kernel.astype(jnp.float32), tile), images.dtype)
+    return out.reshape(batch, rows, tiles * tile, -1).astype(images.dtype), (images, kernel, sides)
+
+
+def _tiled_backward(
+    stride: int, padding: tuple[int, int], residuals: tuple[jax.Array, jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    images, kernel, sides = residuals
+    kh, kw, _, _ = kernel.shape
+    tile = _tile_of(images.shape, kernel.shape, stride, padding)
+    cotangents = cotangent.reshape(-1, tile * cotangent.shape[-1])
+    if stride == 1:
+        flipped = kernel[::-1, ::-1].swapaxes(2, 3)
+        images_gradient = _tiled(cotangent, flipped, 1, (kh - 1 - padding[0], kw - 1 - padding[1]))
+    else:
+        _, transpose = jax.vjp(lambda x: _sides(x, kernel.shape, stride, padding), images.astype(jnp.float32))
+        of_sides = product(cotangents, _band(kernel.astype(jnp.float32), tile).T, images.dtype)
+        (images_gradient,) = transpose(of_sides.reshape(sides.shape))
+    _, transpose = jax.vjp(lambda k: _band(k, tile), kernel.astype(jnp.float32))
+    (kernel_gradient,) = transpose(product(sides.reshape(-1, sides.shape[-1]).T, cotangents, images.dtype))
+    return images_gradient.astype(images.dtype), kernel_gradient.astype(kernel.dtype)
+
+
+_tiled.defvjp(_tiled_forward, _tiled_backward)
+
+
+def _tile_of(images: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> int:
+    """T of `tiled_conv` for images and a kernel of these shapes."""
+    columns = images[2] + 2 * padding[1] - kernel[1] + 1
+    return _tile(columns, kernel[3]) if stride == 1 < kernel[1] else 1
+
+
+def _sides(images: jax.Array, kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> jax.Array:
+    """What each tile of the output meets of the images: [B, H', W' / t, kh (t + kw - 1) ch], for a kernel of this shape."""
+    kh, kw, channels, _ = kernel
+    tile = _tile_of(images.shape, kernel, stride, padding)
+    batch, height, width, _ = images.shape
+    rows, columns = ((n + 2 * p - k) // stride + 1 for n, p, k in zip((height, width), padding, (kh, kw), strict=True))
+    met = tile + kw - 1
+    # Tile by tile, what neighbors share is in two pieces: of each tile's own columns, and of the first ones of the next.
+    firsts = range(0, met, tile)
+    right = max(firsts[-1] + (columns - 1) * stride + 1 - width - padding[1], 0)
+    images = jnp.pad(images, ((0, 0), (padding[0], padding[0]), (padding[1], right), (0, 0)))
+    wide = jnp.concatenate(
+        [
+            images[:, :, first : first + (columns - 1) * stride + 1 : stride].reshape(
+                batch, -1, columns // tile, tile * channels
+            )[..., : (met - first) * channels]
+            for first in firsts
+        ],
+        axis=-1,
+    )
+    return jnp.concatenate([wide[:, row] for row in _shifts(kh, rows, stride)], axis=-1)
 
 
 _OF_IMAGES = np.array(
@@ -268,6 +358,7 @@ LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
     "hybrid": hybrid_conv,
     "banded": banded_conv,
     "winograd": winograd_conv,
+    "tiled": tiled_conv,
 }
 
 
@@ -276,7 +367,8 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
 
     On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
     issue 12868), `auto` is `winograd`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
-    every other platform it is `grouped`, until measured otherwise.
+    a GPU it is `tiled` where kernels are vmapped: `grouped`'s gradients take slow forms of cuDNN there, which differ from run to
+    run (WRN-28-2 on an H200: a round of (FL)^2 took 2.7 s, not 6.2). Else, and on a TPU until measured otherwise, `grouped`.
 
     Args:
         conv: "auto" or a key of LOWERINGS.
@@ -287,8 +379,8 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
         ValueError: `conv` is none of these, or `winograd` elsewhere than on a CPU: its sums are for products of full precision.
     """
     if conv == "auto":
-        on_cpu = "im2col" if kernels_vmapped else "winograd"
-        return on_cpu if platform == "cpu" else "grouped"
+        one, many = {"cpu": ("winograd", "im2col"), "gpu": ("grouped", "tiled")}.get(platform, ("grouped", "grouped"))
+        return many if kernels_vmapped else one
     if conv not in LOWERINGS:
         raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
     if conv == "winograd" and platform != "cpu":

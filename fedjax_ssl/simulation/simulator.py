@@ -31,8 +31,13 @@ LEAN: dict[str, str | bool] = {
     "xla_cpu_copy_insertion_use_region_analysis": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }
-"""Options of XLA's compiler for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each
+"""Options for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each
 other; no copies of what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
+
+
+ON_GPU: dict[str, str | bool] = {"xla_gpu_exclude_nondeterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+"""Options for GPUs: sums in an order of their own, so that the same program gives the same bits; matrix products by cuBLAS, as
+Triton's, chosen by trial, made the batched ones of `tiled` convolutions slower by a third, and compiling them too."""
 
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
@@ -40,15 +45,14 @@ def compiler_options(platform: str, compiler: str = "default") -> dict[str, str 
 
     LLVM's optimization level 2 compiles for a CPU in about two thirds of the time of level 3, the default, and what it makes is
     no slower. `lean` adds LEAN: a step of a small network then takes four fifths of the time, one of WRN-28-2 up to a twentieth
-    more (two cores, jax 0.10.2).
+    more (two cores, jax 0.10.2). A GPU has ON_GPU.
 
     Args:
-        platform: as `jax.default_backend()` names it; there are options for `cpu` alone.
-        compiler: one of COMPILERS.
+        platform: as `jax.default_backend()` names it; there are options for `cpu` and `gpu`.
+        compiler: one of COMPILERS, of a CPU.
     """
-    if platform != "cpu":
-        return {}
-    options = {"xla_backend_optimization_level": "2"} | (LEAN if compiler == "lean" else {})
+    on_cpu = {"xla_backend_optimization_level": "2"} | (LEAN if compiler == "lean" else {})
+    options = {"cpu": on_cpu, "gpu": ON_GPU}.get(platform, {})
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 

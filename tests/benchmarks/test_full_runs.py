@@ -21,7 +21,7 @@ def test_all_but_compiling_grows_with_the_rounds():
 def ran(monkeypatch, tmp_path, capsys):
     """A call whose programs are stood in for: (exit status, lines, JSON, what was started)."""
 
-    def call(name, *words, rounds=40, ends=0, job=None):
+    def call(name, *words, rounds=40, ends=0, job=None, broken=()):
         started, path = [], tmp_path / "result.json"
 
         def run(command, log, timeout, environment=None, ask_first=0.0):
@@ -41,6 +41,8 @@ def ran(monkeypatch, tmp_path, capsys):
 
         def launch(rival, job, folder, environments, timeout):
             started.append((rival.name, job | rival.own))
+            if rival.own["processes"] in broken:
+                return {"error": "no such backend"}
             seconds = {1: 0.3, 2: 0.2}[rival.own["processes"]]
             return {"seconds": [seconds] * rival.own["rounds"], "accuracy": 0.69, "versions": {}}
 
@@ -97,6 +99,18 @@ def test_pfl_runs_as_many_rounds_in_its_best_number_of_processes(ran, tmp_path):
     _, _, again, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
     assert len(started) == 1  # launch.run, which knows what it has done
     assert again["results"]["pfl"] == written["results"]["pfl"]
+
+
+def test_a_number_of_processes_that_pfl_cannot_have_is_passed_over_and_it_may_run_fewer_rounds(ran, tmp_path):
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "data.npz").write_bytes(b"")
+    words, job = ("pfl", f"--peers={tmp_path}", "--trial=4", "--pfl_rounds=8"), {"eval_every": 10, "device": "cuda"}
+    status, _, written, _ = ran(*words, job=job, broken=(1, 2))
+    assert (status, written["results"]["pfl"]) == (1, {"error": "no such backend"})
+    status, lines, written, _ = ran(*words, job=job, broken=(2,))
+    assert (status, written["results"]["pfl"]["failed"]) == (0, {"2": "no such backend"})
+    assert lines[2].split() == ["pfl", "8/40", "~12", "0", "69.0"]
+    assert lines[1].split()[1] == "40/40"
 
 
 def test_what_the_budget_ends_goes_on_with_the_same_command(ran):

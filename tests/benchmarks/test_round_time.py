@@ -83,10 +83,10 @@ def test_the_best_guesses_come_first_and_axes_that_are_given_are_combined():
     assert on_cpu == [(*layout, "float32") for layout in round_time.ON_CPU]
     assert (axes.cohort, axes.budget) == ([8], 1700)  # two for each of four devices
     elsewhere, axes = listed("accelerator")
-    usual = ("grouped", "vmap", "default")
+    usual = ("tiled", "vmap", "default")
     assert elsewhere[:5] == [
-        (*usual, "tensorfloat32"), (*usual, "bfloat16"), ("grouped", "4", "default", "tensorfloat32"),
-        (*usual, "float32"), ("im2col", "vmap", "default", "tensorfloat32"),
+        (*usual, "tensorfloat32"), (*usual, "bfloat16"), ("grouped", "vmap", "default", "tensorfloat32"),
+        (*usual, "float32"), ("tiled", "5", "default", "tensorfloat32"),
     ]  # fmt: skip
     assert len(set(elsewhere)) == len(elsewhere) == 3 * len(round_time.ON_ACCELERATOR)
     assert (axes.cohort, axes.budget) == ([10], 480)

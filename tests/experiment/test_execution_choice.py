@@ -71,7 +71,7 @@ def test_no_flag_is_set_on_a_jax_that_may_not_know_it(monkeypatch):
 
 def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch):
     assert compiler_options("cpu") == {}  # the tests' own level goes first
-    assert compiler_options("gpu") == {}
+    assert compiler_options("tpu") == {}
     monkeypatch.delenv("XLA_FLAGS")
     assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
     assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
