@@ -35,7 +35,11 @@ LEAN: dict[str, str | bool] = {
 other; no copies of what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
 
 
-ON_GPU: dict[str, str | bool] = {"xla_gpu_exclude_nondeterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+ON_GPU: dict[str, str | bool] = {
+    "xla_gpu_exclude_nondeterministic_ops": True,
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_autotune_level": "0",
+}
 """Options for GPUs: sums in an order of their own, so that the same program gives the same bits; matrix products by cuBLAS, as
 Triton's, chosen by trial, made the batched ones of `tiled` convolutions slower by a third, and compiling them too."""
 
