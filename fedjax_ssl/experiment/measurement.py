@@ -20,7 +20,7 @@ from fedjax_ssl.methods import SERVER_ALONE
 
 LONG_S = 600.0
 """A run is worth tuning for that takes longer."""
-FASTEST = {"cpu": 1e11, "gpu": 2e13, "tpu": 2e13}
+FASTEST = {"cpu": 1e11, "gpu": 5e13, "tpu": 2e13}
 """Floating-point operations per second that a run does at most, all in all, by platform."""
 SLOWEST = 0.1
 """The share of these at which the smallest networks run."""

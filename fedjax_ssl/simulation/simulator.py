@@ -40,8 +40,9 @@ ON_GPU: dict[str, str | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": "0",
 }
-"""Options for GPUs: sums in an order of their own, so that the same program gives the same bits; matrix products by cuBLAS, as
-Triton's, chosen by trial, made the batched ones of `tiled` convolutions slower by a third, and compiling them too."""
+"""Options for GPUs, so that the same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen
+by trial while it is compiled. Matrix products are cuBLAS's: Triton's made `tiled` convolutions up to a half slower. On an H200
+(jax 0.11.2) a round of (FL)^2 on WRN-28-2 takes 2.45 s in place of 2.71, and compiles in 58 s in place of 73."""
 
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
