@@ -4,11 +4,12 @@
 
 Networks: WRN-28-2, where `banded` is `hybrid` throughout, and `winograd` has a form of its own for some of those with 64
 channels or more; the CNN of pfl-research's benchmark, where it has for the second layer; FedSiam's for MNIST, where `banded`
-has for both layers, and the one of the digits, where it has for the first. Training: SGD steps on batches of 32 inside
-`lax.fori_loop`, for M clients that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256 with
-parameters that all examples share. Two rates are printed: images per second of wall time, and per second of processor time
-over all threads, which other programs on the machine disturb less (but which counts threads that wait busily). XLA's
-convolution inside a training loop takes minutes a step on a CPU: `--lowering` leaves it out.
+has for both layers, and the one of the digits, where it has for the first; `tiled` is for GPUs. Training: SGD steps on batches
+of 32 inside `lax.fori_loop`, for M clients that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256
+with parameters that all examples share. Two rates are printed: images per second of wall time, and per second of processor
+time over all threads, which other programs on the machine disturb less (but which counts threads that wait busily); medians,
+after a run to warm up. XLA's convolution inside a training loop takes minutes a step of WRN-28-2 on a CPU: `--lowering` leaves
+it out.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.provenance import provenance
 from fedjax_ssl.models import ModelFns, build
 from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.simulator import Program
 
 IMAGE_SHAPES = {"wide_resnet": (32, 32, 3), "emnist_cnn": (32, 32, 3), "mnist_cnn": (28, 28, 1), "cnn": (8, 8, 1)}
-BUDGET_S = 8.0  # a case is repeated until it has run for this long
+BUDGET_S = 8.0  # a case is repeated until it has run for this long, at least once
 
 
 def patches_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -78,23 +82,29 @@ def forward(model: ModelFns, stats: Any, train: bool) -> Callable[..., Any]:
     return total
 
 
-def measure(program: Callable[..., Any], *args: Any) -> tuple[float, float, float]:
-    """Seconds: to compile, of wall time and of processor time per run (the best of those that fit BUDGET_S, at least one)."""
-    started = time.perf_counter()
-    compiled = jax.jit(program).lower(*args).compile()
-    compile_s = time.perf_counter() - started
+class Timing(NamedTuple):
+    """Seconds: to compile, of wall time (quartiles and median) and of processor time (median) per run."""
+
+    compile_s: float
+    wall_s: tuple[float, float, float]
+    processor_s: float
+
+
+def measure(program: Callable[..., Any], *args: Any) -> Timing:
+    """Times the program as the package compiles it: one run to warm up, then those that fit BUDGET_S, at least one."""
+    timed = Program(program, Execution())
+    jax.block_until_ready(timed(*args))
     wall, processor = [], []
     while sum(wall) < BUDGET_S:
         started, used = time.perf_counter(), time.process_time()
-        jax.block_until_ready(compiled(*args))
+        jax.block_until_ready(timed(*args))
         wall.append(time.perf_counter() - started)
         processor.append(time.process_time() - used)
-    return compile_s, min(wall), min(processor)
+    low, median, high = (float(s) for s in np.quantile(wall, (0.25, 0.5, 0.75)))
+    return Timing(timed.compile_s, (low, median, high), float(np.median(processor)))
 
 
-def cases(
-    network: str, lowerings: list[str], depth: int
-) -> Iterator[tuple[str, int, Callable[[], tuple[float, float, float]]]]:
+def cases(network: str, lowerings: list[str], depth: int) -> Iterator[tuple[str, int, Callable[[], Timing]]]:
     """(description, images per run, a function that measures it) of every case."""
     keys = jax.random.split(jax.random.key(0), 3)
     image_shape, options = IMAGE_SHAPES[network], {"depth": depth} if network == "wide_resnet" else {}
@@ -126,15 +136,18 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="JSON file for the results")
     args = parser.parse_args()
     results = []
-    print(f"{'case':38s} {'images/s':>9s} {'images/cpu s':>12s} {'compile s':>9s}")
+    print(f"{'case':38s} {'images/s':>9s} {'quartiles':>17s} {'images/cpu s':>12s} {'compile s':>9s}")
     for name, images, run in cases(args.model, args.lowering, args.depth):
-        compile_s, wall_s, processor_s = run()
-        print(f"{name:38s} {images / wall_s:9.1f} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
-        rates = {"images_per_s": images / wall_s, "images_per_cpu_s": images / processor_s, "compile_s": compile_s}
+        compile_s, (low, median, high), processor_s = run()
+        quartiles = f"{images / high:,.0f} - {images / low:,.0f}"
+        print(f"{name:38s} {images / median:9.1f} {quartiles:>17} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
+        rates = {"images_per_s": images / median, "quartiles": [images / high, images / low]}
+        rates |= {"images_per_cpu_s": images / processor_s, "compile_s": compile_s}
         results.append({"case": " ".join(name.split()), **rates})
     if args.json:
         settings = {"model": args.model, "depth": args.depth}
-        args.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
+        written = {**provenance(), **settings, "warm_up_runs": 1, "results": results}
+        args.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

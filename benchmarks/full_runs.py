@@ -8,7 +8,7 @@ own loop with as many evaluations, in the number of processes that is its best o
 weights. `fl2`: (FL)^2 on CIFAR-10 with 40 labels, IID, the paper's settings, 800 rounds, beside the paper's accuracy.
 
 Ours is `python -m launch.run` itself, in its fastest layout: looking for that is timed apart. The seconds are those of
-`time/total_s` in metrics.jsonl: all from the first initialization on, compiling, evaluation and checkpoints included; pfl's are
+`time/total_s` in metrics.jsonl: all from the initialization on, compiling, evaluation and checkpoints included; pfl's are
 those of all its rounds. Results are in DIR; the same command goes on where an earlier one stopped, and `--budget` makes
 it stop after so many seconds (pfl's whole run starts anew then). With `--rounds=N` ours, with `--pfl_rounds=N` pfl's loop runs
 its first N rounds alone, and the total is reckoned from them, and marked so. `--random` puts random images of CIFAR-10's shape
@@ -155,13 +155,21 @@ def ours(words: list[str], workdir: pathlib.Path, rounds: int, whole: int, limit
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
     layout = json.loads((folder / "layout.json").read_text())["layout"]
     total, compiling = rows[-1]["time/total_s"], rows[-1]["time/compile_s"]
-    return {**found, **reckoned(len(rows), whole, total, compiling), "accuracy": accuracies[-1:], "layout": layout}
+    begun = rows[0]["time/total_s"] - rows[0]["time/round_s"]  # initialized and compiled, but for evaluation
+    about = {"accuracy": accuracies[-1:], "layout": layout, **spread([row["time/round_s"] for row in rows])}
+    return {**found, **reckoned(len(rows), whole, total, max(begun, compiling)), "compile_s": compiling, **about}
 
 
-def reckoned(rounds: int, whole: int, total: float, compiling: float = 0.0) -> dict[str, Any]:
-    """The seconds of a whole run from those of its first rounds: all but compiling grow with them."""
-    seconds = compiling + (total - compiling) * whole / rounds
-    return {"rounds": rounds, "of": whole, "total_s": seconds, "compile_s": compiling, "extrapolated": rounds < whole}
+def reckoned(rounds: int, whole: int, total: float, once: float = 0.0) -> dict[str, Any]:
+    """The seconds of a whole run from those of its first rounds: all but what is done once grow with them."""
+    seconds = once + (total - once) * whole / rounds
+    return {"rounds": rounds, "of": whole, "total_s": seconds, "extrapolated": rounds < whole}
+
+
+def spread(seconds: list[float]) -> dict[str, Any]:
+    """Median and quartiles of rounds."""
+    low, median, high = (float(s) for s in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    return {"round_s": median, "quartiles_s": [low, high]}
 
 
 def pfl(
@@ -186,15 +194,21 @@ def pfl(
     trial = arguments.trial
     trials = {n: attempt(f"pfl-{trial}-{n}", processes=n, warm_up=WARM_UP, rounds=trial) for n in counts}
     able = {n: float(np.mean(report["seconds"])) for n, report in trials.items() if "seconds" in report}
-    problems = [report for report in trials.values() if "seconds" not in report]
-    if not able or any("left_out" in report for report in problems):  # one that there was no time for may be the best
-        return next(iter(problems))
+    left_out = [report for report in trials.values() if "left_out" in report]  # which may be the best
+    if left_out or not able:
+        return next(iter(left_out or trials.values()))
     best = min(able, key=able.__getitem__)
     report = attempt(f"pfl-{rounds}", processes=best, warm_up=0, rounds=rounds)
     if "seconds" not in report:
         return report
-    found = reckoned(rounds, whole, sum(report["seconds"]))
-    found |= {"accuracy": [report["accuracy"]], "processes": best, "trials_s": able, "versions": report["versions"]}
+    found = reckoned(rounds, whole, sum(report["seconds"])) | {"compile_s": 0.0}
+    found |= {
+        **spread(report["seconds"]),
+        "accuracy": [report["accuracy"]],
+        "processes": best,
+        "trials_s": able,
+        "versions": report["versions"],
+    }
     return found | {"failed": {n: report["error"] for n, report in trials.items() if "error" in report}}
 
 

@@ -1,6 +1,6 @@
 """How fast local steps are: client images per second, and the share of the machine's measured ceilings, of every combination.
 
-    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json    (two CPU cores: 30 minutes)
+    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json    (two CPU cores: 40 minutes)
     python -m benchmarks.round_time --json=benchmarks/results/round_time_gpu.json    (one GPU: less than 10 minutes)
     python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan 4] [--budget inf] ...
 

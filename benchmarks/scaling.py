@@ -41,7 +41,7 @@ from benchmarks.provenance import provenance
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
 SERIES: dict[str, tuple[int, ...]] = {
     "cohort": (10, 20, 50, 100, 200, 500, 1_000),
-    "clients": (100, 1_000, 10_000, 100_000, 1_000_000),
+    "clients": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000),
     "steps": (2, 4, 8, 16, 32, 64, 128),
     "devices": (1, 2, 4),
 }

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import re
 import tempfile
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; workers and subprocesses inherit it
@@ -15,8 +14,8 @@ import pytest
 
 
 def pytest_configure(config) -> None:
-    """Tests run on a CPU, whatever else there is, but those that are asked for by `-m gpu`."""
-    if re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")):
+    """Tests run on a CPU, whatever else there is, but those that are asked for by `-m gpu` or `-m "gpu and ..."`."""
+    if config.getoption("markexpr").startswith("gpu"):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # workers and subprocesses share its memory
         return
     os.environ["JAX_PLATFORMS"] = "cpu"  # of subprocesses

@@ -79,13 +79,13 @@ def test_matrices_are_multiplied_in_the_precision_that_is_named():
         assert 5e-5 < errors["tensorfloat32"] < 2e-3
 
 
-@pytest.mark.parametrize("chunk_size", [0, 1, 2], ids=["vmap", "scan", "chunked"])
+@pytest.mark.parametrize(("chunk_size", "conv"), [(0, "tiled"), (2, "tiled"), (1, "grouped"), (0, "grouped")])
 @pytest.mark.parametrize(
     ("method", "labels_at"),
     [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
 )
-def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size):
-    options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32"}
+def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
+    options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32", "execution__conv": conv}
     if method == "fl2":
         options["method__confidence"] = 0.12
     problem = tiny.experiment(method, **options).problem
@@ -103,8 +103,10 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size):
     assert images == as_many > 0
 
 
-def test_a_run_that_goes_on_has_the_same_bits():
-    experiment = tiny.experiment("fl2", network="cnn", execution__strategy="vmap", rounds=4)
+@pytest.mark.parametrize(("strategy", "conv"), [("vmap", "tiled"), ("scan", "grouped")])
+def test_a_run_that_goes_on_has_the_same_bits(strategy, conv):
+    experiment = tiny.experiment("fl2", network="cnn", execution__strategy=strategy, rounds=4)
+    assert experiment.layout.conv == conv
 
     def numbers(state):
         return jax.tree.leaves(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
@@ -138,7 +140,8 @@ def test_rounds_move_nothing_and_leave_no_memory_behind(strategy):
 def test_bfloat16_learns_as_float32_does():
     accuracies = []
     for execution in ({"execution__dtype": "bfloat16"}, {"execution__precision": "float32"}):
-        rows = [row for _, row in tiny.experiment("fedavg", network="cnn", rounds=8, **execution).rounds()]
+        options = {"rounds": 8, "execution__strategy": "vmap", **execution}
+        rows = [row for _, row in tiny.experiment("fedavg", network="cnn", **options).rounds()]
         accuracies.append(rows[-1]["eval/accuracy"])
     assert min(accuracies) > 0.8
     assert abs(accuracies[0] - accuracies[1]) < 0.05
@@ -188,16 +191,26 @@ def test_a_cohort_larger_than_memory_runs_in_chunks():
     assert needs < there < 3e9
 
 
-def test_the_command_runs_and_goes_on(tmp_path):
-    words = ["-m", "launch.run", "--config=configs/digits.py:fl2", "--config.rounds=3", "--config.eval_every=1"]
-    run_python(*words, f"--workdir={tmp_path / 'whole'}")
-    for stop in (["--stop_after=1"], []):
-        run_python(*words, f"--workdir={tmp_path / 'parts'}", *stop)
-    whole, parts = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    )
-    assert [row["round"] for row in whole] == [1, 2, 3]
-    for one, other in zip(whole, parts, strict=True):
-        timed = [key for key in one if key.startswith("time/") or key.endswith("_per_s")]
-        assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}
+def rows_of(folder):
+    """A run's metrics, without its times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and not k.endswith("_per_s")} for row in rows]
+
+
+WORDS = ["-m", "launch.run", "--config=configs/digits.py:fl2", "--config.rounds=2", "--config.eval_every=1"]
+
+
+def test_the_command_goes_on_with_the_same_bits_though_all_is_compiled_again(tmp_path):
+    for name, launch in (("whole", []), ("parts", ["--stop_after=1"]), ("parts", [])):
+        cache = tmp_path / f"cache-{name}-{len(launch)}"
+        run_python(*WORDS, f"--workdir={tmp_path / name}", *launch, JAX_COMPILATION_CACHE_DIR=str(cache))
+    whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
+    assert [row["round"] for row in whole] == [1, 2]
+    assert whole == parts
+
+
+def test_two_seeds_in_one_program_are_about_what_each_is_alone(tmp_path):
+    run_python(*WORDS, "--config.seeds=2", f"--workdir={tmp_path / 'both'}")
+    run_python(*WORDS, "--config.seed=1", f"--workdir={tmp_path / 'alone'}")
+    for one, other in zip(rows_of(tmp_path / "both" / "1"), rows_of(tmp_path / "alone"), strict=True):
+        assert one["eval/loss"] == pytest.approx(other["eval/loss"], rel=0.02)

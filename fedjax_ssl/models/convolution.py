@@ -1,8 +1,8 @@
 """Convolution by seven lowerings.
 
 How a convolution becomes machine work matters more here than elsewhere: clients have kernels of their own, and local steps run
-inside a compiled loop. On accelerators XLA's convolution does both. On the CPU its forward pass is fast anywhere, but its
-gradients inside a loop, and all of it with a kernel per client, are slow: the other lowerings avoid those two.
+inside a compiled loop. On a CPU XLA's own convolution has a fast forward pass anywhere, but its gradients inside a loop, and
+all of it with a kernel per client, are slow; on a GPU its gradients with a kernel per client are. The others avoid those.
 
 Of bfloat16 every result, and every gradient, is a float32 sum that is rounded once, whatever the lowering.
 """
@@ -222,13 +222,13 @@ def _band(kernel: jax.Array, tile: int) -> jax.Array:
 
 
 def tiled_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """What `grouped_conv` computes, as one large matrix product, and two for its gradients: for accelerators.
+    """What `grouped_conv` computes, as one large matrix product, and two for its gradients: for GPUs.
 
     The tiles and the banded matrix are those of `banded_conv`, of every convolution of stride 1: matrices of 128 columns are
     what matrix units are made for, and the tiles of a 3x3 kernel with t = 4 hold each number of the image 4.5 times, not 9
     as its full im2col. That is what t = 1 is, for other strides. The tiles are kept for the kernel's gradient; the images' at
-    stride 1 is the convolution of the cotangent with the flipped kernel. Every sum is added up in a fixed order, which XLA's
-    gradients on GPUs are not. Reverse mode only. Arguments and result as in `grouped_conv`.
+    stride 1 is the convolution of the cotangent with the flipped kernel. Reverse mode only. Arguments and result as in
+    `grouped_conv`.
     """
     return _tiled(images, kernel, stride, (padding, padding))
 
@@ -271,7 +271,7 @@ _tiled.defvjp(_tiled_forward, _tiled_backward)
 
 
 def _tile_of(images: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> int:
-    """T of `tiled_conv` for images and a kernel of these shapes."""
+    """How many columns a tile of `tiled_conv` has, for images and a kernel of these shapes."""
     columns = images[2] + 2 * padding[1] - kernel[1] + 1
     return _tile(columns, kernel[3]) if stride == 1 < kernel[1] else 1
 
@@ -367,8 +367,8 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
 
     On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
     issue 12868), `auto` is `winograd`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
-    a GPU it is `tiled` where kernels are vmapped: `grouped`'s gradients take slow forms of cuDNN there, which differ from run to
-    run (WRN-28-2 on an H200: a round of (FL)^2 took 2.7 s, not 6.2). Else, and on a TPU until measured otherwise, `grouped`.
+    a GPU it is `tiled` where kernels are vmapped, where the gradients of grouped convolutions take slow forms of cuDNN's.
+    Else, and on a TPU until measured otherwise, it is `grouped`.
 
     Args:
         conv: "auto" or a key of LOWERINGS.

@@ -40,9 +40,8 @@ ON_GPU: dict[str, str | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": "0",
 }
-"""Options for GPUs, so that the same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen
-by trial while it is compiled. Matrix products are cuBLAS's: Triton's made `tiled` convolutions up to a half slower. On an H200
-(jax 0.11.2) a round of (FL)^2 on WRN-28-2 takes 2.45 s in place of 2.71, and compiles in 58 s in place of 73."""
+"""Options for GPUs, so that the same run gives the same bits: no sums in whatever order threads come, and nothing that is
+chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
@@ -105,10 +104,24 @@ class Program:
             try:
                 with multiplied_in(self._execution.precision):
                     lowered = self._jitted.lower(*args)
-                self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.compiler))
+                self._compiled = compile_with_known(lowered, compiler_options(jax.default_backend(), self._execution.compiler))
             finally:
                 self.compile_s += time.perf_counter() - start
         return self._compiled
+
+
+def compile_with_known(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
+    """The program, compiled with the options; without those that this XLA does not know, and a line in the log for each."""
+    options = dict(options)
+    while True:
+        try:
+            return lowered.compile(options)
+        except jax.errors.JaxRuntimeError as error:
+            unknown = [name for name in options if f"No such compile option: '{name}'" in str(error)]
+            if not unknown:
+                raise
+            _log.warning("XLA of jax %s has no option %s: compiling without", jax.__version__, unknown[0])
+            del options[unknown[0]]
 
 
 class Problem(NamedTuple):

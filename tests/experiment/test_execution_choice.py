@@ -4,15 +4,18 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.experiment import many
+from fedjax_ssl.experiment import layout, many
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import steps
+from fedjax_ssl.simulation import simulator
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Program, compiler_options
 from launch import command
@@ -69,12 +72,36 @@ def test_no_flag_is_set_on_a_jax_that_may_not_know_it(monkeypatch):
     assert os.environ["XLA_FLAGS"] == ""
 
 
+@pytest.mark.parametrize(
+    ("method", "strategy", "conv"),
+    [("fl2", "auto", "tiled"), ("fl2", "scan", "grouped"), ("fl2", "separate", "grouped"), ("supervised", "auto", "grouped")],
+)
+def test_on_a_gpu_kernels_that_clients_have_of_their_own_are_tiled(monkeypatch, method, strategy, conv):
+    monkeypatch.setattr(layout, "available_devices", lambda settings: [types.SimpleNamespace(platform="gpu")])
+    assert layout.resolve(Settings.from_dict(tiny.config(method, network="cnn", execution__strategy=strategy))).conv == conv
+
+
 def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch):
     assert compiler_options("cpu") == {}  # the tests' own level goes first
     assert compiler_options("tpu") == {}
+    assert compiler_options("gpu")["xla_gpu_exclude_nondeterministic_ops"] is True
     monkeypatch.delenv("XLA_FLAGS")
     assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
     assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_exclude_nondeterministic_ops=false")
+    assert compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": False}
+
+
+def test_an_option_that_xla_does_not_know_is_left_out_and_named(monkeypatch, caplog):
+    options = {"xla_cpu_of_yesterday": True, "xla_backend_optimization_level": "1"}
+    monkeypatch.setattr(simulator, "compiler_options", lambda platform, compiler: options)
+    assert Program(lambda x: x + 1, Execution())(1.0) == 2.0
+    assert [record.getMessage() for record in caplog.records if "xla" in record.getMessage()] == [
+        f"XLA of jax {jax.__version__} has no option xla_cpu_of_yesterday: compiling without"
+    ]
+    monkeypatch.setattr(simulator, "compiler_options", lambda platform, compiler: {"xla_backend_optimization_level": "x"})
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        Program(lambda x: x + 1, Execution())(1.0)
 
 
 @pytest.mark.parametrize("data", ["device", "host"])

@@ -128,13 +128,16 @@ def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape, lowering, ch
     assert_all_close(value_and_gradients(lowering, *shape[4:], images[0], kernels[0], cotangents[0]), [e[0] for e in expected])
 
 
-@pytest.mark.parametrize(("lowering", "channels"), [("im2col", 3), ("hybrid", 3), ("banded", 3), ("winograd", 91)])
-def test_second_derivatives(lowering, channels):
-    images, kernels, cotangents, _ = random_case((3, 8, 8, 3, 1, 1), channels=channels)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("lowering", "channels"), [*((name, 3) for name in ("im2col", "shifted", "hybrid", "banded", "tiled")), ("winograd", 91)]
+)
+def test_second_derivatives(lowering, channels, stride):
+    images, kernels, cotangents, _ = random_case((3, 8, 8, 3, stride, 1), channels=channels)
     kernels /= np.sqrt(9 * channels)  # outputs of about 1, of whose sine there is a derivative
 
     def penalty(kernel, lowering):
-        d_kernel = jax.grad(lambda k: jnp.sum(jnp.sin(LOWERINGS[lowering](images[0], k, 1, 1)) * cotangents[0]))(kernel)
+        d_kernel = jax.grad(lambda k: jnp.sum(jnp.sin(LOWERINGS[lowering](images[0], k, stride, 1)) * cotangents[0]))(kernel)
         return jnp.sum(d_kernel**2)
 
     got, expected = (jax.grad(penalty)(kernels[0], name) for name in (lowering, "grouped"))
