@@ -48,8 +48,8 @@ def compiler_options(platform: str, compiler: str = "default") -> dict[str, str 
     """What XLA is asked for; the environment variable XLA_FLAGS goes first.
 
     LLVM's optimization level 2 compiles for a CPU in about two thirds of the time of level 3, the default, and what it makes is
-    no slower. `lean` adds LEAN: a step of a small network then takes four fifths of the time, one of WRN-28-2 up to a twentieth
-    more (two cores, jax 0.10.2). A GPU has ON_GPU.
+    no slower. `lean` adds LEAN: a step of a small network then takes nine tenths of the time, one of WRN-28-2 a tenth more
+    (`benchmarks/results/round_time_cpu.json`). A GPU has ON_GPU.
 
     Args:
         platform: as `jax.default_backend()` names it; there are options for `cpu` and `gpu`.
