@@ -365,10 +365,10 @@ LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
     """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
 
-    On the CPU, where the gradients of XLA's convolution are some 50 times slower inside a compiled loop than outside (jax
-    issue 12868), `auto` is `winograd`, or `im2col` where kernels are vmapped; `benchmarks/conv_lowering.py` measures them. On
-    a GPU it is `tiled` where kernels are vmapped, where the gradients of grouped convolutions take slow forms of cuDNN's.
-    Else, and on a TPU until measured otherwise, it is `grouped`.
+    On the CPU, where the gradients of XLA's convolution are slow inside a compiled loop (jax issue 12868; a step of the digits'
+    network takes seven times as long as `winograd`'s, see `benchmarks/results/conv_lowering_cnn_cpu.json`, one of WRN-28-2
+    minutes), `auto` is `winograd`, or `im2col` where kernels are vmapped. On a GPU it is `tiled` where kernels are vmapped, as
+    the gradients of grouped convolutions take slow forms of cuDNN's. Else, and on a TPU until measured, it is `grouped`.
 
     Args:
         conv: "auto" or a key of LOWERINGS.
