@@ -12,8 +12,8 @@ Exponents, with 95 % intervals: of seconds against clients and devices that of s
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
 when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter form: a round's,
 data and states included, as the compiler counts them, and the peak: the device's where it tells, else the process's. A verdict
-says whether the whole interval lies near the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients; of bytes:
-no more than 1); it may be no, and it is undecided where the interval is wide.
+says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients; of bytes: no more
+than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
 
 `rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round;
 they are flat where at most 1 % of it would come in so many rounds. Exit status 1 where a point failed, whatever the verdicts.
@@ -168,11 +168,11 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit:
 
 
 def verdict(fit: Fit, claim: int) -> str:
-    """Whether seconds are what is claimed, `linear` or `flat`: the whole interval is near it; else `not` so, or undecided."""
+    """Whether seconds are what is claimed: `linear` or `flat`, or `not` so where the interval leaves it out, or undecided."""
     low, high = fit.interval or (-np.inf, np.inf)
-    if max(claim - low, high - claim) <= NEAR[claim]:
-        return CALLED[claim]
-    return UNDECIDED if low <= claim <= high else f"not {CALLED[claim]}"
+    if not low <= claim <= high:
+        return f"not {CALLED[claim]}"
+    return CALLED[claim] if max(claim - low, high - claim) <= NEAR[claim] else UNDECIDED
 
 
 def verdict_on_bytes(fit: Fit) -> str:

@@ -64,7 +64,7 @@ def points(x, seconds, sizes):
         ("cohort", lambda x: 0.5 + 1e-5 * x, "undecided: a wide interval"),  # hardly anything grows
         ("clients", lambda x: 0.5, "flat"),
         ("clients", lambda x: 0.5 * x**0.1, "not flat"),
-        ("clients", lambda x: 0.5 * x**-0.02, "flat"),  # surely a little less, over four powers of ten
+        ("clients", lambda x: 0.5 * x**-0.02, "not flat"),  # surely a little less, over four powers of ten
         ("clients", lambda x: 0.5 + 1e-6 * x, "not flat"),  # three times as long at the last point alone
     ],
 )
