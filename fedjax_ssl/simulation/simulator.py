@@ -31,8 +31,8 @@ LEAN: dict[str, str | bool] = {
     "xla_cpu_copy_insertion_use_region_analysis": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }
-"""Options for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each other; no copies of
-what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
+"""Options for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each other; no copies
+of what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,
