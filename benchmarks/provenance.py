@@ -8,6 +8,7 @@ import pathlib
 import platform
 import shlex
 import sys
+import time
 from importlib import metadata
 from typing import Any
 
@@ -17,27 +18,32 @@ from fedjax_ssl.experiment.loop import git_commit
 from fedjax_ssl.experiment.machine import processor
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PLACES = ("--workdir", "--json", "--peers", "--wheels", "--data_dir", "--config.data.data_dir", "--config.data.path")
+PLACES = {"--json": "FILE", "--config.data.path": "FILE"} | dict.fromkeys(
+    ("--workdir", "--peers", "--wheels", "--data_dir", "--config.data.data_dir"), "DIR"
+)
+"""Options that name a file or a folder, and what stands in its place."""
+BEGAN = time.monotonic()
 
 
 def provenance(device: str = "") -> dict[str, Any]:
-    """The command, the code's commit now, machine, device and versions.
+    """The command, the code's commit now, machine, device, versions, and seconds since the command began.
 
-    Of the command, arguments that name a folder or a file are left out, as they say nothing of the result.
+    In the command, names of folders and files are put as DIR and FILE, as they say nothing of the result.
 
     Args:
         device: what the work ran on, where that was in other processes: this one then takes no device. Empty: those here.
     """
     words = [f"benchmarks.{pathlib.Path(sys.argv[0]).stem}"]
     for before, word in itertools.pairwise(sys.argv):
-        if before not in PLACES and word.partition("=")[0] not in PLACES:
-            words.append(word)
+        option, equals, _ = word.partition("=")
+        words.append(PLACES.get(before) or (f"{option}={PLACES[option]}" if equals and option in PLACES else word))
     return {
         "command": f"python -m {shlex.join(words)}",
         "commit": git_commit(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "device": device or devices(jax.device_count()),
         "versions": versions(),
+        "elapsed_s": round(time.monotonic() - BEGAN, 1),
     }
 
 

@@ -22,7 +22,8 @@ def commands(monkeypatch):
         cache.mkdir(exist_ok=True)
         folder = folder / "0" if "--config.seeds" in options else folder
         folder.mkdir(parents=True)
-        rows = [{"time/round_s": s, "time/compile_s": 7.0} for s in (9.0, 1.0, 3.0, 2.0)]
+        rows = [{"time/round_s": s, "time/compile_s": 7.0, "time/total_s": 100 + s} for s in (-9.0, 1.0, 3.0, 2.0)]
+        (folder / "layout.json").write_text(json.dumps({"layout": {"devices": 2}}))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
@@ -44,6 +45,8 @@ def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(commands, tm
     assert one["first"]["round_s"] == 2.0  # without the round that compiles
     assert len(several["later"]) == 2
     assert several["later"][0]["compile_s"] == 7.0
+    assert one["first"]["wall_s"] - one["first"]["start_s"] == pytest.approx(11.0)  # from the first round's end to the last's
+    assert written["device"].startswith("2 x ")
     assert capsys.readouterr().out.count("2.00") >= 4
 
 
