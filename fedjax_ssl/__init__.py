@@ -14,6 +14,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.tuning import tuned as tune
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.simulation.simulator import copied
 
 __all__ = [
     "METHODS",
@@ -25,5 +26,6 @@ __all__ = [
     "ServerData",
     "Shard",
     "build",
+    "copied",
     "tune",
 ]

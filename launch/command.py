@@ -22,10 +22,12 @@ MAY_WAIT_BELOW = (0, 13)
 def use_all_cores() -> None:
     """Makes a JAX device of each CPU core, for clients to run beside each other; XLA_FLAGS and JAX_NUM_CPU_DEVICES go first.
 
-    The small operations of one client leave most of a machine idle: on two cores FedSiam's round on MNIST took 16 s on one
-    device of both, and 6.4 s on two devices. To be called before JAX is used.
+    The small operations of one client leave most of a machine idle: see the devices in `benchmarks/results/scaling.json`. To be
+    called before JAX is used.
     """
     import jax
+
+    from fedjax_ssl.experiment.machine import cores
 
     flags = os.environ.get("XLA_FLAGS", "")
     # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
@@ -34,8 +36,7 @@ def use_all_cores() -> None:
     os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
 
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        jax.config.update("jax_num_cpu_devices", cores or 1)
+        jax.config.update("jax_num_cpu_devices", cores())
 
 
 def keep_programs() -> None:

@@ -54,13 +54,14 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     from fedjax_ssl.experiment import loop, many, many_loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
-    from fedjax_ssl.simulation import memory
 
     try:
         experiment, workdir = _open()
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
+    except RuntimeError as error:
+        return _short_of_memory(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
     try:
@@ -73,17 +74,24 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     except loop.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
-        return _fail(error)
+        return _fail(str(error))
     except RuntimeError as error:
-        if not memory.is_short(error):
-            raise
-        return _fail(error)
+        return _short_of_memory(error)
     return 0
 
 
-def _fail(error: Exception) -> int:
+def _short_of_memory(error: RuntimeError) -> int:
+    """Ends a run for which memory is short; any other error is raised."""
+    from fedjax_ssl.simulation import memory
+
+    if not memory.is_short(error):
+        raise error
+    return _fail(memory.explained(error))
+
+
+def _fail(why: str) -> int:
     """Prints in one line why a run ended on standard error; returns exit status 1."""
-    print(f"error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+    print(f"error: {why}", file=sys.stderr)
     return 1
 
 

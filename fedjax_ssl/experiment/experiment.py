@@ -108,7 +108,7 @@ class Experiment:
     ) -> Iterator[tuple[RunState, dict[str, Any]]]:
         """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
 
-        Each step consumes the state before it: keep `jax.device_get(state)` if you need an old one. Where one dispatch runs
+        Each step consumes the state before it: keep `fedjax_ssl.copied(state)` if you need an old one. Where one dispatch runs
         several rounds, each of them comes with the state after the last.
 
         Args:

@@ -21,6 +21,11 @@ def processor() -> str:
     return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @functools.cache
 def sources() -> str:
     """A digest of this package's modules, another one in each version."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         server = dataclasses.replace(server, epochs=min(server.epochs, 1), steps=min(server.steps, BATCHES))
     small = dataclasses.replace(
         settings,
-        method={**settings.method, **({"confidence": 0.0} if hasattr(options, "confidence") else {})},
+        method=accepting_all(settings),
         client=client,
         server=dataclasses.replace(server, pretrain=0),
         data=dataclasses.replace(settings.data, num_clients=size, labeled_fraction=settings.data.labeled_fraction[:1]),
@@ -89,6 +90,11 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
     if on_cpu:
         cut = cut._replace(test=Pool(*(x[:TEST_IMAGES] for x in data.test)))
     return small, _with_its_images_alone(cut)
+
+
+def accepting_all(settings: Settings) -> dict[str, Any]:
+    """The method's settings, so that it takes every pseudo-label."""
+    return {**settings.method, **({"confidence": 0.0} if hasattr(settings.method_options(), "confidence") else {})}
 
 
 def counts(data: FederatedData) -> np.ndarray:

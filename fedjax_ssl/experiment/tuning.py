@@ -18,6 +18,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from fedjax_ssl.experiment import measurement
 from fedjax_ssl.experiment.build import assembled
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
-from fedjax_ssl.experiment.machine import cache_folder, processor, sources
+from fedjax_ssl.experiment.machine import cache_folder, cores, processor, sources
 from fedjax_ssl.experiment.measurement import Timed, convolves, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
@@ -93,7 +94,7 @@ def for_run(experiment: Experiment, workdir: pathlib.Path, give_up: Callable[[],
     noted = noted_layout(workdir)
     if noted is not None:
         return in_layout(experiment, noted)
-    if not (workdir / "metrics.jsonl").exists() and tune != "never":
+    if not _has_begun(workdir) and tune != "never":
         experiment = tuned(experiment, give_up=give_up, only_long=tune == "auto")
         if give_up():  # it stops before round 1, and looks again when it starts again
             return experiment
@@ -108,10 +109,10 @@ def note(layout: Layout, workdir: pathlib.Path, **more: Any) -> None:
 
 def noted_layout(workdir: pathlib.Path) -> Layout | None:
     """The layout that a folder's run is in; None where it has not begun, or, with a warning, where it cannot go on in it."""
-    path, begun = workdir / LAYOUT, (workdir / "metrics.jsonl").exists()
+    path = workdir / LAYOUT
     noted, devices = read(path), len(jax.devices())
     if noted is None:
-        if begun:
+        if _has_begun(workdir):
             _log.warning("%s: cannot be read: going on in a layout that may differ, and then differs in rounding", path)
         return None
     if json.loads(path.read_text()).get("platform") != jax.default_backend() or noted.devices > devices:
@@ -121,13 +122,19 @@ def noted_layout(workdir: pathlib.Path) -> Layout | None:
     return noted
 
 
+def _has_begun(workdir: pathlib.Path) -> bool:
+    """Whether a folder's run has finished a round: one that was stopped before has left an empty log."""
+    log = workdir / "metrics.jsonl"
+    return log.exists() and log.stat().st_size > 0
+
+
 def key(experiment: Experiment) -> dict[str, Any]:
     """What a choice depends on: the work's shapes and settings, what of the layout is given, the devices and the versions."""
     settings, spec, data = experiment.settings, experiment.problem.spec, experiment.problem.data
     device, few = jax.devices()[0], has_few_steps(experiment)
     given = dataclasses.asdict(settings)
     return {
-        "method": dict(settings.method),
+        "method": _without_rates(measurement.accepting_all(settings)),
         "model": dict(settings.model),
         "image_shape": list(spec.image_shape),
         "num_classes": spec.num_classes,
@@ -139,9 +146,10 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "views": [settings.data.weak, settings.data.strong, settings.data.labeled, settings.data.reveal_labels],
         "cohort_size": settings.cohort_size,
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
+        "test": min(len(data.test.labels), max(FORWARD_SIZES.get(device.platform, (0,)))),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
-        "processor": processor(),
-        "jax": jax.__version__,
+        "processor": f"{processor()}, {cores()} cores",
+        "jax": [jax.__version__, metadata.version("jaxlib")],
         "sources": sources(),
         "flags": os.environ.get("XLA_FLAGS", ""),
     }
@@ -203,8 +211,7 @@ def _found(path: pathlib.Path) -> Found | None:
 def moves(experiment: Experiment) -> list[Move]:
     """What is tried, one after another, as changes of the best layout so far; only of what the settings leave open.
 
-    On a CPU clients run one after another on each device, and inside loops only the lowerings that avoid XLA's gradients of
-    convolutions are worth a try.
+    On a CPU inside loops only the lowerings that avoid XLA's gradients of convolutions are worth a try.
     """
     settings, layout = experiment.settings, experiment.layout
     given, platform = settings.execution, jax.default_backend()
@@ -215,13 +222,15 @@ def moves(experiment: Experiment) -> list[Move]:
     trains_clients = settings.method["name"] not in SERVER_ALONE
     usual = "sharded" if layout.strategy == "sharded" else "chunked"
     of_device = -(-settings.cohort_size // layout.devices)
-    lowerings = ("banded", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
+    lowerings = ("winograd", "banded", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
     tried: list[Move] = [{"conv": conv} for conv in lowerings] if convs else []
     if on_cpu:
         tried.insert(0, {"compiler": "lean"})
     elif trains_clients:
         sizes = [size for size in (-(-of_device // 2), 4, 1) if size < of_device]
         tried += [{"strategy": usual, "chunk_size": size} for size in dict.fromkeys(sizes)]
+        if convs:  # one client's convolutions are none with a kernel per client
+            tried.append({"strategy": usual, "chunk_size": 1, "conv": "grouped"})
     if few_steps:
         tried.append({"steps": "unrolled"})
     if trains_clients:
@@ -232,7 +241,9 @@ def moves(experiment: Experiment) -> list[Move]:
             tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
         together = min(of_device, measurement.clients_a_device(settings))
         if on_cpu and together > 1:
-            tried.append({"strategy": usual, "chunk_size": together} | ({"conv": "im2col"} if convs else {}))
+            tried.append({"strategy": usual, "chunk_size": together})
+            if convs:
+                tried.append({"strategy": usual, "chunk_size": together, "conv": "im2col"})
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
@@ -262,7 +273,11 @@ def search(
     """
     settings, data = measurement.piece(experiment)
     spec = experiment.problem.spec._replace(num_clients=settings.data.num_clients)
-    nothing, tried, began = Found(layout, [], []), [], time.perf_counter()
+    nothing, began = Found(layout, [], []), time.perf_counter()
+    tried: list[tuple[str, Timed]] = []
+
+    def found(layout: Layout, left_out: list[Move]) -> Found:
+        return Found(layout, [(words, timed.seconds) for words, timed in tried], left_out)
 
     def prepared(layout: Layout, evaluates: bool) -> Timed | None:
         words = describe(layout, evaluates)
@@ -272,14 +287,14 @@ def search(
             _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
             return None
         _log.info("  %s: %.4g s", words, timed.seconds)
-        tried.append((words, timed.seconds))
+        tried.append((words, timed))
         return timed
 
     best: Timed | None = None
     for number, move in enumerate(todo):
         if give_up() or time.perf_counter() - began > LIMIT_S:
             _log.info("  no time for %d more", len(todo) - number)
-            return Found(layout, tried, todo[number:])
+            return found(layout, todo[number:])
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
             best = prepared(layout, evaluates)
@@ -296,7 +311,7 @@ def search(
                 one.measure()
         if other.seconds * GAIN < best.seconds:
             layout, best = candidate, other
-    return Found(layout, tried, [])
+    return found(layout, [])
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:

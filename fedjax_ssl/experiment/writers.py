@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -215,12 +216,16 @@ def _parse_row(line: bytes) -> dict[str, Any]:
 
 def _replace(path: pathlib.Path, content: bytes) -> None:
     """Writes `path` anew through a temporary file in the same folder; both the file and its name are on disk on return."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # other processes may write the same file
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -227,8 +227,8 @@ def tiled_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) 
     The tiles and the banded matrix are those of `banded_conv`, of every convolution of stride 1: matrices of 128 columns are
     what matrix units are made for, and the tiles of a 3x3 kernel with t = 4 hold each number of the image 4.5 times, not 9
     as its full im2col. That is what t = 1 is, for other strides. The tiles are kept for the kernel's gradient; the images' at
-    stride 1 is the convolution of the cotangent with the flipped kernel. Reverse mode only. Arguments and result as in
-    `grouped_conv`.
+    stride 1, with less padding than the kernel is long, is the convolution of the cotangent with the flipped kernel. Reverse
+    mode only. Arguments and result as in `grouped_conv`.
     """
     return _tiled(images, kernel, stride, (padding, padding))
 
@@ -255,7 +255,7 @@ def _tiled_backward(
     kh, kw, _, _ = kernel.shape
     tile = _tile_of(images.shape, kernel.shape, stride, padding)
     cotangents = cotangent.reshape(-1, tile * cotangent.shape[-1])
-    if stride == 1:
+    if stride == 1 and padding[0] < kh and padding[1] < kw:
         flipped = kernel[::-1, ::-1].swapaxes(2, 3)
         images_gradient = _tiled(cotangent, flipped, 1, (kh - 1 - padding[0], kw - 1 - padding[1]))
     else:

@@ -187,7 +187,8 @@ class HostSimulator:
         cohort = now.cohort
         after_next = self._draw(state.key, run, number + 2)  # before the round takes the device
         of_cohort = jax.tree.map(lambda x: x[cohort.ids], state.clients)
-        of_cohort, placed_cohort = jax.device_put((of_cohort, cohort), self._placement)
+        of_cohort = jax.device_put(of_cohort, self._where.clients)
+        placed_cohort = jax.device_put(cohort, self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
         if self.execution.shrinks and not self._round.compile_s:
             fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, own, placed_cohort, now.data)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 MARGIN = 0.9
 """The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
+LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+"""Where Linux says how much memory a container may take."""
 FEW = 2
 """Clients of the small chunk that the extrapolation begins with; one alone is not vmapped, and says little of many."""
 
@@ -31,14 +34,34 @@ def is_short(error: BaseException) -> bool:
     )
 
 
+def explained(error: BaseException) -> str:
+    """In one line, that memory is short, and what to do."""
+    why = str(error).strip().splitlines()[0]
+    if isinstance(error, OutOfMemoryError):
+        return why
+    return f"no memory ({why}): lower execution.batch_size, or set execution.data=host, where it is not yet"
+
+
 def device_bytes() -> int:
-    """Bytes of one device: what JAX may take of an accelerator's memory, of a CPU a share of the host's; 0: unknown."""
+    """Bytes of one device: what JAX may take of an accelerator's memory, of a CPU a share of the machine's, or the container's;
+    0: unknown.
+    """
     device = jax.local_devices()[0]
     if limit := (device.memory_stats() or {}).get("bytes_limit", 0):
         return limit
     if device.platform == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+        of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min([of_machine, *_of_container()]) // jax.local_device_count()
     return 0
+
+
+def _of_container() -> Iterator[int]:
+    """The limits that a container's memory has, of control groups of either version."""
+    for path in LIMITS:
+        try:
+            yield int(path.read_text())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
 
 
 def check(needed: int) -> None:
@@ -76,7 +99,7 @@ def in_chunks_that_fit(
             if smaller is None:
                 raise OutOfMemoryError(
                     f"no memory for {_clients(execution)} ({why}): lower client.batch_size or execution.chunk_size, or set "
-                    "execution.dtype=bfloat16 or, of a single run, execution.data=host"
+                    "execution.dtype=bfloat16 or, of a single run whose data are on the device, execution.data=host"
                 ) from error
         _log.warning("no memory for %s (%s): %s from now on", _clients(execution), why, _clients(smaller))
         execution = smaller

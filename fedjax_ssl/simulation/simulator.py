@@ -45,9 +45,8 @@ chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
     """What XLA is asked for; the environment variable XLA_FLAGS goes first.
 
-    LLVM's optimization level 2 compiles for a CPU in about two thirds of the time of level 3, the default, and what it makes is
-    no slower. `lean` adds LEAN: a step of a small network then takes nine tenths of the time, one of WRN-28-2 a tenth more
-    (`benchmarks/results/round_time_cpu.json`). A GPU has ON_GPU.
+    A CPU has LLVM's optimization level 2, which compiles faster than 3, the default; `lean` adds LEAN, of which
+    `benchmarks/round_time.py` measures what it does to each network. A GPU has ON_GPU.
 
     Args:
         platform: as `jax.default_backend()` names it; there are options for `cpu` and `gpu`.
@@ -265,8 +264,9 @@ def in_chunks_that_fit(
         state: before the round; it is consumed.
         *data: the program's other arguments.
     """
-    kept = jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)  # a round that fails may have consumed it
+    kept = copied(state)  # a round that fails may have consumed it
     jax.tree.map(lambda x: x.delete(), state)
+    abstract = jax.tree.map(lambda sharding, part: placed(part, sharding), where, kept)
     programs: dict[int, Program] = {}
 
     def place() -> RunState:
@@ -287,7 +287,7 @@ def in_chunks_that_fit(
         program = program_of(execution)
         if not program.compile_s:  # one that could not be compiled is not tried again
             try:
-                program.compiled(place(), *data)
+                program.compiled(abstract, *data)
             except jax.errors.JaxRuntimeError as error:
                 if not memory.is_short(error):
                     raise
@@ -296,6 +296,11 @@ def in_chunks_that_fit(
     (program, results), execution = memory.in_chunks_that_fit(run, needs, executions, cohort_size)
     program.compile_s = sum(one.compile_s for one in programs.values())
     return program, execution, results
+
+
+def copied(state: PyTree) -> PyTree:
+    """A state on the host, in arrays of its own but for typed keys: what a round does with the original leaves it alone."""
+    return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
 
 
 def is_key(x: Any) -> bool:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment import machine, measurement, tuning
+from fedjax_ssl.experiment import loop, machine, measurement, tuning
 from fedjax_ssl.experiment.layout import Layout
 from tests import tiny
 
@@ -74,6 +74,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     assert Layout(**content["layout"]) == found.layout
     assert content["left_out"] == []
     assert dict(content["tried"])["sharded 1, winograd, loop, lean"] == pytest.approx(0.5)
+    assert min(content["tried"], key=lambda pair: pair[1])[0] == "sharded 1, shifted, loop, lean"  # as it was decided
     assert dict(content["tried"])["sharded 1, shifted, loop, lean"] == pytest.approx(0.4)
     tried = len(clock.tried)
     assert tuning.tuned(experiment()).layout == found.layout
@@ -91,7 +92,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
     [
         {"client__batch_size": 32}, {"model__width": 5}, {"execution__dtype": "bfloat16"}, {"cohort_size": 7},
         {"client__optimizer__momentum": 0.0}, {"server__sbn_data": "labeled"}, {"server__epochs": 2},
-        {"data__num_clients": 9}, {"method__confidence": 0.6}, {"data__weak": "none"},
+        {"data__num_clients": 9}, {"method__divisor": "batch"}, {"data__weak": "none"},
     ],
 )  # fmt: skip
 def test_other_work_is_measured_anew(change):
@@ -100,10 +101,13 @@ def test_other_work_is_measured_anew(change):
 
 def test_other_machines_and_versions_measure_anew_and_what_changes_no_work_does_not(monkeypatch):
     usual = tuning.key(experiment())
-    assert usual == tuning.key(experiment(seed=1, rounds=9, execution__tune="always", client__optimizer__learning_rate=0.2))
+    same = {"client__optimizer__learning_rate": 0.2, "method__confidence": 0.6}  # all labels are taken where it is measured
+    assert usual == tuning.key(experiment(seed=1, rounds=9, execution__tune="always", **same))
     for owner, name, value in (
         (jax, "__version__", "9.9.9"),
+        (tuning.metadata, "version", lambda name: "9.9.9"),
         (tuning, "processor", lambda: "another"),
+        (tuning, "cores", lambda: 77),
         (tuning, "sources", lambda: "another version"),
     ):
         with monkeypatch.context() as changed:
@@ -111,6 +115,17 @@ def test_other_machines_and_versions_measure_anew_and_what_changes_no_work_does_
             assert tuning.key(experiment()) != usual
     monkeypatch.setenv("XLA_FLAGS", "--xla_another=1")
     assert tuning.key(experiment()) != usual
+
+
+def test_test_images_count_up_to_the_largest_forward_pass_that_is_tried():
+    def of(number):
+        given = experiment()
+        test = type(given.problem.data.test)(np.zeros((number, 8, 8, 1), np.uint8), np.zeros(number, np.int32))
+        return tuning.key(
+            dataclasses.replace(given, problem=given.problem._replace(data=given.problem.data._replace(test=test)))
+        )
+
+    assert of(500) != of(1_000) == of(50_000)
 
 
 def test_steps_that_may_be_written_out_are_part_of_the_work():
@@ -159,9 +174,10 @@ def test_what_the_config_says_is_not_changed(clock):
 
 def test_clients_that_are_sharded_as_the_config_says_may_still_run_together(clock):
     given = experiment(execution__strategy="sharded", execution__conv="hybrid", cohort_size=16, data__num_clients=16)
-    assert not any(move.get("chunk_size") == 2 for move in tuning.moves(given))  # that is with im2col
+    assert [move for move in tuning.moves(given) if move.get("chunk_size") == 2] == [{"strategy": "sharded", "chunk_size": 2}]
     given = experiment(execution__strategy="sharded", cohort_size=16, data__num_clients=16)
-    assert {"strategy": "sharded", "chunk_size": 2, "conv": "im2col"} in tuning.moves(given)
+    together = {"strategy": "sharded", "chunk_size": 2}
+    assert [move for move in tuning.moves(given) if move.get("chunk_size") == 2] == [together, together | {"conv": "im2col"}]
     given = tiny.experiment("fixmatch", execution__strategy="sharded", cohort_size=16, data__num_clients=16)
     assert {"strategy": "sharded", "chunk_size": 4} in tuning.moves(given)  # a network without convolutions
     assert not any(move.get("strategy") == "separate" for move in tuning.moves(given))
@@ -173,7 +189,8 @@ def test_an_accelerator_tries_chunks_of_clients_and_the_lowerings_that_are_fast_
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     tried = tuning.moves(given)
     assert [move for move in tried if "chunk_size" in move and "steps" not in move and move["strategy"] == "chunked"] == [
-        {"strategy": "chunked", "chunk_size": size} for size in (5, 4, 1)
+        *({"strategy": "chunked", "chunk_size": size} for size in (5, 4, 1)),
+        {"strategy": "chunked", "chunk_size": 1, "conv": "grouped"},
     ]
     assert [move["conv"] for move in tried if list(move) == ["conv"]] == ["tiled", "grouped", "im2col", "shifted"]
     assert not any("compiler" in move for move in tried)
@@ -231,9 +248,16 @@ def test_steps_that_would_compile_for_too_long_are_not_written_out(clock, monkey
     assert not any(one.steps == "unrolled" for one in clock.tried)
 
 
-def test_a_run_that_stops_while_tuning_looks_again_when_it_goes_on(clock, tmp_path):
-    tuning.for_run(experiment(execution__tune="always"), tmp_path, lambda: True)
+def test_a_run_that_stops_while_tuning_looks_again_when_it_goes_on(clock, tmp_path, caplog):
+    given, stop = experiment(execution__tune="always"), loop.Stop()
+    loop.open_workdir(tmp_path, given.settings.to_dict(), overwrite=False)
+    stop.signal = 15
+    loop.run(tuning.for_run(given, tmp_path, lambda: True), tmp_path, stop)
     assert not (tmp_path / "layout.json").exists()
+    clock.tried.clear()
+    assert tuning.for_run(given, tmp_path, lambda: False).layout.compiler == "lean"
+    assert clock.tried
+    assert not caplog.text
 
 
 def test_without_a_cache_it_measures_each_time(clock, monkeypatch):
@@ -294,7 +318,7 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     of_another_version = json.dumps({"layout": lean._replace(conv="later")._asdict(), "platform": "cpu"})
     for unreadable in (None, "{", of_another_version):
         noted.unlink(missing_ok=True)
-        (tmp_path / "metrics.jsonl").touch()  # it has begun
+        (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')  # it has begun
         if unreadable:
             noted.write_text(unreadable)
         caplog.clear()

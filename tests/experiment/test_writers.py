@@ -140,6 +140,7 @@ def test_a_crash_while_rewriting_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert log.rows() == expected(1, 2, 3, 4, 5)
     assert read_json(tmp_path / "summary.json") == {"rounds": 5}
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_json_round_trip(tmp_path):
@@ -178,6 +179,26 @@ def test_readers_never_see_half_a_file(tmp_path):
     stop.set()
     reader.join()
     assert seen == {(1000, 1)}
+
+
+def test_several_writers_of_one_file_do_not_meet(tmp_path):
+    path, failed = tmp_path / "layout.json", []
+
+    def write(own):
+        try:
+            for _ in range(50):
+                write_json(path, {"values": [own] * 1000})
+                assert len(set(read_json(path)["values"])) == 1
+        except (OSError, ValueError, AssertionError) as error:
+            failed.append(error)
+
+    writers_ = [threading.Thread(target=write, args=(own,)) for own in range(3)]
+    for one in writers_:
+        one.start()
+    for one in writers_:
+        one.join()
+    assert not failed
+    assert [found.name for found in tmp_path.iterdir()] == ["layout.json"]
 
 
 def events(folder) -> list[Event]:

@@ -1,7 +1,5 @@
 """A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
-import logging
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import Execution, client_mesh
 from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread
 from fedjax_ssl.simulation.round import RunState
-from fedjax_ssl.simulation.simulator import Problem, Program, Simulator
+from fedjax_ssl.simulation.simulator import Problem, Program, Simulator, copied
 from tests import toy
 
 SHORT = "RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nat length"
@@ -58,6 +56,18 @@ def test_each_device_has_chunks_of_its_own(tight):
     simulator, *_ = three_rounds(Simulator, Execution(0, client_mesh(2), shrinks=True))
     assert tight == [0, 2, 2, 2]  # of three clients on each
     assert simulator.execution.num_devices == 2
+
+
+@pytest.mark.parametrize("cohort_size", [4, 5])
+def test_devices_share_the_cohorts_states_on_the_host_too_whatever_the_first_round_found(cohort_size):
+    def rounds(kind, shrinks):
+        simulator = kind(toy.problem(cohort_size), Execution(0, client_mesh(2), shrinks=shrinks), 4)
+        state, _ = simulator.initialize(0)
+        for _ in range(3):
+            state, _ = simulator.round(state)
+        return float(state.server["w"]), np.asarray(state.clients).tolist()
+
+    assert rounds(HostSimulator, True) == rounds(HostSimulator, False) == rounds(Simulator, True)
 
 
 @pytest.fixture
@@ -210,6 +220,41 @@ def test_other_errors_and_other_executions_are_left_alone(monkeypatch):
     assert three_rounds(Simulator, Execution(0))[0].execution.chunk_size == 0
 
 
-def test_a_cpu_devices_share_is_that_of_the_hosts_memory(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert 2**28 < memory.device_bytes() < 2**45
+def test_a_cpu_devices_share_is_that_of_the_machines_memory_or_of_the_containers(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "v1", tmp_path / "v2"))
+    (tmp_path / "v2").write_text("max\n")
+    whole = memory.device_bytes()
+    assert 2**28 < whole < 2**45
+    (tmp_path / "v2").write_text("4096\n")
+    assert memory.device_bytes() == 4096 // jax.local_device_count()
+    (tmp_path / "v2").write_text(str(2**62))  # what the first version says where there is none
+    assert memory.device_bytes() == whole
+
+
+def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
+    of_size(there=4000, cohort_size=1000)
+    placed, compiled = [], Program.compiled
+
+    def noted(self, *args):
+        if isinstance(args[0], RunState):
+            placed.append((self._execution.chunk_size, isinstance(args[0].round, jax.Array)))
+        return compiled(self, *args)
+
+    monkeypatch.setattr(Program, "compiled", noted)
+    problem = Problem(toy.method(), toy.data([1] * 1000), toy.problem().spec._replace(num_clients=1000), 1000)
+    simulator = Simulator(problem, Execution(0, shrinks=True), 4)
+    simulator.round(simulator.initialize(0)[0])
+    assert dict(placed[:2]) == {0: True, 2: False}
+
+
+@pytest.mark.parametrize("kind", [Simulator, HostSimulator])
+def test_a_copied_state_stays_and_can_be_gone_on_from(kind):
+    simulator = kind(toy.problem(), Execution(0), 4)
+    state, _ = simulator.round(simulator.initialize(0)[0])
+    kept = copied(state)
+    before = kept.clients.tolist()
+    after, _ = simulator.round(state)
+    expected = float(after.server["w"]), np.asarray(after.clients).tolist()
+    assert kept.clients.tolist() == before
+    again, _ = simulator.round(kept)
+    assert (float(again.server["w"]), np.asarray(again.clients).tolist()) == expected
