@@ -21,7 +21,7 @@ import numpy as np
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 CNN = {
     "clients": 1000, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "dropout": True, "per_client": 50,
-    "one_image": False, "float64": False, "eval_every": 0,
+    "one_image": False, "channels_last": False, "float64": False, "eval_every": 0,
 }  # fmt: skip
 FL2 = {
     "clients": 2, "batch_size": 32, "epochs": 1, "learning_rate": 0.03, "dropout": False, "per_client": 64,
@@ -259,7 +259,7 @@ KINDS = {
         tolerance=3e-4,
         cohorts={"cpu": [2], "cuda": [10]},
         rounds=3,
-        repeats=4,
+        repeats=6,
         config=fl2_config,
         start=start_fl2,
         end=end_fl2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -23,8 +24,9 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVIC
 """Keeps a program from a GPU that there is."""
 LEAST_S = 5.0
 """No process is started for less than this."""
-ON_A_GPU = [1, 2, 4, 5, 8]
-"""Numbers of pfl's and Flower's processes that share a GPU; pfl's paper has up to 5."""
+ON_A_GPU = [4, 5, 8]
+"""Numbers of pfl's and Flower's processes that share a GPU; pfl's paper has up to 5. On an H200 one took 2.8 times as long as
+four (`benchmarks/results/full_pfl_h200.json`), so that two, at best twice as fast as one, cannot be the best."""
 
 
 class Rival(NamedTuple):
@@ -167,9 +169,9 @@ def run(
             process.terminate()
             return process.wait(ask_first)
         finally:
-            if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # none of them is left
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
 
 
 class Limits(NamedTuple):

@@ -24,10 +24,11 @@ class Job:
     Attributes:
         settings: of the job: `clients`, `cohort`, `batch_size`, `epochs`, `learning_rate`, `dropout`; `warm_up` and `rounds`,
             to leave out and to time; `threads` in all, over how many `processes`; `device`, PyTorch's name of it;
-            `precision` of float32 products, and `float64`, to compute in that; of pfl `eval_every`, rounds between evaluations
-            on the test set, 0: none; and, of (FL)^2, `confidence`, `rho`, `depth`, `width`, `eval_batch_size`,
-            `channels_last`. Each is an attribute, too.
+            `precision` of float32 products, and `float64`, to compute in that; `channels_last`, how images and kernels lie in
+            memory; of pfl `eval_every`, rounds between evaluations on the test set, 0: none; and, of (FL)^2, `confidence`,
+            `rho`, `depth`, `width`, `eval_batch_size`. Each is an attribute, too.
         dtype: of images and weights, float32 or float64.
+        layout: their memory format.
         inputs: of each client, images [n, ch, H, W], normalized, and labels int64 [n], on the device.
         test: likewise of the test set; empty without `eval_every`.
         weights: name -> float32 array, the initial model by PyTorch's names and layouts.
@@ -38,6 +39,7 @@ class Job:
         self.settings = json.loads((self.folder / "job.json").read_text())
         vars(self).update(self.settings)
         self.dtype = torch.float64 if self.float64 else torch.float32
+        self.layout = torch.channels_last if self.channels_last else torch.contiguous_format
         torch.set_default_dtype(self.dtype)
         torch.set_num_threads(max(1, self.threads // self.processes))
         torch.set_float32_matmul_precision("high" if self.precision == "tensorfloat32" else "highest")
@@ -52,11 +54,11 @@ class Job:
     def _on_device(self, images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         normalized = (np.float32(images) / 255 - self._mean).transpose(0, 3, 1, 2) / self._std[:, None, None]
         x, y = torch.from_numpy(np.ascontiguousarray(normalized)), torch.from_numpy(np.int64(labels))
-        return x.to(self.device, self.dtype), y.to(self.device)
+        return x.to(self.device, self.dtype).contiguous(memory_format=self.layout), y.to(self.device)
 
     def network(self) -> nn.Module:
         """The network with the initial weights."""
-        network = EmnistCNN(self.dropout).to(self.device)
+        network = EmnistCNN(self.dropout).to(self.device, memory_format=self.layout)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights.items()})
         return network
 

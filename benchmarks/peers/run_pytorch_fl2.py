@@ -94,9 +94,8 @@ def main() -> None:
     job = read()
     network = WideResNet(job.depth, job.width).to(job.device)
     start = {name: torch.from_numpy(value).to(job.device, job.dtype) for name, value in job.weights.items()}
-    layout = torch.channels_last if job.channels_last else torch.contiguous_format
-    network = network.to(memory_format=layout)
-    inputs = [job.inputs[client][0].to(memory_format=layout) for client in range(job.cohort)]
+    network = network.to(memory_format=job.layout)
+    inputs = [job.inputs[client][0] for client in range(job.cohort)]
     at = [now(job)]
     for _ in range(job.warm_up + job.rounds):
         total, weight = {name: torch.zeros_like(value) for name, value in start.items()}, 0.0

@@ -29,7 +29,7 @@ def ran(monkeypatch, tmp_path, capsys):
             log.write_text("ValueError: what is wrong\n")
             if "--prepare" in command:
                 found = {"tuning_s": 8.0, "layout": {}, "device": "1 x some GPU", "rounds": 40}
-                (tmp_path / "w" / "found.json").write_text(json.dumps(found | ({"job": job} if job else {})))
+                (tmp_path / "w" / name / "found.json").write_text(json.dumps(found | ({"job": job} if job else {})))
                 return 0
             folder = pathlib.Path(next(word for word in command if word.startswith("--workdir=")).partition("=")[2])
             folder.mkdir(exist_ok=True)
@@ -46,7 +46,8 @@ def ran(monkeypatch, tmp_path, capsys):
             if rival.own["processes"] in broken:
                 return {"error": "no such backend"}
             seconds = {1: 0.3, 2: 0.2}[rival.own["processes"]]
-            return {"seconds": [seconds] * rival.own["rounds"], "accuracy": 0.69, "versions": {}}
+            first = [] if rival.own["warm_up"] else [seconds + 5.0]  # it evaluates clients, and chooses algorithms
+            return {"seconds": [*first, *[seconds] * (rival.own["rounds"] - len(first))], "accuracy": 0.69, "versions": {}}
 
         monkeypatch.setattr(programs, "run", run)
         monkeypatch.setattr(programs, "launch", launch)
@@ -87,31 +88,31 @@ def test_a_few_rounds_give_a_total_that_is_marked(ran):
 
 
 def test_pfl_runs_as_many_rounds_in_its_best_number_of_processes(ran, tmp_path):
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / "data.npz").write_bytes(b"")
+    (tmp_path / "w" / "pfl").mkdir(parents=True)
+    (tmp_path / "w" / "pfl" / "data.npz").write_bytes(b"")
     job = {"eval_every": 10, "device": "cuda"}
     status, lines, written, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
     assert status == 0
     assert "--config.execution.rounds_per_dispatch=10" in started[1]
     runs = [(own["processes"], own["warm_up"], own["rounds"], own["eval_every"]) for _, own in started[2:]]
     assert runs == [(1, 2, 4, 10), (2, 2, 4, 10), (2, 0, 40, 10)]
-    assert written["results"]["pfl"]["total_s"] == pytest.approx(8.0)
-    assert written["times_ours"] == pytest.approx(8 / 47)
-    assert lines[2].split() == ["pfl", "40/40", "8", "0", "69.0"]
+    assert written["results"]["pfl"]["total_s"] == pytest.approx(13.0)
+    assert written["times_ours"] == pytest.approx(13 / 47)
+    assert lines[2].split() == ["pfl", "40/40", "13", "0", "69.0"]
     _, _, again, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
     assert len(started) == 1  # launch.run, which knows what it has done
     assert again["results"]["pfl"] == written["results"]["pfl"]
 
 
 def test_a_number_of_processes_that_pfl_cannot_have_is_passed_over_and_it_may_run_fewer_rounds(ran, tmp_path):
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / "data.npz").write_bytes(b"")
+    (tmp_path / "w" / "pfl").mkdir(parents=True)
+    (tmp_path / "w" / "pfl" / "data.npz").write_bytes(b"")
     words, job = ("pfl", f"--peers={tmp_path}", "--trial=4", "--pfl_rounds=8"), {"eval_every": 10, "device": "cuda"}
     status, _, written, _ = ran(*words, job=job, broken=(1, 2))
     assert (status, written["results"]["pfl"]) == (1, {"error": "no such backend"})
     status, lines, written, _ = ran(*words, job=job, broken=(2,))
     assert (status, written["results"]["pfl"]["failed"]) == (0, {"2": "no such backend"})
-    assert lines[2].split() == ["pfl", "8/40", "~12", "0", "69.0"]
+    assert lines[2].split() == ["pfl", "8/40", "~17", "0", "69.0"]  # its first round's five seconds once
     assert lines[1].split()[1] == "40/40"
 
 
@@ -126,6 +127,19 @@ def test_what_the_budget_ends_goes_on_with_the_same_command(ran):
     _, _, written, started = ran("fl2")
     assert [command[2] for command in started] == ["launch.run"]
     assert "left_out" not in written["results"][programs.OURS]
+
+
+def test_another_experiment_has_its_own_folder_and_other_settings_are_refused(ran, tmp_path, capsys):
+    ran("fl2")
+    (tmp_path / "w" / "pfl").mkdir(parents=True)
+    (tmp_path / "w" / "pfl" / "data.npz").write_bytes(b"")
+    job = {"eval_every": 10, "device": "cuda"}
+    _, _, written, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
+    assert "--prepare" in started[0]
+    assert written["experiment"] == "pfl"
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(ran("fl2", "--config.execution.dtype=bfloat16")[0])
+    assert ended.value.code == 2
 
 
 def test_an_error_is_named(ran):

@@ -56,7 +56,9 @@ def test_the_best_mean_of_the_last_evaluations_has_the_star(tuned, capsys):
     assert words == [["UDA", "50.0"], ["UDA", "75.0*"], ["UDA", "70.0"], ["UDA", "error:"]]
     assert [one.get("accuracy_last5") for one in written["runs"]] == [0.5, 0.75, 0.7, None]
     assert "curve" not in written["runs"][0]
-    assert {one["from"]["command"] for one in written["runs"]} == {"python -m benchmarks.tune_digits clients --rows=UDA"}
+    assert {one["from"]["command"] for one in written["runs"]} == {
+        "python -m benchmarks.tune_digits clients --workdir=DIR --rows=UDA --json=FILE"
+    }
     assert written["seed"] == 10
 
 
@@ -73,7 +75,7 @@ def test_other_candidates_stay_in_the_file_in_the_tables_order(tuned):
     written = tuned("UDA", falling | {0.03: 0.7})
     assert [one["row"] for one in written["runs"]] == ["FedProx"] * 4 + ["UDA"] * 4
     assert [one["accuracy_last5"] for one in written["runs"][4:]] == [0.8, 0.7, 0.5, 0.4]
-    assert [one["from"]["command"].split("=")[1] for one in written["runs"]] == ["FedProx"] * 4 + ["UDA"] * 4
+    assert [one["from"]["command"].split("=")[2].split()[0] for one in written["runs"]] == ["FedProx"] * 4 + ["UDA"] * 4
 
 
 def test_a_run_that_fails_ends_with_status_1(tuned):
