@@ -1,14 +1,17 @@
 """Time of the weak view and of every variant's strong view, in microseconds per 32 x 32 x 3 image.
 
-    python -m benchmarks.augment_time
+    python -m benchmarks.augment_time [--json=benchmarks/results/augment_time.json]
 
 Each view runs on a batch of 320, once as a program of its own and once as the body of a loop, which is where training runs it
-(there with a sum, so that nothing is left out). On two CPU cores a training step of WRN-28-2 takes 6000 to 8000 microseconds
-per image: the strong view is to stay under a tenth of that. Other work on the machine shows in the medians at once.
+(there with a sum, so that nothing is left out). A training step of WRN-28-2 takes some 24,000 microseconds per image on two CPU
+cores (`benchmarks/results/round_time_cpu.json`): a strong view is to stay under a tenth of that. Medians with quartiles.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import pathlib
 import time
 from collections.abc import Callable
 
@@ -16,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.provenance import provenance
 from fedjax_ssl.data.augment import Augmentation, compose, crop, flip, make_views
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 
@@ -24,8 +28,8 @@ STEPS = 5  # batches in the loop
 REPEATS = 20
 
 
-def microseconds(function: Callable[[jax.Array], jax.Array], images: int) -> float:
-    """Median time of `function(key)` over REPEATS calls after a warm-up, per image, of `images` in a call."""
+def microseconds(function: Callable[[jax.Array], jax.Array], images: int) -> list[float]:
+    """Quartiles of the time of `function(key)` over REPEATS calls after a warm-up, per image, of `images` in a call."""
     compiled = jax.jit(function)
     compiled(jax.random.key(0)).block_until_ready()
     seconds = []
@@ -34,11 +38,14 @@ def microseconds(function: Callable[[jax.Array], jax.Array], images: int) -> flo
         start = time.perf_counter()
         compiled(key).block_until_ready()
         seconds.append(time.perf_counter() - start)
-    return 1e6 * float(np.median(seconds)) / images
+    return [1e6 * float(s) / images for s in np.quantile(seconds, (0.25, 0.5, 0.75))]
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table, and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
+    arguments, results = parser.parse_args(), []
     images = jax.device_put(np.random.default_rng(0).integers(0, 256, (BATCH, 32, 32, 3), np.uint8))
     base = compose(flip(), crop(4))
     print(f"microseconds per image, {jax.devices()[0].device_kind}, batch {BATCH}, median of {REPEATS}")
@@ -46,7 +53,11 @@ def main() -> None:
     for name, augmentation in {"weak": base, **{name: strong_view(name, base) for name in VARIANTS}}.items():
         view = _view(augmentation, images)
         alone, in_a_loop = microseconds(view, BATCH), microseconds(_looped(view), STEPS * BATCH)
-        print(f"{name:26}{alone:10.1f}{in_a_loop:11.1f}", flush=True)
+        print(f"{name:26}{alone[1]:10.1f}{in_a_loop[1]:11.1f}", flush=True)
+        results.append({"view": name, "one_call_us": alone, "in_a_loop_us": in_a_loop})
+    if arguments.json:
+        about = {**provenance(), "batch": BATCH, "warm_up_calls": 1, "timed_calls": REPEATS, "quartiles_of": "us per image"}
+        arguments.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 
 
 def _view(augmentation: Augmentation, images: jax.Array) -> Callable[[jax.Array], jax.Array]:

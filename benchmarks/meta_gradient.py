@@ -140,7 +140,7 @@ def main() -> None:
         costs[network] = {case: meta_cost(lines, case) for case in ("direct", "nested")}
         print(f"{network}: the meta-gradient alone, x plain: " + ", ".join(f"{k} {v:.2f}" for k, v in costs[network].items()))
     if arguments.json:
-        settings = {"repeats": arguments.repeats, "unlabeled": arguments.unlabeled}
+        settings = {"warm_up_runs": 1, "repeats": arguments.repeats, "unlabeled": arguments.unlabeled}
         text = json.dumps({**provenance(), **settings, "results": results, "meta_gradient_x_plain": costs}, indent=1)
         arguments.json.write_text(text + "\n")
 

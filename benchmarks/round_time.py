@@ -1,8 +1,8 @@
 """How fast local steps are: client images per second, and the share of the machine's measured ceilings, of every combination.
 
-    python -m benchmarks.round_time --json=benchmarks/results/round_time_cpu.json    (two CPU cores: 40 minutes)
-    python -m benchmarks.round_time --json=benchmarks/results/round_time_gpu.json    (one GPU: less than 10 minutes)
-    python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan 4] [--budget inf] ...
+    python -m benchmarks.round_time --json=FILE                 (28 minutes on a CPU, 8 on a GPU, and what is begun by then)
+    python -m benchmarks.round_time --budget inf --json=benchmarks/results/round_time_cpu.json         (until all is measured)
+    python -m benchmarks.round_time [--workloads fl2_wrn28_2] [--conv hybrid im2col] [--loop scan 4] [--cohort 4 10] ...
 
 Workloads, whole rounds of them on random images: (FL)^2's step on WRN-28-2 (32 images, weak and strong views, ASAM) and on the
 CNN of the digits, FedDure's on ResNet-9 (10 labeled and 90 unlabeled images, both regulators), FedSiam-Pi's on its network for
@@ -21,7 +21,7 @@ below WORST. A search that was cut short by the budget is marked, and does not c
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
 its convolutions and matrix products as direct ones, whatever lowering runs. `useful` is the share of the ceiling that this
-arithmetic reached: what a lowering does besides does not count, and Winograd's, which multiplies less, may pass 100 %.
+arithmetic reached: what a lowering does besides does not count, and Winograd's, which multiplies half as much, may pass 100 %.
 `memory` is likewise by the bytes of their operands and results, each read or written once by each of them; what lies between
 them (batch norm, activations, the optimizer) is not in it. Peak memory is what a device's largest program asks for, arguments
 included. One round to warm up, then at least LEAST_ROUNDS and `--seconds` of rounds: median and quartiles of images per second.
@@ -135,6 +135,12 @@ def median_s(rows: list[dict[str, Any]]) -> float:
     return float(np.median([row["time/round_s"] for row in rows]))
 
 
+def round_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and quartiles of the rounds' seconds."""
+    low, high = np.quantile([row["time/round_s"] for row in rows], (0.25, 0.75))
+    return {"round_s": median_s(rows), "round_quartiles_s": [float(low), float(high)]}
+
+
 def in_turns(all_: list[Running], seconds: float) -> list[list[dict[str, Any]]]:
     """The rows of their next rounds, A B C A B C ...: of each at least LEAST_ROUNDS, and of the first `seconds`."""
     rows: list[list[dict[str, Any]]] = [[] for _ in all_]
@@ -187,9 +193,10 @@ class Bench:
         running = start(case, give_up)
         rivals = [rival for _, rival in self.best.get(case.work, [])]
         rows, *others = in_turns([running, *rivals], self._seconds)
-        beside = [{**r.case._asdict(), "round_s": median_s(own)} for r, own in zip(rivals, others, strict=True)]
+        beside = [{**r.case._asdict(), **round_of(own)} for r, own in zip(rivals, others, strict=True)]
         of_best = min(rival["round_s"] for rival in beside) / median_s(rows) if beside else None
-        return {**summary(running, rows, self._most), "beside": beside, "of_best": of_best, "cut_short": cut}
+        found = {**summary(running, rows, self._most), **round_of(rows)}
+        return {**found, "beside": beside, "of_best": of_best, "cut_short": cut}
 
 
 def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:

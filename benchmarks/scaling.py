@@ -3,30 +3,34 @@
     python -m benchmarks.scaling [--only cohort clients] [--json=benchmarks/results/scaling.json]
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
-no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is a
-process of its own: 2 rounds to warm up, then at least 5 and 10 seconds of rounds, of which median and quartiles. The `devices`
-are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine
-of two, four are no faster than two.
+no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is
+measured in REPEATS processes, those of a series in a random order, as from one process to the next the same work takes some
+percent more or less: 2 rounds to warm up, then at least 5 and 4 seconds of rounds, whose median counts. The `devices` are
+virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of
+two, four are no faster than two.
 
-Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
-cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
-when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter form: a round's,
-data and states included, as the compiler counts them, and the peak: the device's where it tells, else the process's. A verdict
-says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients; of bytes: no more
-than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
+Exponents, with 95 % intervals, over all processes: of seconds against clients and devices that of s = b x^c, the slope of the
+logarithms; against cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's
+distribution leaves when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter
+form: a round's, data and states included, as the compiler counts them, and the peak: the device's where it tells, else the
+process's. A verdict says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients;
+of bytes: no more than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
 
 `rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round;
-they are flat where at most 1 % of it would come in so many rounds. Exit status 1 where a point failed, whatever the verdicts.
-Run time: a quarter of an hour on two CPU cores.
+memory is flat where at most 1 % of it would come in so many rounds. Memory grows in steps, so that the half interval beside the
+growth is too narrow. Exit status 1 where a point failed, whatever the verdicts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
+import random
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -56,7 +60,8 @@ UNDECIDED = "undecided: a wide interval"
 FLAT = 1.1
 """Times as many bytes, at the end of a series, that are no growth."""
 IMAGES_A_CLIENT, BATCH = 4, 4
-WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 10.0
+REPEATS = 3
+WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 4.0
 ROUNDS, EVERY = 10_000, 500
 FLAT_SHARE = 0.01
 """Of resident memory, that may come in ROUNDS rounds."""
@@ -190,14 +195,14 @@ def peak(point: dict[str, Any]) -> int:
     return point["device_peak_bytes"] or point["peak_bytes"]
 
 
-def fits(name: str, points: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fits of a series: of a round's seconds, and of bytes, with a verdict on each where something is claimed."""
-    x, at = list(points), list(points.values())
+def fits(name: str, processes: list[tuple[int, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The fits of a series of (x, point) of each process: of a round's seconds, and of bytes; verdicts on what is claimed."""
+    x, at = zip(*sorted(processes, key=lambda pair: pair[0]), strict=True)
     seconds = [point["round_s"] for point in at]
     claim = CLAIMS.get(name)
-    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(x) > 2 else power(x, seconds)
+    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(set(x)) > 2 else power(x, seconds)
     found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
-    if claim is None or len(x) < 3:  # devices divide a round's memory, and the process has all of them
+    if claim is None or len(set(x)) < 3:  # devices divide a round's memory, and the process has all of them
         return found
     kinds = {
         "round's bytes": [point["round_bytes"] for point in at],
@@ -211,9 +216,9 @@ def fits(name: str, points: dict[int, dict[str, Any]]) -> dict[str, dict[str, An
 
 def described(what: str, found: dict[str, Any], times: float) -> str:
     """A fit in words."""
-    interval = "?" if found["interval"] is None else "{:.2f} to {:.2f}".format(*found["interval"])
+    interval = "?" if found["interval"] is None else "{:.3f} to {:.3f}".format(*found["interval"])
     words = (
-        f"{what}: exponent {found['exponent']:.2f} ({interval}), {found['growth']:.3g} times from first to last of {times:,.0f}"
+        f"{what}: exponent {found['exponent']:.3f} ({interval}), {found['growth']:.3g} times from first to last of {times:,.0f}"
     )
     return words + (f": {found['verdict']}" if found["verdict"] else "")
 
@@ -230,24 +235,35 @@ def worker(point: dict[str, int], *, rounds: int = 0, on_cpu: bool = False) -> d
 
 
 def series(name: str) -> dict[str, Any]:
-    """Measures the points of a series, prints each as it comes, and fits those that ran."""
-    points = {}
-    for x in SERIES[name]:
-        points[x] = point = worker(BASE | {name: x}, on_cpu=name == "devices")
-        if "error" in point:
-            print(f"{name:8} {x:9,} {point['error']}", flush=True)
-            continue
-        spread = "{:.2f} - {:.2f}".format(*(1e3 * s for s in point["quartiles_s"]))
-        print(
-            f"{name:8} {x:9,} {1e3 * point['round_s']:10.2f} {spread:>21} {point['round_bytes'] / 1e6:8.1f} "
-            f"{peak(point) / 1e6:8.0f} {point['build_s']:7.1f} {point['compile_s']:9.1f}",
-            flush=True,
-        )
-    ran = {x: point for x, point in points.items() if "error" not in point}
-    found = fits(name, ran) if len(ran) > 1 else {}
+    """Measures the points of a series, prints each with the least and the most of its processes, and fits those that ran."""
+    order = [x for x in SERIES[name] for _ in range(REPEATS)]
+    random.Random(0).shuffle(order)
+    processes = [(x, worker(BASE | {name: x}, on_cpu=name == "devices")) for x in order]
+    points = {x: [point for at, point in processes if at == x] for x in SERIES[name]}
+    for x, of_x in points.items():
+        print(line(name, x, of_x), flush=True)
+    ran = [pair for pair in processes if "error" not in pair[1]]
+    sizes = {x for x, _ in ran}
+    found = fits(name, ran) if len(sizes) > 1 else {}
     for what, fit in found.items():
-        print(f"{name:8} {described(what, fit, max(ran) / min(ran))}", flush=True)
+        print(f"{name:8} {described(what, fit, max(sizes) / min(sizes))}", flush=True)
     return {"series": name, "x": list(points), "points": list(points.values()), "fits": found}
+
+
+def line(name: str, x: int, points: list[dict[str, Any]]) -> str:
+    """A line of the table: medians of the processes of a point."""
+    if errors := [point["error"] for point in points if "error" in point]:
+        return f"{name:8} {x:9,} {errors[0]}"
+    seconds = [point["round_s"] for point in points]
+    spread = f"{1e3 * min(seconds):.2f} - {1e3 * max(seconds):.2f}"
+    size, most, built, compiled = (
+        statistics.median(values)
+        for values in zip(*((p["round_bytes"], peak(p), p["build_s"], p["compile_s"]) for p in points), strict=True)
+    )
+    return (
+        f"{name:8} {x:9,} {1e3 * statistics.median(seconds):10.2f} {spread:>21} {size / 1e6:8.1f} {most / 1e6:8.0f} "
+        f"{built:7.1f} {compiled:9.1f}"
+    )
 
 
 def memory() -> dict[str, Any]:
@@ -280,14 +296,17 @@ def main() -> None:
         asked = json.loads(arguments.worker)
         print(json.dumps(measure(asked["point"], rounds=asked["rounds"])))
         return
-    head = f"{'series':8} {'x':>9} {'round ms':>10} {'quartiles':>21} {'round MB':>8} {'peak MB':>8} "
+    head = f"{'series':8} {'x':>9} {'round ms':>10} {'least - most':>21} {'round MB':>8} {'peak MB':>8} "
     print(head + f"{'build s':>7} {'compile s':>9}")
     results = [memory() if name == "rounds" else series(name) for name in arguments.only]
     if arguments.json:  # not before: asking for the device takes an accelerator's memory from the points' processes
         arguments.json.write_text(
-            json.dumps({**provenance(), "base": BASE, "warm_up_rounds": WARM_UP, "results": results}, indent=1) + "\n"
+            json.dumps(
+                {**provenance(), "base": BASE, "warm_up_rounds": WARM_UP, "processes": REPEATS, "results": results}, indent=1
+            )
+            + "\n"
         )
-    if any("error" in point for result in results for point in (result, *result.get("points", ()))):
+    if any("error" in one for result in results for one in (result, *itertools.chain(*result.get("points", ())))):
         sys.exit(1)
 
 

@@ -159,6 +159,8 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
     got = bench.tuned(CASE._replace(conv="", loop=TUNED))
     assert ran == ["c", "b", *["", "c", "b"] * 3]  # a round each to warm up again
     assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.5), ("b", 2.0)]
+    assert [rival["round_quartiles_s"] for rival in got["beside"]] == [[1.5, 1.5], [2.0, 2.0]]
+    assert (got["round_s"], got["round_quartiles_s"]) == (2.5, [2.5, 2.5])
     assert got["of_best"] == 0.6  # now, not what was measured before
     assert not got["cut_short"]
     assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work
