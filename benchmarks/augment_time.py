@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 from fedjax_ssl.data.augment import Augmentation, compose, crop, flip, make_views
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 
@@ -38,7 +39,7 @@ def microseconds(function: Callable[[jax.Array], jax.Array], images: int) -> lis
         start = time.perf_counter()
         compiled(key).block_until_ready()
         seconds.append(time.perf_counter() - start)
-    return [1e6 * float(s) / images for s in np.quantile(seconds, (0.25, 0.5, 0.75))]
+    return [1e6 * s / images for s in quartiles(seconds)]
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ import numpy as np
 from benchmarks.jobs import KINDS
 from benchmarks.programs import OURS, PEERS, Environments, Limits, Rival, has_gpu, processes_of
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 
 WARM_UP = 1
 TUNING_SHARE = 1 / 8
@@ -190,7 +191,7 @@ def summary(report: dict[str, Any], images: int, ours: dict[str, Any]) -> dict[s
     if "seconds" not in ours:
         return {"left_out" if "left_out" in ours else "error": f"not compared, as {OURS} was not timed"}
     ratios = [float(np.median(t) / np.median(o)) for t, o in zip(report["seconds"], ours["seconds"], strict=True) if t and o]
-    low, median, high = (float(s) for s in np.quantile(np.concatenate(report["seconds"]), (0.25, 0.5, 0.75)))
+    low, median, high = quartiles(np.concatenate(report["seconds"]))
     rates = {"round_s": median, "quartiles_s": [low, high], "images_per_s": images / median}
     return (
         report

@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 from fedjax_ssl.models import ModelFns, build
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution
@@ -100,7 +101,7 @@ def measure(program: Callable[..., Any], *args: Any) -> Timing:
         jax.block_until_ready(timed(*args))
         wall.append(time.perf_counter() - started)
         processor.append(time.process_time() - used)
-    low, median, high = (float(s) for s in np.quantile(wall, (0.25, 0.5, 0.75)))
+    low, median, high = quartiles(wall)
     return Timing(timed.compile_s, (low, median, high), float(np.median(processor)))
 
 

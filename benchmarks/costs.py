@@ -23,9 +23,8 @@ import json
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 from configs import digits
 from fedjax_ssl.experiment.build import build
 
@@ -62,7 +61,7 @@ def measure(method: str) -> dict[str, Any]:
     def each(key: str, unit: int) -> float:
         return (rows[-1][key] - rows[WARM_UP - 1][key]) / (len(rows) - WARM_UP) / CLIENTS / unit
 
-    low, median, high = np.quantile([row["time/round_s"] for row in rows[WARM_UP:]], (0.25, 0.5, 0.75))
+    low, median, high = quartiles(row["time/round_s"] for row in rows[WARM_UP:])
     forward, backward = each("cost/forward_passes", BATCH), each("cost/backward_passes", BATCH)
     return {
         "method": method,
@@ -70,8 +69,8 @@ def measure(method: str) -> dict[str, Any]:
         "B": backward,
         "R_down": each("comm/bytes_down", size),
         "R_up": each("comm/bytes_up", size),
-        "round_s": float(median),
-        "quartiles_s": [float(low), float(high)],
+        "round_s": median,
+        "quartiles_s": [low, high],
         "paper": PAPER.get(method, ""),
     }
 

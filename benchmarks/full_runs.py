@@ -35,6 +35,7 @@ import numpy as np
 from benchmarks import jobs, programs
 from benchmarks.programs import Environments, Limits, Rival
 from benchmarks.provenance import devices, provenance
+from benchmarks.spread import quartiles
 
 RANDOM = {"train": 50_000, "test": 10_000}
 """Random images."""
@@ -171,7 +172,7 @@ def reckoned(rounds: int, whole: int, total: float, once: float = 0.0) -> dict[s
 
 def spread(seconds: list[float]) -> dict[str, Any]:
     """Median and quartiles of rounds."""
-    low, median, high = (float(s) for s in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    low, median, high = quartiles(seconds)
     return {"round_s": median, "quartiles_s": [low, high]}
 
 

@@ -19,9 +19,8 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
-
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 
 WARM_UP, ROUNDS = 1, 4
 NETWORKS = {
@@ -60,7 +59,7 @@ def measure(network: str, data_dir: str) -> dict[str, Any]:
         }
     )
     rows = [row for _, row in itertools.islice(experiment.rounds(), ROUNDS)]
-    low, median, high = np.quantile([row["time/round_s"] for row in rows[WARM_UP:]], (0.25, 0.5, 0.75))
+    low, median, high = quartiles(row["time/round_s"] for row in rows[WARM_UP:])
     return {
         "network": network,
         "dataset": dataset,

@@ -56,9 +56,10 @@ class Environments(NamedTuple):
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
         """Options for a command line, whose values have the names here."""
         parser.add_argument("--peers", type=pathlib.Path, help="folder of the peers' virtual environments")
-        parser.add_argument("--torch", default="torch", help="what pip installs as PyTorch, with its options")
         parser.add_argument("--wheels", type=pathlib.Path, help="folder of wheels to install from, in place of the network")
-        parser.add_argument("--system-torch", action="store_true", help="take the PyTorch of this Python")
+        torch = parser.add_mutually_exclusive_group()
+        torch.add_argument("--torch", default="torch", help="what pip installs as PyTorch, with its options")
+        torch.add_argument("--system-torch", action="store_true", help="take the PyTorch of this Python")
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Environments:

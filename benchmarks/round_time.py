@@ -45,6 +45,7 @@ import numpy as np
 from benchmarks import ceilings
 from benchmarks.ceilings import Ceilings
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 from benchmarks.workloads import DTYPES, TUNED, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
@@ -54,8 +55,8 @@ from launch.command import use_all_cores
 ON_CPU = [
     ("winograd", "scan", "default"), ("winograd", "scan", "lean"), ("winograd", "unrolled", "lean"),
     ("im2col", "scan", "default"), ("grouped", "separate", "lean"), ("banded", "scan", "default"),
-    ("im2col", "vmap", "default"), ("hybrid", "scan", "default"), ("winograd", "separate", "lean"),
-    ("shifted", "scan", "default"), ("shifted", "vmap", "default"),
+    ("im2col", "vmap", "default"), ("winograd", "vmap", "default"), ("hybrid", "scan", "default"),
+    ("winograd", "separate", "lean"), ("shifted", "scan", "default"),
 ]  # fmt: skip
 ON_ACCELERATOR = [
     ("tiled", "vmap", "default"), ("grouped", "vmap", "default"), ("tiled", "5", "default"),
@@ -112,12 +113,12 @@ def start(case: Case, give_up: Callable[[], bool] = lambda: False) -> Running:
 def summary(running: Running, rows: list[dict[str, Any]], most: Ceilings) -> dict[str, Any]:
     """What the rows of some of its rounds come to."""
     case, layout = running.case, running.experiment.layout
-    low, median, high = np.quantile([row[IMAGES] for row in rows], (0.25, 0.5, 0.75))
+    low, median, high = quartiles(row[IMAGES] for row in rows)
     round_s, computed = median_s(rows), arithmetic_of(case)
     return {
         **case._asdict(),
-        "images_per_s": float(median),
-        "quartiles": [float(low), float(high)],
+        "images_per_s": median,
+        "quartiles": [low, high],
         "rounds": len(rows),
         "round_s": round_s,
         "flops": computed.flops,
@@ -137,8 +138,8 @@ def median_s(rows: list[dict[str, Any]]) -> float:
 
 def round_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Median and quartiles of the rounds' seconds."""
-    low, high = np.quantile([row["time/round_s"] for row in rows], (0.25, 0.75))
-    return {"round_s": median_s(rows), "round_quartiles_s": [float(low), float(high)]}
+    low, median, high = quartiles(row["time/round_s"] for row in rows)
+    return {"round_s": median, "round_quartiles_s": [low, high]}
 
 
 def in_turns(all_: list[Running], seconds: float) -> list[list[dict[str, Any]]]:

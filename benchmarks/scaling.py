@@ -41,6 +41,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
 
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
 SERIES: dict[str, tuple[int, ...]] = {
@@ -105,11 +106,11 @@ def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
             seconds.append(row["time/round_s"])
             if len(seconds) >= LEAST_ROUNDS and sum(seconds) >= LEAST_S:
                 break
-    low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    low, median, high = quartiles(seconds)
     memory = jax.local_devices()[0].memory_stats() or {}
     return {
-        "round_s": float(median),
-        "quartiles_s": [float(low), float(high)],
+        "round_s": median,
+        "quartiles_s": [low, high],
         "rounds": len(seconds),
         "build_s": built_s,
         "compile_s": row["time/compile_s"],

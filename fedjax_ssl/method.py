@@ -142,6 +142,8 @@ class Method(NamedTuple):
         server_training: when its server can train on labels: `after` the clients are averaged, or in `parallel` with them.
         host_data: whether training images and client states may stay on the host, and only the cohort's be fetched: not where
             `broadcast` reads the states of clients, or the server the whole pool's images.
+        next_cohort: whether its server reads `ServerData.next_cohort`; where not, and images stay on the host, those are not
+            fetched, and it is None.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]
@@ -155,3 +157,4 @@ class Method(NamedTuple):
     labels_at: tuple[str, ...] = ("server",)
     server_training: tuple[str, ...] = ("after",)
     host_data: bool = True
+    next_cohort: bool = True

@@ -147,6 +147,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         client_update=partial(client_update, task, client, options),
         server_update=partial(finish_round, task, server, options),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
+        next_cohort=server_side.reads_next_cohort(task, server),
     )
 
 

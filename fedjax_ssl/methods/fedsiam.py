@@ -188,6 +188,7 @@ def method_of(
         predict=predict("target"),
         predict_also={"online": predict("online")} if paired else {},
         labels_at=("server", "clients"),
+        next_cohort=server_side.reads_next_cohort(task, server),
     )
 
 

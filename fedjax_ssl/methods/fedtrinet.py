@@ -140,7 +140,8 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return Broadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
 
     method = server_side.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
-    return method._replace(init=init, broadcast=broadcast, server_update=partial(finish_round, task, server, options))
+    finish = partial(finish_round, task, server, options)
+    return method._replace(init=init, broadcast=broadcast, server_update=finish, next_cohort=True)
 
 
 def finish_round(

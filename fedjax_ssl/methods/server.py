@@ -52,7 +52,7 @@ class Server(NamedTuple):
         optimizer: any optax optimizer; its gradient is the aggregated update, broadcast minus local.
         fine_tune: supervised training on the labeled data, each round, where the server has any.
         pretrain: number of such trainings before round 1.
-        static_norm: how sBN statistics are collected, where the task uses them.
+        static_norm: how sBN statistics are collected, where the task uses them; None: they are not.
         training: the server trains `after` it has averaged the clients, starting from what that gave (fine-tuning), or in
             `parallel` with them, starting from the model that was sent, and is then averaged with them (SemiFL's ablation).
         rounds: R, how many rounds the run has, for what is annealed over all of it.
@@ -62,7 +62,7 @@ class Server(NamedTuple):
     optimizer: optax.GradientTransformation
     fine_tune: Training
     pretrain: int
-    static_norm: StaticNorm
+    static_norm: StaticNorm | None
     training: str = "after"
     rounds: int = 1
     cohort_size: int = 1
@@ -136,7 +136,13 @@ def averaging_method(
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
         labels_at=labels_at,
         server_training=TRAINING if "server" in labels_at else ("after",),
+        next_cohort=reads_next_cohort(task, server),
     )
+
+
+def reads_next_cohort(task: Task, server: Server) -> bool:
+    """Whether the server collects statistics over the data of the clients that take part next."""
+    return task.norm == "static" and server.static_norm is not None and server.static_norm.data == "cohort"
 
 
 def method_without_clients(
@@ -306,12 +312,12 @@ def fine_tune(
     return new, {"server/loss": trained.metrics["loss"]}
 
 
-def with_statistics(task: Task, settings: StaticNorm, weights: Weights, data: ServerData) -> Weights:
+def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, data: ServerData) -> Weights:
     """`weights` with static batch-norm statistics, where the task uses them: `settings` says over which data.
 
     Every layer normalizes by the batch's own statistics while they are collected, on images without augmentation.
     """
-    if task.norm != "static" or not weights.stats:
+    if settings is None or task.norm != "static" or not weights.stats:
         return weights
     total = norm.start(weights.stats)
     if "server" in task.labels_at:

@@ -7,7 +7,7 @@ from functools import partial
 
 from fedjax_ssl.method import Method
 from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.server import Server, init, method_without_clients, prepare, train_alone
+from fedjax_ssl.methods.server import Server, init, method_without_clients, prepare, reads_next_cohort, train_alone
 from fedjax_ssl.methods.task import Task
 
 
@@ -39,4 +39,4 @@ def supervised(
         init=partial(init, task, server),
         train=partial(train_alone, task, server),
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-    )._replace(prepare=partial(prepare, task, server))
+    )._replace(prepare=partial(prepare, task, server), next_cohort=reads_next_cohort(task, server))

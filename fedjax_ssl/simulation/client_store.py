@@ -8,7 +8,7 @@ and the device waits. A client may take part in the next round too, and a second
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,13 @@ DRAWN = 64
 """Rounds whose cohorts are drawn by one call."""
 
 
-def capacity(data: FederatedData, cohort_size: int) -> int:
-    """The most images that a round can read: those of the server, and of the largest cohorts, this round's and the next."""
-    own = data.labeled.count + data.unlabeled.count
-    return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in (own, data.held.count)) + data.server.count.sum())
+def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
+    """The most images that a round can read: of the server, of the largest cohort, and of the next one where that is read."""
+    of_clients = [data.labeled.count + data.unlabeled.count, *([data.held.count] if reads_next else [])]
+    return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in of_clients) + data.server.count.sum())
 
 
-def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int) -> RoundData:
+def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int, *, reads_next: bool) -> RoundData:
     """What `gather` returns, with a pool of the round's own images, in the order of its index tables.
 
     Args:
@@ -51,12 +51,16 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
         cohort: who takes part.
         next_cohort: who takes part in the round to come.
         size: images in the pool, >= those that the round reads; the rest is zeros.
+        reads_next: whether the server reads the data of the cohort to come.
 
     Returns:
-        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand.
+        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand; `server.next_cohort` is None
+        where it is not read.
     """
     rows = gather(data, cohort, next_cohort)
     rows = rows._replace(server=rows.server._replace(unlabeled=Examples(None, np.zeros(1, np.int32), np.int32(0), None)))
+    if not reads_next:
+        rows = rows._replace(server=rows.server._replace(next_cohort=cast(Examples, None)))  # to read it is an error
     pool = data.train.images
     images = np.zeros((size, *pool.shape[1:]), pool.dtype)
     used = 0
@@ -114,7 +118,7 @@ class HostSimulator:
         method, data, spec, cohort_size = problem
         self._placement = whole = placement(execution.mesh)
         self._test = jax.device_put(data.test, whole)
-        self._capacity = capacity(data, cohort_size)
+        self._capacity = capacity(data, cohort_size, reads_next=method.next_cohort)
         self._ahead: _Fetched | None = None
         self._drawn: _Drawn | None = None
         state = RunState(server=whole, clients=client_sharding(execution.mesh, cohort_size), round=whole, key=whole)
@@ -206,7 +210,8 @@ class HostSimulator:
         return reduce(jax.device_get(self._evaluate(state.server, self._test)))
 
     def _gather(self, run: bytes, number: int, cohort: Cohort, next_cohort: Cohort) -> _Fetched:
-        data = gather_images(self._problem.data, cohort, next_cohort, self._capacity)
+        reads_next = self._problem.method.next_cohort
+        data = gather_images(self._problem.data, cohort, next_cohort, self._capacity, reads_next=reads_next)
         return _Fetched(run, number, cohort, next_cohort, jax.device_put(data, self._placement))
 
     def _draw(self, key: jax.Array, run: bytes, number: int) -> Cohort:

@@ -15,7 +15,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast
+from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights
 
 SIDE, CLASSES, LABELED, UNLABELED = 3, 3, 5, 7
@@ -109,7 +109,9 @@ class Client:
         task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4, labels_at=labels_at)
         sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
         training = InOrder(sgd, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=prox_mu, rounds=rounds)
-        method = factory(task=task, client=training, server=None, **({} if options is None else {"options": options}))
+        method = factory(
+            task=task, client=training, server=Server(None, None, 0, None), **({} if options is None else {"options": options})
+        )
 
         (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
         params = {name: jax.tree.map(jnp.float32, self.params)}

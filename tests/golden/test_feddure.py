@@ -20,7 +20,7 @@ from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast
+from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.ssl import regulators
 from tests.golden.linear_clients import (
@@ -234,7 +234,7 @@ def got(client, options, optimizer, w, adam, stats):
     """(update, of statistics, weight, client state, metrics) of the method's client, F-reg as the client kept it."""
     task = linear_task("running" if stats else "static")
     training = InOrder(optimizer, lambda _: None, BATCH, epochs=EPOCHS, persistent=False)
-    method = feddure(task=task, client=training, server=None, options=options)
+    method = feddure(task=task, client=training, server=Server(None, None, 0, None), options=options)
     (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
     params = {name: jax.tree.map(jnp.float32, client.params)}
     kept = ClientState((), (), ())

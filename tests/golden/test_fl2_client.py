@@ -17,7 +17,7 @@ from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, fl2
 from fedjax_ssl.methods.local import Training
 from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast
+from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights
 
 SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, ETA = 3, 3, 4, 1, 0.05, 0.9, 0.1, 0.01
@@ -154,7 +154,7 @@ class Client:
         task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4)
         sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY, clip_norm=clip)
         training = InOrder(sgd, lambda _: None, BATCH, epochs=EPOCHS)
-        method = fl2(task=task, client=training, server=None, options=options)
+        method = fl2(task=task, client=training, server=Server(None, None, 0, None), options=options)
 
         (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
         params = {name: jax.tree.map(jnp.float32, self.params)}

@@ -15,7 +15,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.semifl import SemiFLOptions, semifl
-from fedjax_ssl.methods.server import Broadcast
+from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.ssl import mixup
 from tests.golden.test_fl2_client import (
@@ -114,7 +114,7 @@ class SemiFLClient(Client):
         task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4)
         sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
         training = InOrder(sgd, lambda _: None, batch_size, epochs=EPOCHS)
-        method = semifl(task=task, client=training, server=None, options=options)
+        method = semifl(task=task, client=training, server=Server(None, None, 0, None), options=options)
 
         (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
         params = {name: jax.tree.map(jnp.float32, self.params)}

@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl.data.federated import pack
 from fedjax_ssl.simulation import client_store
 from fedjax_ssl.simulation.client_store import HostSimulator, capacity, gather_images
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.simulator import Simulator
-from tests import toy
+from tests import tiny, toy
 
 
 def run(simulator, seed: int, rounds: int):
@@ -41,9 +42,9 @@ def test_a_restored_state_fetches_its_own_round():
 def test_only_real_rows_are_fetched_and_every_index_finds_its_image():
     data = toy.data()
     cohort, following = (client_store.Cohort(np.array(ids, np.int32), np.int32(0)) for ids in ([4, 0], [2, 4]))
-    size = capacity(data, 2)
+    size = capacity(data, 2, reads_next=True)
     assert size == 2 + (5 + 4) + (5 + 4)  # the server's two, and the two largest clients twice
-    gathered = gather_images(data, cohort, following, size)
+    gathered = gather_images(data, cohort, following, size, reads_next=True)
     assert gathered.images.shape == (size, 1, 1, 1)
     for examples, ids in ((gathered.clients.unlabeled, cohort.ids), (gathered.server.next_cohort, following.ids)):
         for row, k in enumerate(ids):
@@ -56,10 +57,40 @@ def test_only_real_rows_are_fetched_and_every_index_finds_its_image():
     assert np.count_nonzero(gathered.images) == 5 + 3 + 4 + 5
 
 
+def test_what_the_server_does_not_read_of_the_next_cohort_is_not_fetched():
+    data = toy.data()
+    cohort, following = (client_store.Cohort(np.array(ids, np.int32), np.int32(0)) for ids in ([4, 0], [2, 4]))
+    size = capacity(data, 2, reads_next=False)
+    assert size == 2 + (5 + 4)
+    gathered = gather_images(data, cohort, following, size, reads_next=False)
+    assert gathered.server.next_cohort is None
+    assert np.count_nonzero(gathered.images) == 5 + 3
+    execution = toy.executions()["vmap"]
+    problem = toy.problem()
+    sparing = problem._replace(method=problem.method._replace(next_cohort=False))
+    assert run(HostSimulator(sparing, execution, 4), 0, 3) == run(Simulator(problem, execution, 4), 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "reads"),
+    [
+        ("fl2", {"model__norm": "static"}, True),
+        ("fl2", {"model__norm": "static", "server__sbn_data": "labeled"}, False),
+        ("fl2", {"model__norm": "batch"}, False),
+        ("supervised", {"model__norm": "static"}, True),
+        ("fedtrinet", {"model__norm": "batch"}, True),
+        ("feddure", {"model__norm": "running"}, False),
+    ],
+)
+def test_servers_say_whether_they_read_the_next_cohort(method, overrides, reads):
+    where = "clients" if method in ("feddure", "fedtrinet") else "server"
+    assert tiny.experiment(method, network="cnn", labels_at=where, **overrides).problem.method.next_cohort == reads
+
+
 def test_there_is_room_for_labeled_and_unlabeled_examples_of_both_cohorts():
     rows = [np.arange(k, k + n) for k, n in enumerate((1, 2, 3))]
     data = toy.data()._replace(labeled=pack(rows), unlabeled=pack(rows[::-1]), held=pack([np.arange(n) for n in (4, 6, 5)]))
-    assert capacity(data, 2) == (4 + 4) + (6 + 5) + 2
+    assert capacity(data, 2, reads_next=True) == (4 + 4) + (6 + 5) + 2
 
 
 def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
@@ -69,9 +100,9 @@ def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     order = []
 
     def noted(name, function):
-        def call(*args):
+        def call(*args, **options):
             order.append(name)
-            return function(*args)
+            return function(*args, **options)
 
         return call
 
