@@ -3,8 +3,8 @@
     python -m benchmarks.augment_time [--json=benchmarks/results/augment_time.json]
 
 Each view runs on a batch of 320, once as a program of its own and once as the body of a loop, which is where training runs it
-(there with a sum, so that nothing is left out). A training step of WRN-28-2 takes some 24,000 microseconds per image on two CPU
-cores (`benchmarks/results/round_time_cpu.json`): a strong view is to stay under a tenth of that. Medians with quartiles.
+(there with a sum, so that nothing is left out). On two CPU cores a strong view is to stay under 600 microseconds, a fortieth of
+(FL)^2's step on WRN-28-2 (`benchmarks/results/round_time_cpu.json`). Medians, in the file with quartiles.
 """
 
 from __future__ import annotations

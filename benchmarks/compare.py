@@ -18,9 +18,9 @@ Before anything is timed, each program runs a job that no order of examples chan
 weights; its change of the model must agree with the one here, as ||a - b|| / ||b||, to 1e-4 in float32 of the CNN; of (FL)^2,
 which PyTorch computes in float64 there, to 3e-4 after two steps on WRN-10, where 8e-5 is seen: a hundredth more of ASAM's
 radius or of the consistency term makes 2e-3, and no part of the method can be left out below 4e-3. Then each program runs
-alone, in a process of its own, the programs in turns, each turn in an order drawn anew: a round to warm up, then `--rounds`,
-`--repeats` times. Of pfl in one process or several, the fastest in the first turn goes on alone, as the rival; Flower has as
-many actors as pfl has processes at most.
+alone, in a process of its own, the programs in turns, in orders in which each comes after each other one about as often: a
+round to warm up, then `--rounds`, `--repeats` times. Of pfl and Flower, which run in one process (actor) or several, the
+fastest in the first turn goes on alone, as the rival.
 
 A ratio is that of a turn's medians, theirs over ours; of the turns' ratios there are the median, the least and the most, which
 enclose the median of all such turns with 97 % where six of them are independent. Searches for layouts take part of the time
@@ -39,6 +39,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import sys
 import tempfile
 import time
@@ -70,14 +71,15 @@ def difference(ours: pathlib.Path, theirs: pathlib.Path) -> float:
 
 
 def rivals_of(kind: str, processes: list[int]) -> Iterator[Rival]:
-    """Everything that runs a kind of job, ours first; pfl with each number of processes, Flower with the most."""
+    """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes, Flower with several."""
     yield Rival(OURS, OURS, {})
     yield Rival("PyTorch", "pytorch", {})
     yield Rival("PyTorch, channels last", "pytorch", {"channels_last": True})
     if kind == "fl2":
         return
     yield from (Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes)
-    yield Rival(f"Flower, {max(processes)} actors", "flower", {"processes": max(processes)})
+    several = [number for number in processes if number > 1] or processes
+    yield from (Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in several)
 
 
 class Comparison:
@@ -149,14 +151,28 @@ class Comparison:
             return {}
         reports: dict[str, list[dict[str, Any]]] = {rival.name: [] for rival in able}
         for turn in range(self._arguments.repeats or self._kind.repeats):
-            order = [able[i] for i in np.random.default_rng(turn).permutation(len(able))]
-            found = {rival.name: self._attempt(rival, job, f"timed-{job['cohort']}", limits) for rival in order}
+            shuffled = random.Random(f"{self._name} {job['cohort']}").sample(able, len(able))
+            found = {
+                shuffled[i].name: self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
+                for i in balanced(len(able), turn)
+            }
             for name in reports:
                 reports[name].append(found.get(name, {}))
             able = fastest([rival for rival in able if "seconds" in found[rival.name]], found)
             if not able or able[0].program != OURS:
                 break
         return reports
+
+
+def balanced(count: int, turn: int) -> list[int]:
+    """The order of a turn, in which each of so many comes once.
+
+    Over `count` turns, twice as many where that is odd, each has each place, and comes after each other one, as often as any
+    (Williams, Experimental designs balanced for the estimation of residual effects, 1949).
+    """
+    zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
+    order = [(number + turn) % count for number in zigzag]
+    return order[::-1] if count % 2 and turn // count % 2 else order
 
 
 def fastest(rivals: list[Rival], reports: dict[str, dict[str, Any]]) -> list[Rival]:

@@ -9,11 +9,13 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
@@ -22,6 +24,8 @@ PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": "
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 """Keeps a program from a GPU that there is."""
+MARK = "FEDJAX_SSL_BENCHMARK"
+"""The environment variable by which all that a program starts is found."""
 LEAST_S = 5.0
 """No process is started for less than this."""
 ON_A_GPU = [4, 5, 8]
@@ -160,6 +164,8 @@ def run(
         subprocess.TimeoutExpired: it was ended, and had not ended by itself.
         OSError: it cannot be started.
     """
+    mark = secrets.token_hex(16)
+    environment = {**(os.environ if environment is None else environment), MARK: mark}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
@@ -173,6 +179,19 @@ def run(
             with contextlib.suppress(ProcessLookupError):  # none of them is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            while marked := list(_marked(mark)):  # those in sessions of their own, as torchrun's workers are
+                for one in marked:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
+                time.sleep(0.05)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """The processes whose environment has a mark, which they have from the one that started them."""
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if f"{MARK}={mark}".encode() in path.read_bytes():
+                yield int(path.parent.name)
 
 
 class Limits(NamedTuple):

@@ -5,13 +5,13 @@
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
 no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is
 measured in REPEATS processes, those of a series in a random order, as from one process to the next the same work takes some
-percent more or less: 2 rounds to warm up, then at least 5 and 4 seconds of rounds, whose median counts. The `devices` are
-virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of
-two, four are no faster than two.
+percent more or less: 2 rounds to warm up, then at least 5 and 4 seconds of rounds, whose median counts, and of the processes
+the one with the median of these. The `devices` are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever
+else there is, and share its cores: on a machine of two, four are no faster than two.
 
-Exponents, with 95 % intervals, over all processes: of seconds against clients and devices that of s = b x^c, the slope of the
-logarithms; against cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's
-distribution leaves when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter
+Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
+cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
+when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter
 form: a round's, data and states included, as the compiler counts them, and the peak: the device's where it tells, else the
 process's. A verdict says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients;
 of bytes: no more than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
@@ -30,7 +30,6 @@ import os
 import pathlib
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -196,14 +195,14 @@ def peak(point: dict[str, Any]) -> int:
     return point["device_peak_bytes"] or point["peak_bytes"]
 
 
-def fits(name: str, processes: list[tuple[int, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The fits of a series of (x, point) of each process: of a round's seconds, and of bytes; verdicts on what is claimed."""
-    x, at = zip(*sorted(processes, key=lambda pair: pair[0]), strict=True)
+def fits(name: str, points: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fits of a series: of a round's seconds, and of bytes, with a verdict on each where something is claimed."""
+    x, at = list(points), list(points.values())
     seconds = [point["round_s"] for point in at]
     claim = CLAIMS.get(name)
-    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(set(x)) > 2 else power(x, seconds)
+    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(x) > 2 else power(x, seconds)
     found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
-    if claim is None or len(set(x)) < 3:  # devices divide a round's memory, and the process has all of them
+    if claim is None or len(x) < 3:  # devices divide a round's memory, and the process has all of them
         return found
     kinds = {
         "round's bytes": [point["round_bytes"] for point in at],
@@ -243,28 +242,28 @@ def series(name: str) -> dict[str, Any]:
     points = {x: [point for at, point in processes if at == x] for x in SERIES[name]}
     for x, of_x in points.items():
         print(line(name, x, of_x), flush=True)
-    ran = [pair for pair in processes if "error" not in pair[1]]
-    sizes = {x for x, _ in ran}
-    found = fits(name, ran) if len(sizes) > 1 else {}
+    ran = {x: typical(of_x) for x, of_x in points.items() if not any("error" in point for point in of_x)}
+    found = fits(name, ran) if len(ran) > 1 else {}
     for what, fit in found.items():
-        print(f"{name:8} {described(what, fit, max(sizes) / min(sizes))}", flush=True)
+        print(f"{name:8} {described(what, fit, max(ran) / min(ran))}", flush=True)
     return {"series": name, "x": list(points), "points": list(points.values()), "fits": found}
 
 
 def line(name: str, x: int, points: list[dict[str, Any]]) -> str:
-    """A line of the table: medians of the processes of a point."""
+    """A line of the table: a point's typical process, and the least and the most of all."""
     if errors := [point["error"] for point in points if "error" in point]:
         return f"{name:8} {x:9,} {errors[0]}"
-    seconds = [point["round_s"] for point in points]
+    seconds, one = [point["round_s"] for point in points], typical(points)
     spread = f"{1e3 * min(seconds):.2f} - {1e3 * max(seconds):.2f}"
-    size, most, built, compiled = (
-        statistics.median(values)
-        for values in zip(*((p["round_bytes"], peak(p), p["build_s"], p["compile_s"]) for p in points), strict=True)
-    )
     return (
-        f"{name:8} {x:9,} {1e3 * statistics.median(seconds):10.2f} {spread:>21} {size / 1e6:8.1f} {most / 1e6:8.0f} "
-        f"{built:7.1f} {compiled:9.1f}"
+        f"{name:8} {x:9,} {1e3 * one['round_s']:10.2f} {spread:>21} {one['round_bytes'] / 1e6:8.1f} {peak(one) / 1e6:8.0f} "
+        f"{one['build_s']:7.1f} {one['compile_s']:9.1f}"
     )
+
+
+def typical(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """The process of a point whose rounds took the median time."""
+    return sorted(points, key=lambda point: point["round_s"])[len(points) // 2]
 
 
 def memory() -> dict[str, Any]:

@@ -116,8 +116,9 @@ def resolve(settings: Settings) -> Layout:
         turns = -(-settings.cohort_size // len(available))
         devices = given.devices or -(-settings.cohort_size // turns)
     chunk_size = {"vmap": 0, "scan": 1, "separate": 1}.get(strategy, given.chunk_size or int(on_cpu))
-    together = chunk_size or -(-settings.cohort_size // devices)
-    conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=together > 1 and not alone)
+    of_device = -(-settings.cohort_size // devices)
+    vmapped = min(chunk_size or of_device, of_device) > 1 and not alone
+    conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
     steps = "loop" if given.steps == "auto" else given.steps
     compiler = "default" if given.compiler == "auto" else given.compiler
     return Layout(strategy, chunk_size, devices, conv, steps, compiler, given.batch_size or FORWARD_BATCH_SIZE)

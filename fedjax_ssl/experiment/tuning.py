@@ -156,7 +156,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
 
 
 def _without_rates(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A holder's settings, of rates and momenta only whether there is one: no work depends on how large they are."""
+    """Settings, of numbers such as rates and thresholds only whether they are 0: no work depends on how large they are."""
     return {
         name: _without_rates(value) if isinstance(value, Mapping) else bool(value) if isinstance(value, float) else value
         for name, value in settings.items()
@@ -241,9 +241,8 @@ def moves(experiment: Experiment) -> list[Move]:
             tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
         together = min(of_device, measurement.clients_a_device(settings))
         if on_cpu and together > 1:
-            tried.append({"strategy": usual, "chunk_size": together})
-            if convs:
-                tried.append({"strategy": usual, "chunk_size": together, "conv": "im2col"})
+            lowered: list[Move] = [{"conv": conv} for conv in ("winograd", "im2col")] if convs else [{}]
+            tried += [{"strategy": usual, "chunk_size": together, **conv} for conv in lowered]
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
@@ -274,10 +273,7 @@ def search(
     settings, data = measurement.piece(experiment)
     spec = experiment.problem.spec._replace(num_clients=settings.data.num_clients)
     nothing, began = Found(layout, [], []), time.perf_counter()
-    tried: list[tuple[str, Timed]] = []
-
-    def found(layout: Layout, left_out: list[Move]) -> Found:
-        return Found(layout, [(words, timed.seconds) for words, timed in tried], left_out)
+    tried: dict[str, float] = {}  # and not what was timed, which holds memory
 
     def prepared(layout: Layout, evaluates: bool) -> Timed | None:
         words = describe(layout, evaluates)
@@ -287,14 +283,14 @@ def search(
             _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
             return None
         _log.info("  %s: %.4g s", words, timed.seconds)
-        tried.append((words, timed))
+        tried[words] = timed.seconds
         return timed
 
     best: Timed | None = None
     for number, move in enumerate(todo):
         if give_up() or time.perf_counter() - began > LIMIT_S:
             _log.info("  no time for %d more", len(todo) - number)
-            return found(layout, todo[number:])
+            return Found(layout, list(tried.items()), todo[number:])
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
             best = prepared(layout, evaluates)
@@ -309,9 +305,10 @@ def search(
         if other.seconds < 1.3 * best.seconds:
             for one in (best, other, best, other):  # in turns, as other programs on the machine come and go
                 one.measure()
+            tried |= {describe(layout, evaluates): best.seconds, describe(candidate, evaluates): other.seconds}
         if other.seconds * GAIN < best.seconds:
             layout, best = candidate, other
-    return found(layout, [])
+    return Found(layout, list(tried.items()), [])
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:

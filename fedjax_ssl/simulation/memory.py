@@ -19,6 +19,10 @@ MARGIN = 0.9
 """The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
 LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 """Where Linux says how much memory a container may take."""
+ADVICE = (
+    "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16 or, of a single "
+    "run whose data are on the device, execution.data=host"
+)
 FEW = 2
 """Clients of the small chunk that the extrapolation begins with; one alone is not vmapped, and says little of many."""
 
@@ -39,7 +43,7 @@ def explained(error: BaseException) -> str:
     why = str(error).strip().splitlines()[0]
     if isinstance(error, OutOfMemoryError):
         return why
-    return f"no memory ({why}): lower execution.batch_size, or set execution.data=host, where it is not yet"
+    return f"no memory ({why}): {ADVICE}"
 
 
 def device_bytes() -> int:
@@ -97,10 +101,7 @@ def in_chunks_that_fit(
             why = str(error).strip().splitlines()[0]
             smaller = others.pop(0) if others else shrunk(execution, needs, cohort_size)
             if smaller is None:
-                raise OutOfMemoryError(
-                    f"no memory for {_clients(execution)} ({why}): lower client.batch_size or execution.chunk_size, or set "
-                    "execution.dtype=bfloat16 or, of a single run whose data are on the device, execution.data=host"
-                ) from error
+                raise OutOfMemoryError(f"no memory for {_clients(execution)} ({why}): {ADVICE}") from error
         _log.warning("no memory for %s (%s): %s from now on", _clients(execution), why, _clients(smaller))
         execution = smaller
 

@@ -265,7 +265,9 @@ def in_chunks_that_fit(
         *data: the program's other arguments.
     """
     kept = copied(state)  # a round that fails may have consumed it
-    jax.tree.map(lambda x: x.delete(), state)
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array):  # and not a copy on the host
+            leaf.delete()
     abstract = jax.tree.map(lambda sharding, part: placed(part, sharding), where, kept)
     programs: dict[int, Program] = {}
 

@@ -1,5 +1,6 @@
 """The comparison with peers: who is timed, and what is printed. No peer is installed here."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -135,11 +136,19 @@ def test_programs_take_turns_in_orders_drawn_anew_and_peers_are_checked_once(com
         turns = [later[i : i + len(able)] for i in range(0, len(later), len(able))]
         assert sorted(first) == sorted(NAMES)
         assert [sorted(turn) for turn in turns] == [able] * 4
-        assert len({tuple(turn) for turn in turns}) == 4
-        after = {turn[turn.index(OURS) - 1] for turn in turns if turn[0] != OURS}
-        assert len(after) > 1  # no program always runs before ours
+        assert len({turn.index(OURS) for turn in turns}) == 4
     checks = [name for name, job in stand_in.jobs if not job["warm_up"] and job["rounds"]]
     assert checks == [*NAMES, OURS]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_each_has_each_place_and_comes_after_each_other_as_often(count):
+    turns = [compare.balanced(count, turn) for turn in range(2 * count)]
+    assert all(sorted(turn) == list(range(count)) for turn in turns)
+    for places in zip(*turns, strict=True):
+        assert [places.count(one) for one in range(count)] == [2] * count
+    after = [pair for turn in turns for pair in itertools.pairwise(turn)]
+    assert all(after.count((a, b)) == 2 for a in range(count) for b in range(count) if a != b)
 
 
 def test_a_peer_whose_model_differs_is_not_timed(compared):

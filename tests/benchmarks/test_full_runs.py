@@ -21,12 +21,14 @@ def test_all_but_what_is_done_once_grows_with_the_rounds():
 def ran(monkeypatch, tmp_path, capsys):
     """A call whose programs are stood in for: (exit status, lines, JSON, what was started)."""
 
-    def call(name, *words, rounds=40, ends=0, job=None, broken=()):
+    def call(name, *words, rounds=40, ends=0, prepares=0, job=None, broken=()):
         started, path = [], tmp_path / "result.json"
 
         def run(command, log, timeout, environment=None, ask_first=0.0):
             started.append(command)
             log.write_text("ValueError: what is wrong\n")
+            if "--prepare" in command and prepares:
+                return prepares
             if "--prepare" in command:
                 found = {"tuning_s": 8.0, "layout": {}, "device": "1 x some GPU", "rounds": 40}
                 (tmp_path / "w" / name / "found.json").write_text(json.dumps(found | ({"job": job} if job else {})))
@@ -46,8 +48,9 @@ def ran(monkeypatch, tmp_path, capsys):
             if rival.own["processes"] in broken:
                 return {"error": "no such backend"}
             seconds = {1: 0.3, 2: 0.2}[rival.own["processes"]]
-            first = [] if rival.own["warm_up"] else [seconds + 5.0]  # it evaluates clients, and chooses algorithms
-            return {"seconds": [*first, *[seconds] * (rival.own["rounds"] - len(first))], "accuracy": 0.69, "versions": {}}
+            times = [seconds + (0.5 if n % job["eval_every"] == 0 else 0.0) for n in range(rival.own["rounds"])]
+            times[0] += 0.0 if rival.own["warm_up"] else 5.0  # it evaluates clients, and chooses algorithms
+            return {"seconds": times, "accuracy": 0.69, "versions": {}}
 
         monkeypatch.setattr(programs, "run", run)
         monkeypatch.setattr(programs, "launch", launch)
@@ -96,9 +99,9 @@ def test_pfl_runs_as_many_rounds_in_its_best_number_of_processes(ran, tmp_path):
     assert "--config.execution.rounds_per_dispatch=10" in started[1]
     runs = [(own["processes"], own["warm_up"], own["rounds"], own["eval_every"]) for _, own in started[2:]]
     assert runs == [(1, 2, 4, 10), (2, 2, 4, 10), (2, 0, 40, 10)]
-    assert written["results"]["pfl"]["total_s"] == pytest.approx(13.0)
-    assert written["times_ours"] == pytest.approx(13 / 47)
-    assert lines[2].split() == ["pfl", "40/40", "13", "0", "69.0"]
+    assert written["results"]["pfl"]["total_s"] == pytest.approx(40 * 0.2 + 4 * 0.5 + 5)
+    assert written["times_ours"] == pytest.approx(15 / 47)
+    assert lines[2].split() == ["pfl", "40/40", "15", "0", "69.0"]
     _, _, again, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
     assert len(started) == 1  # launch.run, which knows what it has done
     assert again["results"]["pfl"] == written["results"]["pfl"]
@@ -107,12 +110,12 @@ def test_pfl_runs_as_many_rounds_in_its_best_number_of_processes(ran, tmp_path):
 def test_a_number_of_processes_that_pfl_cannot_have_is_passed_over_and_it_may_run_fewer_rounds(ran, tmp_path):
     (tmp_path / "w" / "pfl").mkdir(parents=True)
     (tmp_path / "w" / "pfl" / "data.npz").write_bytes(b"")
-    words, job = ("pfl", f"--peers={tmp_path}", "--trial=4", "--pfl_rounds=8"), {"eval_every": 10, "device": "cuda"}
+    words, job = ("pfl", f"--peers={tmp_path}", "--trial=4", "--pfl_rounds=8"), {"eval_every": 4, "device": "cuda"}
     status, _, written, _ = ran(*words, job=job, broken=(1, 2))
     assert (status, written["results"]["pfl"]) == (1, {"error": "no such backend"})
     status, lines, written, _ = ran(*words, job=job, broken=(2,))
     assert (status, written["results"]["pfl"]["failed"]) == (0, {"2": "no such backend"})
-    assert lines[2].split() == ["pfl", "8/40", "~17", "0", "69.0"]  # its first round's five seconds once
+    assert lines[2].split() == ["pfl", "8/40", "~22", "0", "69.0"]  # 40 (.3 + .5 / 4), and its first round's 5 s once
     assert lines[1].split()[1] == "40/40"
 
 
@@ -129,7 +132,7 @@ def test_what_the_budget_ends_goes_on_with_the_same_command(ran):
     assert "left_out" not in written["results"][programs.OURS]
 
 
-def test_another_experiment_has_its_own_folder_and_other_settings_are_refused(ran, tmp_path, capsys):
+def test_another_experiment_has_its_own_folder_and_other_settings_are_refused(ran, monkeypatch, tmp_path, capsys):
     ran("fl2")
     (tmp_path / "w" / "pfl").mkdir(parents=True)
     (tmp_path / "w" / "pfl" / "data.npz").write_bytes(b"")
@@ -137,9 +140,18 @@ def test_another_experiment_has_its_own_folder_and_other_settings_are_refused(ra
     _, _, written, started = ran("pfl", f"--peers={tmp_path}", "--trial=4", job=job)
     assert "--prepare" in started[0]
     assert written["experiment"] == "pfl"
+    monkeypatch.setattr("sys.argv", ["full_runs", "fl2", f"--workdir={tmp_path / 'w'}", "--config.execution.dtype=bfloat16"])
     with pytest.raises(SystemExit) as ended:
-        raise SystemExit(ran("fl2", "--config.execution.dtype=bfloat16")[0])
+        full_runs.main()
     assert ended.value.code == 2
+    assert "holds another run: --config=configs/fl2_cifar10.py" in capsys.readouterr().err
+
+
+def test_a_mistyped_command_leaves_nothing_in_the_way(ran):
+    assert ran("fl2", "--config.no.such.key=1", prepares=2)[0] == 1
+    status, _, written, _ = ran("fl2")
+    assert status == 0
+    assert "total_s" in written["results"][programs.OURS]
 
 
 def test_an_error_is_named(ran):

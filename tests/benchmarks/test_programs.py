@@ -39,6 +39,7 @@ def test_a_program_is_run_by_its_own_interpreter_away_from_the_gpu(tmp_path, mon
     assert report["words"].endswith(f"run_pfl.py {tmp_path / 'job'}")
 
 
+@pytest.mark.parametrize("child", ["sleep 60", "setsid sleep 60"])  # in its session, or in one of its own
 @pytest.mark.parametrize(
     ("then", "said"),
     [
@@ -46,8 +47,8 @@ def test_a_program_is_run_by_its_own_interpreter_away_from_the_gpu(tmp_path, mon
         ("echo '{}' > $folder/report.json", {}),  # it ends well, and leaves its child
     ],
 )
-def test_what_ends_or_runs_out_of_time_is_ended_with_all_that_it_started(tmp_path, then, said):
-    environments = interpreter(tmp_path, f"sleep 60 & echo $! > $folder/child; {then}")
+def test_what_ends_or_runs_out_of_time_is_ended_with_all_that_it_started(tmp_path, child, then, said):
+    environments = interpreter(tmp_path, f"{child} & echo $! > $folder/child; sleep .2; {then}")
     limits = Limits(timeout=0.5, until=time.monotonic() + 60)
     report = limits.attempt(PFL, JOB, tmp_path / "job", environments)
     assert report == said

@@ -81,10 +81,13 @@ def test_on_a_gpu_kernels_that_clients_have_of_their_own_are_tiled(monkeypatch, 
     assert layout.resolve(Settings.from_dict(tiny.config(method, network="cnn", execution__strategy=strategy))).conv == conv
 
 
-@pytest.mark.parametrize(("cohort_size", "devices"), [(1, 1), (2, 2), (4, 8)])
-def test_a_gpu_with_one_client_has_no_kernels_of_several(monkeypatch, cohort_size, devices):
+@pytest.mark.parametrize(
+    ("cohort_size", "devices", "given"), [(1, 1, {}), (2, 2, {}), (4, 8, {}), (2, 2, {"strategy": "sharded", "chunk_size": 4})]
+)
+def test_a_gpu_with_one_client_has_no_kernels_of_several(monkeypatch, cohort_size, devices, given):
     monkeypatch.setattr(layout, "available_devices", lambda settings: [types.SimpleNamespace(platform="gpu")] * devices)
-    given = tiny.config("fl2", network="cnn", execution__strategy="auto", cohort_size=cohort_size)
+    of_execution = {f"execution__{name}": value for name, value in ({"strategy": "auto"} | given).items()}
+    given = tiny.config("fl2", network="cnn", cohort_size=cohort_size, **of_execution)
     assert layout.resolve(Settings.from_dict(given)).conv == "grouped"
 
 

@@ -122,7 +122,7 @@ def test_the_command_says_in_one_line_that_memory_is_short(tmp_path, monkeypatch
     assert run._run(loop.Stop(), MemoryHandler(1, target=logging.NullHandler())) == 1
     said = "no memory for one client at a time"
     if not isinstance(error, memory.OutOfMemoryError):
-        said = "no memory (RESOURCE_EXHAUSTED: a): lower execution.batch_size, or set execution.data=host, where it is not yet"
+        said = f"no memory (RESOURCE_EXHAUSTED: a): {memory.ADVICE}"
     assert capsys.readouterr().err == f"error: {said}\n"
     with monkeypatch.context() as changed:  # while data and programs are made
         changed.setattr(run, "_open", fail)
