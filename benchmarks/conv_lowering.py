@@ -87,7 +87,7 @@ class Timing(NamedTuple):
     """Seconds: to compile, of wall time (quartiles and median) and of processor time (median) per run."""
 
     compile_s: float
-    wall_s: tuple[float, float, float]
+    wall_s: list[float]
     processor_s: float
 
 
@@ -101,8 +101,7 @@ def measure(program: Callable[..., Any], *args: Any) -> Timing:
         jax.block_until_ready(timed(*args))
         wall.append(time.perf_counter() - started)
         processor.append(time.process_time() - used)
-    low, median, high = quartiles(wall)
-    return Timing(timed.compile_s, (low, median, high), float(np.median(processor)))
+    return Timing(timed.compile_s, quartiles(wall), float(np.median(processor)))
 
 
 def cases(network: str, lowerings: list[str], depth: int) -> Iterator[tuple[str, int, Callable[[], Timing]]]:
@@ -140,8 +139,8 @@ def main() -> None:
     print(f"{'case':38s} {'images/s':>9s} {'quartiles':>17s} {'images/cpu s':>12s} {'compile s':>9s}")
     for name, images, run in cases(args.model, args.lowering, args.depth):
         compile_s, (low, median, high), processor_s = run()
-        quartiles = f"{images / high:,.0f} - {images / low:,.0f}"
-        print(f"{name:38s} {images / median:9.1f} {quartiles:>17} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
+        spread = f"{images / high:,.0f} - {images / low:,.0f}"
+        print(f"{name:38s} {images / median:9.1f} {spread:>17} {images / processor_s:12.1f} {compile_s:9.1f}", flush=True)
         rates = {"images_per_s": images / median, "quartiles": [images / high, images / low]}
         rates |= {"images_per_cpu_s": images / processor_s, "compile_s": compile_s}
         results.append({"case": " ".join(name.split()), **rates})

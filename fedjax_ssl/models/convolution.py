@@ -367,9 +367,9 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
 
     On the CPU, where the gradients of XLA's convolution are slow inside a compiled loop (jax issue 12868; a step of the digits'
     network takes seven times as long as `winograd`'s, see `benchmarks/results/conv_lowering_cnn_cpu.json`), `auto` is
-    `winograd`, or `im2col` where kernels are vmapped. On a GPU it is `tiled` where kernels are vmapped, as matrix units are fast
-    and gradients of grouped convolutions take slow forms there, though no result in this repository has both. Else, and on a
-    TPU until measured, it is `grouped`.
+    `winograd`, or `im2col` where kernels are vmapped. On a GPU it is `tiled` where kernels are vmapped, as matrix units are
+    fast and gradients of grouped convolutions take slow forms there, though no result in this repository has both. Else, and
+    on a TPU until measured, it is `grouped`.
 
     Args:
         conv: "auto" or a key of LOWERINGS.
