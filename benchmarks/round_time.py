@@ -6,12 +6,13 @@
 
 Workloads, whole rounds of them on random images: (FL)^2's step on WRN-28-2 (32 images, weak and strong views, ASAM) and on the
 CNN of the digits, FedDure's on ResNet-9 (10 labeled and 90 unlabeled images, both regulators), FedSiam-Pi's on its network for
-MNIST (10 images). The server takes one step on ten labels; images per second are the clients'. Convolution lowering x client
-loop x compiler x dtype x cohort, over all the devices there are, of which a CPU has one for each core, as `launch.run` does:
-`scan` is each device's clients one after another, `vmap` all of them at once, a number so many at a time, `unrolled` a scan
-whose local steps are written out, `separate` that with a program for each client. Where none of `--conv`, `--loop` and
-`--compiler` is given, ON_CPU or ON_ACCELERATOR is what is tried, the best guesses first: XLA's convolution inside a loop takes
-minutes a step on a CPU. Else it is the product of those that are given, and of OTHERWISE.
+MNIST (10 images), FedAvg's on the network of pfl-research's benchmark (10 images). The server takes one step on ten labels;
+images per second are the clients'. Convolution lowering x client loop x compiler x dtype x cohort, over all the devices there
+are, of which a CPU has one for each core, as `launch.run` does: `scan` is each device's clients one after another, `vmap` all
+of them at once, a number so many at a time, `unrolled` a scan whose local steps are written out, `separate` that with a
+program for each client. Where none of `--conv`, `--loop` and `--compiler` is given, ON_CPU or ON_ACCELERATOR is what is tried,
+the best guesses first: XLA's convolution inside a loop takes minutes a step on a CPU. Else it is the product of those that are
+given, and of OTHERWISE.
 
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run

@@ -86,6 +86,9 @@ WORKLOADS = {
     "fedsiam_mnist_cnn": Workload(
         {"name": "fedsiam_pi"}, {"name": "mnist_cnn", "norm": "running"}, (28, 28, 1), "clients", 10, {"learning_rate": 0.01}, 4
     ),
+    "fedavg_emnist_cnn": Workload(
+        {"name": "fedavg"}, {"name": "emnist_cnn"}, (32, 32, 3), "clients", 10, {"learning_rate": 0.01}, 4
+    ),
 }
 DTYPES = {
     "float32": {"dtype": "float32", "precision": "float32"},

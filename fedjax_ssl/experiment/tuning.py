@@ -222,7 +222,7 @@ def moves(experiment: Experiment) -> list[Move]:
     trains_clients = settings.method["name"] not in SERVER_ALONE
     usual = "sharded" if layout.strategy == "sharded" else "chunked"
     of_device = -(-settings.cohort_size // layout.devices)
-    lowerings = ("winograd", "banded", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
+    lowerings = ("winograd", "banded", "hybrid", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
     tried: list[Move] = [{"conv": conv} for conv in lowerings] if convs else []
     if on_cpu:
         tried.insert(0, {"compiler": "lean"})
@@ -241,8 +241,7 @@ def moves(experiment: Experiment) -> list[Move]:
             tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
         together = min(of_device, measurement.clients_a_device(settings))
         if on_cpu and together > 1:
-            lowered: list[Move] = [{"conv": conv} for conv in ("winograd", "im2col")] if convs else [{}]
-            tried += [{"strategy": usual, "chunk_size": together, **conv} for conv in lowered]
+            tried.append({"strategy": usual, "chunk_size": together} | ({"conv": "winograd"} if convs else {}))
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
@@ -303,12 +302,17 @@ def search(
         if other is None:
             continue
         if other.seconds < 1.3 * best.seconds:
-            for one in (best, other, best, other):  # in turns, as other programs on the machine come and go
-                one.measure()
+            _measure_again(best, other)
             tried |= {describe(layout, evaluates): best.seconds, describe(candidate, evaluates): other.seconds}
         if other.seconds * GAIN < best.seconds:
             layout, best = candidate, other
     return Found(layout, list(tried.items()), [])
+
+
+def _measure_again(best: Timed, other: Timed) -> None:
+    """In turns, as other programs on the machine come and go."""
+    for one in (best, other, best, other):
+        one.measure()
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:

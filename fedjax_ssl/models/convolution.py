@@ -178,7 +178,7 @@ hybrid_conv.defvjp(_hybrid_forward, _hybrid_backward)
 
 
 def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """What `grouped_conv` computes: of few channels on small images one matrix product, else as in `hybrid_conv`.
+    """What `grouped_conv` computes: of few channels and features on small images one matrix product, else as in `hybrid_conv`.
 
     Each output row is cut into tiles of t columns. A tile, all its columns at once, is what it meets of the image, kh rows of
     t + kw - 1 columns side by side, times a banded matrix that all tiles share,
@@ -190,7 +190,7 @@ def banded_conv(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
     """
     kh, kw, channels, features = kernel.shape
     # No further than what was measured: the layers of mnist_cnn and cnn (`benchmarks/conv_lowering.py --model ...`).
-    if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw:
+    if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw or features >= 32:
         return hybrid_conv(images, kernel, stride, padding)
     dtype, images = images.dtype, _padded(images, padding)
     batch, height, width, _ = images.shape
@@ -367,9 +367,8 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
 
     On the CPU, where the gradients of XLA's convolution are slow inside a compiled loop (jax issue 12868; a step of the digits'
     network takes seven times as long as `winograd`'s, see `benchmarks/results/conv_lowering_cnn_cpu.json`), `auto` is
-    `winograd`, or `im2col` where kernels are vmapped. On a GPU it is `tiled` where kernels are vmapped, as matrix units are
-    fast and gradients of grouped convolutions take slow forms there, though no result in this repository has both. Else, and
-    on a TPU until measured, it is `grouped`.
+    `winograd`. On a GPU it is `tiled` where kernels are vmapped, as matrix units are fast and gradients of grouped convolutions
+    take slow forms there, though no result in this repository has both. Else, and on a TPU until measured, it is `grouped`.
 
     Args:
         conv: "auto" or a key of LOWERINGS.
@@ -380,8 +379,7 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
         ValueError: `conv` is none of these, or `winograd` elsewhere than on a CPU: its sums are for products of full precision.
     """
     if conv == "auto":
-        one, many = {"cpu": ("winograd", "im2col"), "gpu": ("grouped", "tiled")}.get(platform, ("grouped", "grouped"))
-        return many if kernels_vmapped else one
+        return {"cpu": "winograd", "gpu": "tiled" if kernels_vmapped else "grouped"}.get(platform, "grouped")
     if conv not in LOWERINGS:
         raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
     if conv == "winograd" and platform != "cpu":

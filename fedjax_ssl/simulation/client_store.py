@@ -30,6 +30,7 @@ from fedjax_ssl.simulation.simulator import (
     placed,
     placement,
     report,
+    run_if_it_fits,
 )
 
 PyTree = Any
@@ -198,7 +199,7 @@ class HostSimulator:
             fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, own, placed_cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
-            new, metrics = self._round(own, placed_cohort, now.data)
+            new, metrics = run_if_it_fits(self._round, self.execution.num_devices, own, placed_cohort, now.data)
         jax.tree.map(lambda x: x.copy_to_host_async(), new.clients)  # once they are there
         self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):

@@ -29,6 +29,7 @@ from fedjax_ssl.simulation.simulator import (
     placed,
     placement,
     report,
+    run_if_it_fits,
 )
 
 PyTree = Any
@@ -191,7 +192,8 @@ class ManySimulator(Compiling):
         execution = self.execution
         side_by_side = self._spread.vmapped and execution.chunk_size == 0
         if self._round.compile_s or not (execution.shrinks or side_by_side):
-            return self._round(state, self._inputs, self._pools)
+            devices = 1 if self._spread.mesh is None else self._spread.mesh.size
+            return run_if_it_fits(self._round, devices, state, self._inputs, self._pools)
         one_after_another = [execution._replace(chunk_size=self._cohort_size)] if side_by_side else []
         self._round, self.execution, results = in_chunks_that_fit(
             self._round_program,

@@ -46,16 +46,16 @@ def explained(error: BaseException) -> str:
     return f"no memory ({why}): {ADVICE}"
 
 
-def device_bytes() -> int:
+def device_bytes(sharing: int = 0) -> int:
     """Bytes of one device: what JAX may take of an accelerator's memory, of a CPU a share of the machine's, or the container's;
-    0: unknown.
+    0: unknown. `sharing`: how many devices share a CPU's, 0: all.
     """
     device = jax.local_devices()[0]
     if limit := (device.memory_stats() or {}).get("bytes_limit", 0):
         return limit
     if device.platform == "cpu" and hasattr(os, "sysconf"):
         of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min([of_machine, *_of_container()]) // jax.local_device_count()
+        return min([of_machine, *_of_container()]) // (sharing or jax.local_device_count())
     return 0
 
 
@@ -68,9 +68,9 @@ def _of_container() -> Iterator[int]:
             continue
 
 
-def check(needed: int) -> None:
-    """Raises OutOfMemoryError where a program needs more bytes than the device has."""
-    if 0 < (there := device_bytes()) < needed:
+def check(needed: int, sharing: int = 0) -> None:
+    """Raises OutOfMemoryError where a program needs more bytes than the device has, see `device_bytes`."""
+    if 0 < (there := device_bytes(sharing)) < needed:
         raise OutOfMemoryError(f"needs {needed / 1e9:.3g} GB of a device with {there / 1e9:.3g} GB")
 
 

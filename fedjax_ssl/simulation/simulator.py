@@ -233,7 +233,7 @@ class Simulator(Compiling):
             fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, state, self._data)
             self._round, self.execution, (state, cohort, metrics) = fitted
         else:
-            state, cohort, metrics = self._round(state, self._data)
+            state, cohort, metrics = run_if_it_fits(self._round, self.execution.num_devices, state, self._data)
         if self.execution.rounds == 1:
             return state, [report(cohort, metrics)]
         found = jax.device_get((cohort, metrics))
@@ -242,6 +242,23 @@ class Simulator(Compiling):
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Accuracy and loss of the global model on the test set."""
         return reduce(jax.device_get(self._evaluate(state.server, self._data.test)))
+
+
+def run_if_it_fits(program: Program, devices: int, *args: Any) -> Any:
+    """The results of a round's program, over so many devices, in an execution that stays as it is.
+
+    On a CPU, where the system ends a process that takes too much memory, it is not begun if it asks for more than there is.
+
+    Raises:
+        OutOfMemoryError: the message says what to do.
+    """
+    if not program.compile_s and jax.default_backend() == "cpu":
+        program.compiled(*args)
+        try:
+            memory.check(program.memory_bytes, devices)
+        except memory.OutOfMemoryError as error:
+            raise memory.OutOfMemoryError(f"no memory ({error}): {memory.ADVICE}") from error
+    return program(*args)
 
 
 def in_chunks_that_fit(

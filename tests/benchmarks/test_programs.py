@@ -54,7 +54,7 @@ def test_what_ends_or_runs_out_of_time_is_ended_with_all_that_it_started(tmp_pat
     assert report == said
     child = (tmp_path / "job" / "child").read_text().strip()
     state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True, check=False).stdout.strip()
-    assert state in ("", "Z", "ZN")
+    assert state == "" or state.startswith("Z")
 
 
 def test_a_program_that_is_asked_to_end_may_save_first(tmp_path):

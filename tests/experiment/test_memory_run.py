@@ -53,7 +53,7 @@ def limited(monkeypatch, simulator, state, share, *names):
     """The device gets a share of what a round needs by the program's own account."""
     simulator.round(state, *names)
     needed = simulator.memory_bytes
-    monkeypatch.setattr(memory, "device_bytes", lambda: int(share * needed))
+    monkeypatch.setattr(memory, "device_bytes", lambda *_: int(share * needed))
 
 
 def noted(folder):

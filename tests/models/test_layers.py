@@ -372,7 +372,7 @@ def test_without_a_key_or_a_rate_nothing_is_dropped():
 
 def test_resolve_conv():
     assert resolve_conv("auto", "cpu") == "winograd"
-    assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "im2col"
+    assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "winograd"
     assert resolve_conv("auto", "gpu", kernels_vmapped=True) == "tiled"
     assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "grouped"
     assert resolve_conv("grouped", "cpu") == "grouped"

@@ -109,7 +109,9 @@ def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     class Kept(np.ndarray):
         __setitem__ = noted("write back", np.ndarray.__setitem__)  # waits for the device, as `report` does
 
-    monkeypatch.setattr(host, "_round", noted("round", host._round))
+    round_ = noted("round", host._round)
+    round_.compile_s = host._round.compile_s
+    monkeypatch.setattr(host, "_round", round_)
     monkeypatch.setattr(client_store, "gather_images", noted("gather", client_store.gather_images))
     monkeypatch.setattr(client_store, "report", noted("report", client_store.report))
     host.round(state._replace(clients=state.clients.view(Kept)))

@@ -87,7 +87,7 @@ def of_size(monkeypatch):
         made, compile_ = [], Program.compiled
         monkeypatch.setattr(Program, "compiled", compiled)
         monkeypatch.setattr(Program, "memory_bytes", property(needs))
-        monkeypatch.setattr(memory, "device_bytes", lambda: there)
+        monkeypatch.setattr(memory, "device_bytes", lambda *_: there)
         return made
 
     return patch
@@ -124,7 +124,7 @@ def test_of_a_thousand_clients_as_many_run_at_a_time_as_the_small_and_the_large_
     ],
 )
 def test_fewer_clients_are_as_many_as_fit_by_extrapolation_and_half_where_nothing_is_known(monkeypatch, there, large, chunk):
-    monkeypatch.setattr(memory, "device_bytes", lambda: there)
+    monkeypatch.setattr(memory, "device_bytes", lambda *_: there)
     execution = Execution(0, shrinks=True)
     assert memory.shrunk(execution, lambda one: 1200 if one.chunk_size == 2 else large, 1000).chunk_size == chunk
 
@@ -154,15 +154,16 @@ def test_a_program_that_cannot_be_compiled_is_not_compiled_again(monkeypatch):
 
 
 def test_what_a_program_says_it_needs_is_enough_to_shrink(monkeypatch):
+    expected = three_rounds(Simulator, Execution(0))[1]
     monkeypatch.setattr(Program, "memory_bytes", property(lambda self: 100 * (self._execution.chunk_size or 5)))
-    monkeypatch.setattr(memory, "device_bytes", lambda: 250)
+    monkeypatch.setattr(memory, "device_bytes", lambda *_: 250)
     simulator, w, _ = three_rounds(Simulator, Execution(0, shrinks=True))
     assert simulator.execution.chunk_size == 2
-    np.testing.assert_allclose(w, three_rounds(Simulator, Execution(0))[1], rtol=1e-6)
+    np.testing.assert_allclose(w, expected, rtol=1e-6)
 
 
 def test_one_client_too_many_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(memory, "device_bytes", lambda: 10)
+    monkeypatch.setattr(memory, "device_bytes", lambda *_: 10)
     with pytest.raises(memory.OutOfMemoryError, match=r"no memory for one client at a time \(needs .*lower client.batch_size"):
         three_rounds(Simulator, Execution(0, shrinks=True))
 
@@ -210,14 +211,29 @@ def test_runs_that_do_not_fit_one_after_another_in_given_chunks_are_one_clear_li
         many.round(many.initialize()[0], "ab")
 
 
-def test_other_errors_and_other_executions_are_left_alone(monkeypatch):
+@pytest.mark.parametrize("kind", [Simulator, HostSimulator])
+def test_a_round_that_stays_as_it_is_and_does_not_fit_into_a_machines_memory_is_not_begun(monkeypatch, kind):
+    asked = []
+
+    def device_bytes(sharing=0):
+        asked.append(sharing)
+        return 10**9 if len(asked) == 1 else 10
+
+    monkeypatch.setattr(memory, "device_bytes", device_bytes)
+    three_rounds(kind, Execution(0, client_mesh(2)))
+    assert asked == [2]  # the two devices that it has share the memory
+    with pytest.raises(memory.OutOfMemoryError, match=r"no memory \(needs .* of a device with .*\): lower client.batch_size, "):
+        three_rounds(kind, Execution(1))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # which says so itself
+    assert three_rounds(kind, Execution(0))[0].execution.chunk_size == 0
+
+
+def test_other_errors_are_left_alone():
     def fail(_):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         memory.in_chunks_that_fit(fail, lambda _: 0, [Execution(0, shrinks=True)], 5)
-    monkeypatch.setattr(memory, "device_bytes", lambda: 10)
-    assert three_rounds(Simulator, Execution(0))[0].execution.chunk_size == 0
 
 
 def test_a_cpu_devices_share_is_that_of_the_machines_memory_or_of_the_containers(tmp_path, monkeypatch):
