@@ -4,12 +4,12 @@
 
 Networks: WRN-28-2, where `banded` is `hybrid` throughout, and `winograd` has a form of its own for some of those with 64
 channels or more; the CNN of pfl-research's benchmark, where it has for the second layer; FedSiam's for MNIST, where `banded`
-has for both layers, and the one of the digits, where it has for the first; `tiled` is for GPUs. Training: SGD steps on batches
-of 32 inside `lax.fori_loop`, for M clients that are vmapped or taken one after the other (`lax.map`). Forward: batches of 256
-with parameters that all examples share. Two rates are printed: images per second of wall time, and per second of processor
-time over all threads, which other programs on the machine disturb less (but which counts threads that wait busily); medians,
-after a run to warm up. XLA's convolution inside a training loop takes minutes a step of WRN-28-2 on a CPU: `--lowering` leaves
-it out.
+has for both layers, and `cnn` with its own 16 channels, where it has for the first; `tiled` is for GPUs. Training: SGD steps
+on batches of 32 inside `lax.fori_loop`, for M clients that are vmapped or taken one after the other (`lax.map`). Forward:
+batches of 256 with parameters that all examples share. Two rates are printed: images per second of wall time, and per second
+of processor time over all threads, which other programs on the machine disturb less (but which counts threads that wait
+busily); medians, after a run to warm up. XLA's convolution inside a training loop takes minutes a step of WRN-28-2 on a CPU:
+`--lowering` leaves it out.
 """
 
 from __future__ import annotations

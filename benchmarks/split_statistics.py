@@ -42,7 +42,8 @@ def main() -> None:
         for kind in kinds:
             counts = np.array([summary(getattr(holdings, kind), labels, 10).histogram for holdings in drawn])
             sizes = counts.sum(2)
-            found = {key: (x.mean(), int(x.min()), int(x.max())) for key, x in _ends(sizes).items()}
+            ends = {"smallest": sizes.min(1), "largest": sizes.max(1)}  # of each seed
+            found = {key: (x.mean(), int(x.min()), int(x.max())) for key, x in ends.items()}
             found |= {"median": np.median(sizes, 1).mean(), "classes": (counts > 0).sum(2).mean()}
             results.append({"split": name, "examples": kind, **found})
             smallest, largest = ("{:.0f} ({} to {})".format(*found[key]) for key in ("smallest", "largest"))
@@ -50,11 +51,6 @@ def main() -> None:
     if arguments.json:
         about = {**provenance(), "seeds": arguments.seeds, "mean_least_most": ["smallest", "largest"]}
         arguments.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
-
-
-def _ends(sizes: np.ndarray) -> dict[str, np.ndarray]:
-    """The smallest and the largest client of each seed."""
-    return {"smallest": sizes.min(1), "largest": sizes.max(1)}
 
 
 if __name__ == "__main__":

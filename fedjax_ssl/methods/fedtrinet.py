@@ -141,7 +141,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     method = server_side.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
     finish = partial(finish_round, task, server, options)
-    return method._replace(init=init, broadcast=broadcast, server_update=finish, next_cohort=True)
+    return method._replace(init=init, broadcast=broadcast, server_update=finish, next_cohort=True)  # its data give m
 
 
 def finish_round(

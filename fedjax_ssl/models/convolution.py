@@ -365,8 +365,8 @@ LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
     """The lowering that `conv` stands for on `platform`: a key of LOWERINGS.
 
-    On the CPU, where the gradients of XLA's convolution are slow inside a compiled loop (jax issue 12868; a step of the digits'
-    network takes seven times as long as `winograd`'s, see `benchmarks/results/conv_lowering_cnn_cpu.json`), `auto` is
+    On the CPU, where the gradients of XLA's convolution are slow inside a compiled loop (jax issue 12868; a step of the network
+    `cnn` takes seven times as long as `winograd`'s, see `benchmarks/results/conv_lowering_cnn_cpu.json`), `auto` is
     `winograd`. On a GPU it is `tiled` where kernels are vmapped, as matrix units are fast and gradients of grouped convolutions
     take slow forms there, though no result in this repository has both. Else, and on a TPU until measured, it is `grouped`.
 

@@ -127,7 +127,7 @@ def test_the_check_and_every_repeat_have_the_layout_that_was_found_for_the_timed
     assert (r["versions"], r["device"], r["difference"]) == ({OURS: "1"}, "2 x cpu", 0.0)
 
 
-def test_programs_take_turns_in_orders_drawn_anew_and_peers_are_checked_once(compared):
+def test_programs_take_turns_in_balanced_orders_and_peers_are_checked_once(compared):
     _, _, _, stand_in = compared(SECONDS, *CNN, "--repeats=5")
     for cohort in (10, 50):
         timed = [name for name, job in stand_in.jobs if job["warm_up"] and job["cohort"] == cohort]
