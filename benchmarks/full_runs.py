@@ -12,9 +12,10 @@ Ours is `python -m launch.run` itself, in its fastest layout: looking for that i
 those of all its rounds. That both compute the same is what `benchmarks/compare.py` checks. Results are in a folder of DIR
 named after the experiment; the same command goes on where an earlier one stopped, one with other settings is refused, and
 `--budget` makes it stop after so many seconds (pfl's whole run starts anew then). With `--rounds=N` ours, with `--pfl_rounds=N`
-pfl's loop runs its first N rounds alone, and the total is reckoned from them, and marked so. `--random` puts random images of
-CIFAR-10's shape in its place, whose accuracy means nothing. What follows these arguments, such as
---config.execution.dtype=bfloat16, goes to `launch.run`. For machines without a network see `benchmarks/compare.py`.
+pfl's loop runs its first N rounds alone, and the total is reckoned from them, with the checkpoints that are among them, and
+marked so. `--random` puts random images of CIFAR-10's shape in its place, whose accuracy means nothing. What follows these
+arguments, such as --config.execution.dtype=bfloat16, goes to `launch.run`. For machines without a network see
+`benchmarks/compare.py`.
 """
 
 from __future__ import annotations

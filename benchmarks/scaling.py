@@ -16,9 +16,10 @@ form: a round's, data and states included, as the compiler counts them, and the 
 process's. A verdict says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for clients;
 of bytes: no more than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
 
-`rounds` runs 10,000 of a linear network and fits the growth of resident memory over all but the first 1,000, in bytes a round;
-memory is flat where at most 1 % of it would come in so many rounds. Memory grows in steps, so that the half interval beside the
-growth is too narrow. Exit status 1 where a point failed, whatever the verdicts.
+`rounds` runs 10,000 of a linear network as `launch.run` does, with an evaluation every 10, a checkpoint every 500, the log and
+TensorBoard's events, and fits the growth of resident memory over all but the first 1,000, in bytes a round; memory is flat
+where at most 1 % of it would come in so many rounds. Memory grows in steps, so that the half interval beside the growth is too
+narrow. Exit status 1 where a point failed, whatever the verdicts.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,22 +64,19 @@ FLAT = 1.1
 IMAGES_A_CLIENT, BATCH = 4, 4
 REPEATS = 3
 WARM_UP, LEAST_ROUNDS, LEAST_S = 2, 5, 4.0
-ROUNDS, EVERY = 10_000, 500
+ROUNDS, EVERY, EVALUATED = 10_000, 500, 10
 FLAT_SHARE = 0.01
 """Of resident memory, that may come in ROUNDS rounds."""
 
 
-def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
-    """A point's rounds in this process, which does nothing else; `rounds`: that many of a linear network, for their memory."""
-    import jax
-
+def experiment_of(point: dict[str, int], *, rounds: int = 0) -> Any:
+    """A point's experiment; `rounds`: of so many rounds, of a linear network, and evaluated."""
     from fedjax_ssl import build
     from fedjax_ssl.data.sources import from_arrays
 
     rng, count = np.random.default_rng(0), point["clients"] * IMAGES_A_CLIENT + 10
     images, labels = rng.integers(0, 256, (count, 8, 8, 1), np.uint8), np.arange(count, dtype=np.int32) % 10
-    started = time.perf_counter()
-    experiment = build(
+    return build(
         {
             "method": {"name": "fixmatch", "pseudo_labels": "local", "confidence": 0.0},
             "model": {"name": "linear"} if rounds else {"name": "cnn", "width": 16},
@@ -88,20 +87,24 @@ def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
             },
             "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
             "cohort_size": point["cohort"],
-            "rounds": 10**9,
-            "eval_every": 10**9,
+            "rounds": rounds or 10**9,
+            "eval_every": EVALUATED if rounds else 10**9,
+            "checkpoint_every": EVERY,
             "execution": {"strategy": "sharded" if point["devices"] > 1 else "auto", "devices": point["devices"]},
         },
         from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=labels[:10]),
     )  # fmt: skip
-    built_s, seconds, resident = time.perf_counter() - started, [], []
+
+
+def measure(point: dict[str, int]) -> dict[str, Any]:
+    """A point's rounds in this process, which does nothing else."""
+    import jax
+
+    started = time.perf_counter()
+    experiment = experiment_of(point)
+    built_s, seconds = time.perf_counter() - started, []
     for _, row in experiment.rounds():
-        if rounds:
-            if row["round"] % EVERY == 0:
-                resident.append((row["round"], resident_bytes()))
-            if row["round"] == rounds:
-                return {"resident": resident}
-        elif row["round"] > WARM_UP:
+        if row["round"] > WARM_UP:
             seconds.append(row["time/round_s"])
             if len(seconds) >= LEAST_ROUNDS and sum(seconds) >= LEAST_S:
                 break
@@ -119,6 +122,28 @@ def measure(point: dict[str, int], *, rounds: int = 0) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         **experiment.layout._asdict(),
     }
+
+
+def measure_memory(rounds: int) -> dict[str, Any]:
+    """A whole run in this process, with all that it writes: the resident memory every EVERY rounds."""
+    from fedjax_ssl.experiment import loop
+    from fedjax_ssl.experiment.experiment import Experiment
+
+    resident = []
+
+    class Watched(Experiment):
+        def rounds(self, *begun: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+            for state, row in super().rounds(*begun):
+                if row["round"] % EVERY == 0:
+                    resident.append((row["round"], resident_bytes()))
+                yield state, row
+
+    experiment = Watched(**vars(experiment_of(BASE, rounds=rounds)))
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = pathlib.Path(folder, "run")
+        loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=False)
+        loop.run(experiment, workdir, loop.Stop())
+    return {"resident": resident}
 
 
 def resident_bytes() -> int:
@@ -224,7 +249,7 @@ def described(what: str, found: dict[str, Any], times: float) -> str:
 
 
 def worker(point: dict[str, int], *, rounds: int = 0, on_cpu: bool = False) -> dict[str, Any]:
-    """`measure` in a process of its own; `error` where that fails."""
+    """`measure`, or with `rounds` `measure_memory`, in a process of its own; `error` where that fails."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={point['devices']}"
     environment = {**os.environ, "XLA_FLAGS": flags} | ({"JAX_PLATFORMS": "cpu"} if on_cpu else {})
     command = [sys.executable, "-m", "benchmarks.scaling", f"--worker={json.dumps({'point': point, 'rounds': rounds})}"]
@@ -294,7 +319,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         asked = json.loads(arguments.worker)
-        print(json.dumps(measure(asked["point"], rounds=asked["rounds"])))
+        print(json.dumps(measure_memory(asked["rounds"]) if asked["rounds"] else measure(asked["point"])))
         return
     head = f"{'series':8} {'x':>9} {'round ms':>10} {'least - most':>21} {'round MB':>8} {'peak MB':>8} "
     print(head + f"{'build s':>7} {'compile s':>9}")

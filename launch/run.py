@@ -31,7 +31,7 @@ STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this ma
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     # What is to be said before the run is accepted waits until then: a refusal is one line.
-    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL, target=logging.StreamHandler())
+    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
@@ -54,7 +54,9 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     from fedjax_ssl.experiment import loop, many, many_loop, tuning
     from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.experiment.writers import AboveTheBar
 
+    waiting.setTarget(AboveTheBar())
     try:
         experiment, workdir = _open()
     except command.WRONG_INPUT as error:

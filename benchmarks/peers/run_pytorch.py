@@ -20,7 +20,7 @@ def main() -> None:
             network.load_state_dict(start)
             train(network, optimizer, job, int(client))
             for name, value in network.state_dict().items():
-                total[name] += value / job.cohort
+                total[name].add_(value, alpha=1 / job.cohort)
         network.load_state_dict(total)
         at.append(now(job))
     job.report(at, network.state_dict())

@@ -71,7 +71,9 @@ def assembled(
     """
     layout = resolve(settings)
     with naming("model"):
-        task = _task(settings, views, spec.num_classes, layout.conv)
+        # As it was given: a pass over a client's examples computes its last batch whole, so that the number of examples that
+        # was measured for the test set may be too large for it.
+        task = _task(given or settings, views, spec.num_classes, layout.conv)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
     method = method_of(settings, settings.method_options(), task, counts_of(data))
     problem = Problem(method, data, spec, settings.cohort_size)

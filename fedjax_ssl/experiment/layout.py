@@ -15,7 +15,7 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, client_mesh
 
 FORWARD_BATCH_SIZE = 250
-"""Examples per forward-only pass where nothing else is said, or measured."""
+"""Examples per forward-only pass, over the test set or a client's, where nothing else is said, or measured."""
 
 
 class Layout(NamedTuple):
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
         conv: a key of `fedjax_ssl.models.convolution.LOWERINGS`.
         steps: `loop` or `unrolled`.
         compiler: one of COMPILERS.
-        forward_batch_size: examples per forward-only pass.
+        forward_batch_size: examples per forward-only pass over the test set.
     """
 
     strategy: str

@@ -40,7 +40,7 @@ GAIN = 1.05
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
 FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
-"""Examples per forward-only pass that are tried beside the usual number, by platform."""
+"""Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
 
 Move = dict[str, Any]
 

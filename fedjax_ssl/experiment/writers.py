@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import math
 import os
 import pathlib
@@ -128,6 +129,17 @@ class TensorBoard:
         self._writer.close()
 
 
+class AboveTheBar(logging.Handler):
+    """Prints log records on standard error, above the bar of a `Progress` where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one; where that fails, the run goes on."""
+        try:
+            tqdm.tqdm.write(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
 class Progress:
     """What a person sees of a run: a bar on a terminal; in a log file one line per evaluation."""
 
@@ -161,13 +173,6 @@ class Progress:
             print(f"round {round}/{self._total}  {text}".rstrip(), file=self._stream, flush=True)
         # The first round compiles: the time left is reckoned from its end.
         self._first = self._first or (round, time.monotonic())
-
-    def note(self, message: str) -> None:
-        """Prints a line, above the bar where there is one."""
-        if self._bar is not None:
-            self._bar.write(message, file=self._stream)
-        else:
-            print(message, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leaves the bar as it stands."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data.federated import Examples, FederatedData, Pool
+from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Metrics, reduce
 from fedjax_ssl.simulation import rng
@@ -55,11 +55,12 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
         reads_next: whether the server reads the data of the cohort to come.
 
     Returns:
-        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand; `server.next_cohort` is None
+        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand, and as long as it is, no round
+        pays for all clients; `server.next_cohort` is None
         where it is not read.
     """
-    rows = gather(data, cohort, next_cohort)
-    rows = rows._replace(server=rows.server._replace(unlabeled=Examples(None, np.zeros(1, np.int32), np.int32(0), None)))
+    none = Table(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
+    rows = gather(data._replace(pooled=none), cohort, next_cohort)
     if not reads_next:
         rows = rows._replace(server=rows.server._replace(next_cohort=cast(Examples, None)))  # to read it is an error
     pool = data.train.images

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ MARGIN = 0.9
 """The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
 LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 """Where Linux says how much memory a container may take."""
+MEMORY = pathlib.Path("/proc/meminfo")
+"""Where Linux says how much memory is free."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16 or, of a single "
     "run whose data are on the device, execution.data=host"
@@ -46,17 +49,30 @@ def explained(error: BaseException) -> str:
     return f"no memory ({why}): {ADVICE}"
 
 
-def device_bytes(sharing: int = 0) -> int:
-    """Bytes of one device: what JAX may take of an accelerator's memory, of a CPU a share of the machine's, or the container's;
-    0: unknown. `sharing`: how many devices share a CPU's, 0: all.
+def device_bytes(sharing: int = 0, held: int = 0) -> int:
+    """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share of what is
+    free, and no more than one of what the machine has, or its container; 0: unknown.
+
+    Args:
+        sharing: how many devices share a CPU's memory; 0: all.
+        held: bytes that the program's arguments have of it already.
     """
     device = jax.local_devices()[0]
     if limit := (device.memory_stats() or {}).get("bytes_limit", 0):
         return limit
     if device.platform == "cpu" and hasattr(os, "sysconf"):
+        share = sharing or jax.local_device_count()
         of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min([of_machine, *_of_container()]) // (sharing or jax.local_device_count())
+        return min([size // share for size in (of_machine, *_of_container())] + [size // share + held for size in _free()])
     return 0
+
+
+def _free() -> Iterator[int]:
+    """What the system can give without swapping, where it says."""
+    try:
+        yield 1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[0])
+    except (OSError, IndexError):  # no Linux
+        return
 
 
 def _of_container() -> Iterator[int]:
@@ -68,9 +84,9 @@ def _of_container() -> Iterator[int]:
             continue
 
 
-def check(needed: int, sharing: int = 0) -> None:
-    """Raises OutOfMemoryError where a program needs more bytes than the device has, see `device_bytes`."""
-    if 0 < (there := device_bytes(sharing)) < needed:
+def check(needed: int, sharing: int = 0, held: int = 0) -> None:
+    """Raises OutOfMemoryError where a program needs more bytes than it may have, arguments included, see `device_bytes`."""
+    if 0 < (there := device_bytes(sharing, held)) < needed:
         raise OutOfMemoryError(f"needs {needed / 1e9:.3g} GB of a device with {there / 1e9:.3g} GB")
 
 
@@ -79,6 +95,7 @@ def in_chunks_that_fit(
     needs: Callable[[Execution], int],
     executions: Sequence[Execution],
     cohort_size: int,
+    sharing: int = 0,
 ) -> tuple[Result, Execution]:
     """`run(execution)` for the first execution that fits into memory: its result, and that execution.
 
@@ -87,6 +104,7 @@ def in_chunks_that_fit(
         needs: the bytes that a device needs for an execution, by its compiled program; 0: unknown.
         executions: one or more, tried one after another; where none fits, the chunks of the last one shrink if it says so.
         cohort_size: M.
+        sharing: as in `device_bytes`.
 
     Raises:
         OutOfMemoryError: nothing fits; the message says what to do.
@@ -99,14 +117,14 @@ def in_chunks_that_fit(
             if not is_short(error):
                 raise
             why = str(error).strip().splitlines()[0]
-            smaller = others.pop(0) if others else shrunk(execution, needs, cohort_size)
+            smaller = others.pop(0) if others else shrunk(execution, needs, cohort_size, sharing)
             if smaller is None:
                 raise OutOfMemoryError(f"no memory for {_clients(execution)} ({why}): {ADVICE}") from error
         _log.warning("no memory for %s (%s): %s from now on", _clients(execution), why, _clients(smaller))
         execution = smaller
 
 
-def shrunk(execution: Execution, needs: Callable[[Execution], int], cohort_size: int) -> Execution | None:
+def shrunk(execution: Execution, needs: Callable[[Execution], int], cohort_size: int, sharing: int = 0) -> Execution | None:
     """The execution with fewer clients in a chunk, None where it says that they stay, or one is left.
 
     How many fit is extrapolated from the bytes of the chunk that did not and of a small one, linearly; where they are not known
@@ -117,7 +135,7 @@ def shrunk(execution: Execution, needs: Callable[[Execution], int], cohort_size:
     if chunk == 1 or not execution.shrinks:
         return None
     half = -(-chunk // 2)
-    if half <= FEW or not (there := device_bytes()) or not (large := needs(execution)):
+    if half <= FEW or not (there := device_bytes(sharing)) or not (large := needs(execution)):
         return execution._replace(chunk_size=half)
     small = needs(execution._replace(chunk_size=FEW))
     if not 0 < small < large:

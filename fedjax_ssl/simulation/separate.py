@@ -18,7 +18,6 @@ from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.simulation.execution import CohortOutput, Execution
 from fedjax_ssl.simulation.round import (
     ClientInputs,
-    RoundData,
     RunState,
     client_inputs,
     close_round,
@@ -27,7 +26,7 @@ from fedjax_ssl.simulation.round import (
     scatter,
     work,
 )
-from fedjax_ssl.simulation.simulator import Problem, Program, Simulator, placement, report
+from fedjax_ssl.simulation.simulator import Problem, Program, Simulator, placement, report, run_if_it_fits
 
 PyTree = Any
 
@@ -36,19 +35,15 @@ class _Opened(NamedTuple):
     """What a round begins with.
 
     Attributes:
-        cohort: who takes part.
         order: int32 [M], which of the cohort the first, second, ... of `inputs` is: a turn takes as long as its longest client.
         shared: what all clients receive alike.
         inputs: what each has of its own.
-        data: of the round, without the pool of images.
         results: of no client so far.
     """
 
-    cohort: Cohort
     order: jax.Array
     shared: PyTree
     inputs: ClientInputs
-    data: RoundData
     results: CohortOutput
 
 
@@ -88,8 +83,7 @@ class SeparateSimulator(Simulator):
             total = turn.aggregate if streams else _of_all(turn.aggregate, size)
             shapes = CohortOutput(total, _of_all(turn.client_states, size), _of_all(turn.metrics, size))
             results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            without_pool = rows._replace(images=None)  # it would be copied
-            return _Opened(cohort, order, message[0], own, without_pool, results)
+            return _Opened(order, message[0], own, results)
 
         def turn_(
             results: CohortOutput, shared: PyTree, images: jax.Array, inputs: ClientInputs, order: jax.Array, first: jax.Array
@@ -105,10 +99,10 @@ class SeparateSimulator(Simulator):
             states, metrics = put(results.client_states, new.client_states), put(results.metrics, new.metrics)
             return CohortOutput(merge(results.aggregate, new.aggregate), states, metrics)
 
-        def close_(
-            state: RunState, cohort: Cohort, data: RoundData, images: jax.Array, results: CohortOutput
-        ) -> tuple[RunState, Cohort, Metrics]:
-            new, metrics = close_round(method, state, results, cohort, data._replace(images=images))
+        def close_(state: RunState, data: FederatedData, results: CohortOutput) -> tuple[RunState, Cohort, Metrics]:
+            # Opened again, and not handed over: what of it is not read here is not computed, and no pool of data is copied.
+            cohort, rows, _, _ = open_round(method, state, data, size)
+            new, metrics = close_round(method, state, results, cohort, rows)
             return scatter(state, new, cohort), cohort, metrics
 
         whole = placement(execution.mesh)
@@ -128,12 +122,14 @@ class SeparateSimulator(Simulator):
 
     def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
         """One round: the state after it (the one given is consumed) and its metrics."""
-        opened, images = self._open(state, self._data), self._data.train.images
+        devices, images = self.execution.num_devices, self._data.train.images
+        opened = run_if_it_fits(self._open, devices, state, self._data)
         results = opened.results
         for first in range(0, self._cohort_size, self._turn_size):
             where = jax.device_put(np.int32(first), self._where.round)
-            results = self._turn(results, opened.shared, images, opened.inputs, opened.order, where)
-        state, cohort, metrics = self._close(state, opened.cohort, opened.data, images, results)
+            turn = (results, opened.shared, images, opened.inputs, opened.order, where)
+            results = run_if_it_fits(self._turn, devices, *turn)
+        state, cohort, metrics = run_if_it_fits(self._close, devices, state, self._data, results)
         return state, [report(cohort, metrics)]
 
 

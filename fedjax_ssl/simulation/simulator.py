@@ -84,11 +84,18 @@ class Program:
     @property
     def memory_bytes(self) -> int:
         """Device memory that a call needs at most, arguments and results included; 0 before the first call, or unknown."""
-        needs = self._compiled.memory_analysis() if self._compiled is not None else None
-        if needs is None:
+        if (needs := self._needs()) is None:
             return 0
         sizes = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
         return sizes - needs.alias_size_in_bytes
+
+    @property
+    def argument_bytes(self) -> int:
+        """How much of that the arguments take, which are there before the call."""
+        return 0 if (needs := self._needs()) is None else needs.argument_size_in_bytes
+
+    def _needs(self) -> Any:
+        return self._compiled.memory_analysis() if self._compiled is not None else None
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function, compiling it first where this is the first call."""
@@ -255,7 +262,7 @@ def run_if_it_fits(program: Program, devices: int, *args: Any) -> Any:
     if not program.compile_s and jax.default_backend() == "cpu":
         program.compiled(*args)
         try:
-            memory.check(program.memory_bytes, devices)
+            memory.check(program.memory_bytes, devices, program.argument_bytes)
         except memory.OutOfMemoryError as error:
             raise memory.OutOfMemoryError(f"no memory ({error}): {memory.ADVICE}") from error
     return program(*args)
@@ -287,6 +294,7 @@ def in_chunks_that_fit(
             leaf.delete()
     abstract = jax.tree.map(lambda sharding, part: placed(part, sharding), where, kept)
     programs: dict[int, Program] = {}
+    devices = len(jax.tree.leaves(where)[0].device_set)
 
     def place() -> RunState:
         return jax.device_put(jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, kept), where)
@@ -299,7 +307,7 @@ def in_chunks_that_fit(
     def run(execution: Execution) -> tuple[Program, Any]:
         program, placed_state = program_of(execution), place()
         program.compiled(placed_state, *data)
-        memory.check(program.memory_bytes)
+        memory.check(program.memory_bytes, devices, program.argument_bytes)
         return program, jax.block_until_ready(program(placed_state, *data))
 
     def needs(execution: Execution) -> int:
@@ -312,7 +320,7 @@ def in_chunks_that_fit(
                     raise
         return program.memory_bytes
 
-    (program, results), execution = memory.in_chunks_that_fit(run, needs, executions, cohort_size)
+    (program, results), execution = memory.in_chunks_that_fit(run, needs, executions, cohort_size, devices)
     program.compile_s = sum(one.compile_s for one in programs.values())
     return program, execution, results
 

@@ -107,9 +107,11 @@ def test_a_point_has_a_rounds_time_and_memory(monkeypatch):
     assert got["peak_bytes"] > 1e8 > got["round_bytes"] > 1e4
 
 
-def test_memory_is_read_every_so_many_rounds(monkeypatch):
+def test_memory_of_a_whole_run_is_read_every_so_many_rounds(monkeypatch):
     monkeypatch.setattr(scaling, "EVERY", 2)
-    resident = scaling.measure({"cohort": 3, "clients": 20, "steps": 2, "devices": 1}, rounds=6)["resident"]
+    monkeypatch.setattr(scaling, "EVALUATED", 2)
+    monkeypatch.setattr(scaling, "BASE", {"cohort": 3, "clients": 20, "steps": 2, "devices": 1})
+    resident = scaling.measure_memory(6)["resident"]
     assert [number for number, _ in resident] == [2, 4, 6]
     assert all(size > 1e7 for _, size in resident)
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import struct
+import sys
 import termios
 import threading
 import warnings
@@ -20,7 +21,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from fedjax_ssl.experiment import writers
-from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
+from fedjax_ssl.experiment.writers import AboveTheBar, MetricsLog, Progress, TensorBoard, read_json, write_json
 
 
 def filled(folder, rounds=5) -> MetricsLog:
@@ -255,12 +256,10 @@ def test_log_file_gets_one_plain_line_per_evaluation(monkeypatch):
         if round in (11, 20):
             metrics |= {"eval/accuracy": jnp.float32(0.931), "eval/loss": 0.3101}
         progress.update(round, metrics)
-    progress.note("saved a checkpoint")
     progress.close()
     assert stream.getvalue().splitlines() == [
         "round 11/40  accuracy 0.931  loss 0.31  12,400 images/s",
         "round 20/40  accuracy 0.931  loss 0.31  12,400 images/s  0:00:40 left",
-        "saved a checkpoint",
     ]
 
 
@@ -296,14 +295,15 @@ def test_terminal_gets_a_bar(monkeypatch):
                     metrics |= {"eval/accuracy": 0.5 + round / 100, "eval/loss": 0.25}
                 progress.update(round, metrics)
                 if round == 25:
-                    progress.note("saved a checkpoint")
+                    monkeypatch.setattr(sys, "stderr", terminal)
+                    AboveTheBar().handle(logging.LogRecord("name", logging.WARNING, "", 1, "client %d", (3,), None))
             progress.close()
         text = reading.result()
     frames = [frame.strip() for frame in re.split(r"[\r\n]+", text) if frame.strip()]
     assert frames[0].startswith("round 10/40")
     last = frames[-1]
     assert re.fullmatch(r"round 40/40 \S{30} accuracy 0\.900  loss 0\.25  12,400 images/s  0:00:00 left", last), last
-    after_note = frames[frames.index("saved a checkpoint") + 1]
+    after_note = frames[frames.index("client 3") + 1]
     assert after_note.startswith("round 25/40")
     assert "accuracy 0.700" in after_note, "the last evaluation stays in sight"
     assert "0:00:45 left" in after_note

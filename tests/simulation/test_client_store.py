@@ -55,6 +55,8 @@ def test_only_real_rows_are_fetched_and_every_index_finds_its_image():
     assert (gathered.server.labeled.index[:2] < size).all()
     np.testing.assert_array_equal(gathered.images[gathered.server.labeled.index].ravel(), 0)
     assert np.count_nonzero(gathered.images) == 5 + 3 + 4 + 5
+    assert gathered.server.unlabeled.count == 0
+    assert gathered.server.truth.size == gathered.server.unlabeled.index.size == 1  # and not as long as the pool
 
 
 def test_what_the_server_does_not_read_of_the_next_cohort_is_not_fetched():

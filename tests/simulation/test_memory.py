@@ -10,6 +10,7 @@ from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import Execution, client_mesh
 from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread
 from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Program, Simulator, copied
 from tests import toy
 
@@ -162,6 +163,15 @@ def test_what_a_program_says_it_needs_is_enough_to_shrink(monkeypatch):
     np.testing.assert_allclose(w, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [Simulator, HostSimulator])
+def test_devices_that_a_run_leaves_idle_do_not_share_a_machines_memory(monkeypatch, kind):
+    asked = []
+    monkeypatch.setattr(memory, "device_bytes", lambda sharing=0, held=0: asked.append(sharing) or 10**9)
+    three_rounds(kind, Execution(0, shrinks=True))
+    three_rounds(kind, Execution(0, client_mesh(2), shrinks=True))
+    assert asked == [1, 2]
+
+
 def test_one_client_too_many_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(memory, "device_bytes", lambda *_: 10)
     with pytest.raises(memory.OutOfMemoryError, match=r"no memory for one client at a time \(needs .*lower client.batch_size"):
@@ -211,21 +221,31 @@ def test_runs_that_do_not_fit_one_after_another_in_given_chunks_are_one_clear_li
         many.round(many.initialize()[0], "ab")
 
 
-@pytest.mark.parametrize("kind", [Simulator, HostSimulator])
-def test_a_round_that_stays_as_it_is_and_does_not_fit_into_a_machines_memory_is_not_begun(monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "programs"), [(Simulator, 1), (HostSimulator, 1), (SeparateSimulator, 3)])
+def test_a_round_that_stays_as_it_is_and_does_not_fit_into_a_machines_memory_is_not_begun(monkeypatch, kind, programs):
     asked = []
 
-    def device_bytes(sharing=0):
+    def device_bytes(sharing=0, held=0):
         asked.append(sharing)
-        return 10**9 if len(asked) == 1 else 10
+        return 10**9 if len(asked) <= programs else 10
 
     monkeypatch.setattr(memory, "device_bytes", device_bytes)
-    three_rounds(kind, Execution(0, client_mesh(2)))
-    assert asked == [2]  # the two devices that it has share the memory
+    three_rounds(kind, Execution(1, client_mesh(2)))
+    assert asked == [2] * programs  # the two devices that it has share the memory
     with pytest.raises(memory.OutOfMemoryError, match=r"no memory \(needs .* of a device with .*\): lower client.batch_size, "):
         three_rounds(kind, Execution(1))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # which says so itself
     assert three_rounds(kind, Execution(0))[0].execution.chunk_size == 0
+
+
+def test_what_separate_programs_hand_over_does_not_grow_with_all_clients_data():
+    def handed_over(clients):
+        spec = toy.problem().spec._replace(num_clients=clients)
+        simulator = SeparateSimulator(Problem(toy.method(), toy.data([1] * clients), spec, 5), Execution(1), 4)
+        opened = simulator._open.eval_shape(simulator.initialize(0)[0], simulator._data)
+        return sum(x.size for x in jax.tree.leaves(opened))
+
+    assert handed_over(700) == handed_over(7) > 0
 
 
 def test_other_errors_are_left_alone():
@@ -236,7 +256,8 @@ def test_other_errors_are_left_alone():
         memory.in_chunks_that_fit(fail, lambda _: 0, [Execution(0, shrinks=True)], 5)
 
 
-def test_a_cpu_devices_share_is_that_of_the_machines_memory_or_of_the_containers(tmp_path, monkeypatch):
+def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory_or_the_containers(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "LIMITS", (tmp_path / "v1", tmp_path / "v2"))
     (tmp_path / "v2").write_text("max\n")
     whole = memory.device_bytes()
@@ -245,6 +266,10 @@ def test_a_cpu_devices_share_is_that_of_the_machines_memory_or_of_the_containers
     assert memory.device_bytes() == 4096 // jax.local_device_count()
     (tmp_path / "v2").write_text(str(2**62))  # what the first version says where there is none
     assert memory.device_bytes() == whole
+    (tmp_path / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
+    assert memory.device_bytes(2) == 4096
+    assert memory.device_bytes(2, held=100) == 4196  # which the arguments have of it already
+    assert memory.device_bytes(2, held=2**50) == whole * jax.local_device_count() // 2
 
 
 def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
