@@ -71,8 +71,8 @@ def assembled(
     """
     layout = resolve(settings)
     with naming("model"):
-        # As it was given: a pass over a client's examples computes its last batch whole, so that the number of examples that
-        # was measured for the test set may be too large for it.
+        # As it was given: a pass over a client's examples computes its last batch whole, for which a size that was measured on
+        # the test set may be far too large.
         task = _task(given or settings, views, spec.num_classes, layout.conv)
     spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
     method = method_of(settings, settings.method_options(), task, counts_of(data))

@@ -55,9 +55,8 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
         reads_next: whether the server reads the data of the cohort to come.
 
     Returns:
-        RoundData of NumPy arrays. `server.unlabeled` is empty: the whole pool is not at hand, and as long as it is, no round
-        pays for all clients; `server.next_cohort` is None
-        where it is not read.
+        RoundData of NumPy arrays. `server.unlabeled` is empty, as the whole pool is not at hand, and so is `truth`;
+        `server.next_cohort` is None where it is not read.
     """
     none = Table(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
     rows = gather(data._replace(pooled=none), cohort, next_cohort)
