@@ -68,7 +68,7 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
 
 
 def _free() -> Iterator[int]:
-    """What the system can give without swapping, where it says."""
+    """Bytes that the system can give without swapping, where it says."""
     try:
         yield 1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[0])
     except (OSError, IndexError):  # no Linux
