@@ -127,7 +127,10 @@ class Comparison:
 
     def _check(self, layout: dict[str, Any], limits: Limits) -> dict[str, dict[str, Any]]:
         """What is wrong with each rival, or the `difference` of its model; the peers' is computed once, ours in each layout."""
-        job = self._base | self._kind.checked | {"warm_up": 0, "precision": "float32", "layout": layout}
+        # As many clients that pfl's processes have as many each: else the second round has other clients in each of them.
+        together = math.lcm(self._kind.checked["cohort"], *(rival.own.get("processes", 1) for rival in self._rivals))
+        job = self._base | self._kind.checked | {"clients": together, "cohort": together}
+        job |= {"warm_up": 0, "precision": "float32", "layout": layout}
         results: dict[str, dict[str, Any]] = {}
         for rival in self._rivals:
             report = self._checked.get(rival.name) or self._attempt(rival, job, "checked", limits)
@@ -151,7 +154,8 @@ class Comparison:
             return {}
         reports: dict[str, list[dict[str, Any]]] = {rival.name: [] for rival in able}
         for turn in range(self._arguments.repeats or self._kind.repeats):
-            shuffled = random.Random(f"{self._name} {job['cohort']}").sample(able, len(able))
+            others = random.Random(f"{self._name} {job['cohort']}").sample(able[1:], len(able) - 1)
+            shuffled = [able[0], *others]  # ours is the first of the first turn: without it the others say nothing
             found = {
                 shuffled[i].name: self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
                 for i in balanced(len(able), turn)
@@ -253,7 +257,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where JAX finds a GPU")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores that a program has")
     parser.add_argument(
-        "--processes", nargs="+", type=int, help="of pfl and Flower; default: one, and one a thread; on a GPU 4, 5, 8"
+        "--processes", nargs="+", type=int, help="of pfl and Flower; default: one, and one a thread; on a GPU 5 and 10"
     )
     parser.add_argument("--precision", choices=("tensorfloat32", "float32"), help="of a GPU; default: tensorfloat32")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds of each process")
@@ -286,12 +290,13 @@ def main() -> None:
         cohorts = {kind: KINDS[kind].cohorts[arguments.device] for kind in arguments.only}
         if arguments.cohort and "cnn" in cohorts:
             cohorts["cnn"] = arguments.cohort
-        left = sum(map(len, cohorts.values()))
+        left = sum(len(of_kind) + 1 for of_kind in cohorts.values())
         for kind in arguments.only:
             comparison = Comparison(kind, arguments, missing, pathlib.Path(scratch, kind))
-            for cohort in cohorts[kind]:
-                found = comparison.run(cohort, limits.share(left))
-                left -= 1
+            for number, cohort in enumerate(cohorts[kind]):
+                parts = 2 if number == 0 else 1  # a kind's peers are checked with its first cohort
+                found = comparison.run(cohort, limits.share(left / parts))
+                left -= parts
                 results += found
                 print("\n".join(map(line, found)), flush=True)
                 if arguments.json:

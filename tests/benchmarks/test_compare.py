@@ -137,8 +137,21 @@ def test_programs_take_turns_in_balanced_orders_and_peers_are_checked_once(compa
         assert sorted(first) == sorted(NAMES)
         assert [sorted(turn) for turn in turns] == [able] * 4
         assert len({turn.index(OURS) for turn in turns}) == 4
+        assert first[0] == OURS
     checks = [name for name, job in stand_in.jobs if not job["warm_up"] and job["rounds"]]
     assert checks == [*NAMES, OURS]
+
+
+def test_the_check_has_as_many_clients_in_each_process(compared):
+    _, _, _, stand_in = compared(SECONDS, *CNN, "--processes", "1", "4", "--repeats=1")
+    checks = [job for _, job in stand_in.jobs if not job["warm_up"] and job["rounds"]]
+    assert {(job["clients"], job["cohort"]) for job in checks} == {(20, 20)}
+
+
+def test_of_a_budget_a_kinds_first_cohort_in_which_its_peers_are_checked_has_two_parts(compared):
+    _, _, _, stand_in = compared(SECONDS, "--budget=500", "--repeats=1")
+    limits = [job["tuning_limit_s"] for _, job in stand_in.jobs if "tuning_limit_s" in job]
+    assert limits == pytest.approx([500 * 2 / 5 / 8, 500 / 3 / 8, 500 / 8], rel=0.02)  # those stood in for take no time
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
@@ -198,7 +211,7 @@ def test_a_gpu_has_its_own_defaults(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "has_gpu", lambda: True)
     monkeypatch.setattr("sys.argv", ["compare", f"--peers={tmp_path}", "--threads=16"])
     arguments = compare.parsed()
-    assert (arguments.device, arguments.precision, arguments.processes) == ("cuda", "tensorfloat32", [4, 5, 8])
+    assert (arguments.device, arguments.precision, arguments.processes) == ("cuda", "tensorfloat32", [5, 10])
     assert jobs.KINDS["fl2"].cohorts == {"cpu": [2], "cuda": [10]}
     monkeypatch.setattr(compare, "has_gpu", lambda: False)
     arguments = compare.parsed()
