@@ -16,11 +16,11 @@ augmented.
 
 Before anything is timed, each program runs a job that no order of examples changes, without dropout, from the same initial
 weights; its change of the model must agree with the one here, as ||a - b|| / ||b||, to 1e-4 in float32 of the CNN; of (FL)^2,
-which PyTorch computes in float64 there, to 3e-4 after two steps on WRN-10, where 8e-5 is seen: a hundredth more of ASAM's
-radius or of the consistency term makes 2e-3, and no part of the method can be left out below 4e-3. Then each program runs
-alone, in a process of its own, the programs in turns, in orders in which each comes after each other one about as often: a
-round to warm up, then `--rounds`, `--repeats` times. Of pfl and Flower, which run in one process (actor) or several, the
-fastest in the first turn goes on alone, as the rival.
+which PyTorch computes in float64 there, likewise after two steps on WRN-10, where 1e-5 is seen with each lowering: a hundredth
+more of ASAM's radius or of the consistency term makes 2e-3, and no part of the method can be left out below 3e-3. Then each
+program runs alone, in a process of its own, the programs in turns, in orders in which each comes after each other one about as
+often: a round to warm up, then `--rounds`, `--repeats` times. Of pfl and Flower, which run in one process (actor) or several,
+the fastest in the first turn goes on alone, as the rival.
 
 A ratio is that of a turn's medians, theirs over ours; of the turns' ratios there are the median, the least and the most, which
 enclose the median of all such turns with 97 % where six of them are independent. Searches for layouts take part of the time

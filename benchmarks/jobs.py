@@ -30,11 +30,12 @@ FL2 = {
 }  # fmt: skip
 CNN_CHECKED = {"clients": 10, "cohort": 10, "learning_rate": 0.05, "dropout": False, "one_image": True, "rounds": 2}
 FL2_CHECKED = {
-    "clients": 2, "cohort": 2, "per_client": 32, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True
+    "clients": 2, "cohort": 2, "per_client": 8, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True
 }  # fmt: skip
 """A job of each kind, and what differs where it is checked: few steps, in which rounding grows, that no order of examples
-changes, as each of the CNN's clients has one image many times, and (FL)^2's batches are all that a client has. `float64` is
-how a peer computes: of (FL)^2 the rounding of PyTorch's float32 is 10 to 50 times ours."""
+changes, as each of the CNN's clients has one image many times, and (FL)^2's batches are all that a client has. Those are small:
+of 32 images some unit of the network is so near to 0 that rounding decides whether it passes its input on, and half of our
+convolutions differ by 1e-3 from the others; of 8 none is, and none by more than 1e-5. `float64` is how a peer computes."""
 CLASSIFIER = 5.0
 """(FL)^2's classifier begins so many times as large: else all examples are of one class, and equally confident."""
 
@@ -256,7 +257,7 @@ KINDS = {
     "fl2": Kind(
         job=FL2,
         checked=FL2_CHECKED,
-        tolerance=3e-4,
+        tolerance=1e-4,
         cohorts={"cpu": [2], "cuda": [10]},
         rounds=3,
         repeats=6,

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl.data.augment import compose, crop, flip
+from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution, multiplied_in
 from fedjax_ssl.simulation.round import initialize, run_round
@@ -69,6 +71,17 @@ def test_a_convolution_and_its_gradients_agree_with_a_cpu(lowering, size, stride
         assert distance(one, other) < ROUNDING[arithmetic]
 
 
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_strong_views_are_those_of_a_cpu(name):
+    images = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), np.uint8)
+    augment = jax.jit(
+        lambda x, seed: jax.vmap(strong_view(name, compose(flip(), crop(4))))(jax.random.split(jax.random.key(seed), len(x)), x)
+    )
+    got, expected = np.float32(augment(images, 7)), np.float32(on_cpu(augment, images, 7))
+    assert np.mean(np.abs(expected - np.float32(images)) > 0.5) > 0.5
+    assert np.mean(np.abs(got - expected) > 0.5) < 1e-3  # where a turned image's pixel lies between two
+
+
 def test_matrices_are_multiplied_in_the_precision_that_is_named():
     a, b = (np.asarray(jax.random.normal(key, (512, 512))) for key in jax.random.split(jax.random.key(0)))
     exact, errors = a.astype(np.float64) @ b.astype(np.float64), {}
@@ -86,7 +99,7 @@ def test_matrices_are_multiplied_in_the_precision_that_is_named():
     [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
 )
 def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
-    """By the median of three initial models: of one of them a rounding error alone may turn a maximum or a threshold."""
+    """From three initial models. That of seed 0 has an example on an edge: a rounding error alone, on a CPU, too, turns it."""
     options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32", "execution__conv": conv}
     if method == "fl2":
         options["method__confidence"] = 0.12
@@ -98,15 +111,13 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
         state, _, metrics = run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size))
         return state.server, state.clients, metrics
 
-    distances = []
-    for seed in range(3):
+    for seed in (1, 2, 3):
         with multiplied_in("float32"):
             got, expected = jax.device_get(one_round(problem.data, seed)), on_cpu(one_round, problem.data, seed)
-        pairs = zip(got[:2], expected[:2], strict=True)
-        distances.append(max(distance(one, other) for one, other in pairs if jax.tree.leaves(one)))
+        for one, other in zip(got[:2], expected[:2], strict=True):
+            assert not jax.tree.leaves(one) or distance(one, other) < 1e-4
         images, as_many = (np.sum(metrics["perf/client_images"].total) for metrics in (got[2], expected[2]))
         assert images == as_many > 0
-    assert np.median(distances) < 1e-4
 
 
 @pytest.mark.parametrize(("strategy", "conv"), [("vmap", "tiled"), ("scan", "grouped")])
@@ -138,7 +149,7 @@ def test_rounds_move_nothing_and_leave_no_memory_behind(strategy):
         for state, row in rounds:
             del state
             if row["round"] % 3 == 0:
-                time.sleep(0.2)  # what came to the host is let go by a thread of its own
+                time.sleep(0.2)  # buffers that were copied to the host may be let go a moment later
                 used.append(jax.devices()[0].memory_stats()["bytes_in_use"])
     assert len(used) == 9
     assert max(used) == min(used)

@@ -151,4 +151,4 @@ def checked(tmp_path_factory):
 def test_no_part_of_fl2_can_be_left_out_within_the_tolerance(checked, part):
     run, whole = checked
     differs = np.linalg.norm(run(**PARTS[part]) - whole) / np.linalg.norm(whole)
-    assert differs > 4 * jobs.KINDS["fl2"].tolerance
+    assert differs > 20 * jobs.KINDS["fl2"].tolerance
