@@ -127,7 +127,7 @@ class Comparison:
 
     def _check(self, layout: dict[str, Any], limits: Limits) -> dict[str, dict[str, Any]]:
         """What is wrong with each rival, or the `difference` of its model; the peers' is computed once, ours in each layout."""
-        # As many clients that pfl's processes have as many each: else the second round has other clients in each of them.
+        # As many clients in each of pfl's processes: otherwise its second round draws other clients.
         together = math.lcm(self._kind.checked["cohort"], *(rival.own.get("processes", 1) for rival in self._rivals))
         job = self._base | self._kind.checked | {"clients": together, "cohort": together}
         job |= {"warm_up": 0, "precision": "float32", "layout": layout}
@@ -156,13 +156,14 @@ class Comparison:
         for turn in range(self._arguments.repeats or self._kind.repeats):
             others = random.Random(f"{self._name} {job['cohort']}").sample(able[1:], len(able) - 1)
             shuffled = [able[0], *others]  # ours is the first of the first turn: without it the others say nothing
-            found = {
-                shuffled[i].name: self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
-                for i in balanced(len(able), turn)
-            }
+            found: dict[str, dict[str, Any]] = {}
+            for i in balanced(len(able), turn):
+                found[shuffled[i].name] = self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
+                if shuffled[i].program == OURS and "seconds" not in found[OURS]:
+                    break
             for name in reports:
                 reports[name].append(found.get(name, {}))
-            able = fastest([rival for rival in able if "seconds" in found[rival.name]], found)
+            able = fastest([rival for rival in able if "seconds" in found.get(rival.name, {})], found)
             if not able or able[0].program != OURS:
                 break
         return reports
@@ -290,11 +291,11 @@ def main() -> None:
         cohorts = {kind: KINDS[kind].cohorts[arguments.device] for kind in arguments.only}
         if arguments.cohort and "cnn" in cohorts:
             cohorts["cnn"] = arguments.cohort
-        left = sum(len(of_kind) + 1 for of_kind in cohorts.values())
+        left = sum(2 * len(of_kind) + 1 for of_kind in cohorts.values())
         for kind in arguments.only:
             comparison = Comparison(kind, arguments, missing, pathlib.Path(scratch, kind))
             for number, cohort in enumerate(cohorts[kind]):
-                parts = 2 if number == 0 else 1  # a kind's peers are checked with its first cohort
+                parts = 2 if number else 3  # a kind's peers are checked with its first cohort
                 found = comparison.run(cohort, limits.share(left / parts))
                 left -= parts
                 results += found

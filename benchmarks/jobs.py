@@ -48,7 +48,7 @@ def cnn_config(job: dict[str, Any]) -> Any:
     config.client.update(batch_size=job["batch_size"], epochs=job["epochs"])
     config.client.optimizer.learning_rate = job["learning_rate"]
     config.model.variant = "paper" if job["dropout"] else "plain"
-    if job["one_image"]:  # ten clients, of one class each
+    if job["one_image"]:  # clients of one class each
         config.data.update(partition="class_shards", classes_per_client=1)
     return config
 
