@@ -258,7 +258,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where JAX finds a GPU")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="cores that a program has")
     parser.add_argument(
-        "--processes", nargs="+", type=int, help="of pfl and Flower; default: one, and one a thread; on a GPU 5 and 10"
+        "--processes", nargs="+", type=int, help="of pfl and Flower; default: one, and one a thread; on a GPU 4, 5, 8"
     )
     parser.add_argument("--precision", choices=("tensorfloat32", "float32"), help="of a GPU; default: tensorfloat32")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds of each process")

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -99,8 +98,8 @@ def test_matrices_are_multiplied_in_the_precision_that_is_named():
     [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
 )
 def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
-    """From three initial models, and not that of seed 0: in chunks of two an H200's rounding moved (FL)^2's round by 1.4e-2 and
-    FedSiam's by 4.6e-3, as one rounding error of the weights moves FedSiam's on a CPU: an example lies on an edge."""
+    """From four initial models. On an H200 two cases fail with seed 0, in chunks of two: (FL)^2 by 1.4e-2, of which the cause
+    is not found, and FedSiam by 4.6e-3, as much as one rounding error of the weights makes on a CPU."""
     options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32", "execution__conv": conv}
     if method == "fl2":
         options["method__confidence"] = 0.12
@@ -112,7 +111,7 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
         state, _, metrics = run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size))
         return state.server, state.clients, metrics
 
-    for seed in (1, 2, 3):
+    for seed in range(4):
         with multiplied_in("float32"):
             got, expected = jax.device_get(one_round(problem.data, seed)), on_cpu(one_round, problem.data, seed)
         for one, other in zip(got[:2], expected[:2], strict=True):
@@ -150,7 +149,6 @@ def test_rounds_move_nothing_and_leave_no_memory_behind(strategy):
         for state, row in rounds:
             del state
             if row["round"] % 3 == 0:
-                time.sleep(0.2)  # buffers that were copied to the host may be let go a moment later
                 used.append(jax.devices()[0].memory_stats()["bytes_in_use"])
     assert len(used) == 9
     assert max(used) == min(used)

@@ -190,10 +190,11 @@ def test_a_peer_that_cannot_be_installed_is_an_error_of_its_own(compared):
 
 @pytest.mark.parametrize("how", ["fails", "fails in turn 2"])
 def test_nothing_is_compared_where_ours_fails(compared, how):
-    status, lines, written, _ = compared(SECONDS | {OURS: how}, *CNN, "--cohort", "10")
+    status, lines, written, stand_in = compared(SECONDS | {OURS: how}, *CNN, "--cohort", "10")
     assert status == 1
     assert [line[34:].strip() for line in lines] == ["no such module", *["not compared, as fedjax_ssl was not timed"] * 5]
     assert not any("round_s" in result for result in written["results"])
+    assert stand_in.jobs[-1][0] == OURS  # nothing is run after it for nothing
 
 
 def test_what_takes_longer_than_the_timeout_is_an_error_than_the_budget_is_left_out(compared):
@@ -211,7 +212,7 @@ def test_a_gpu_has_its_own_defaults(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "has_gpu", lambda: True)
     monkeypatch.setattr("sys.argv", ["compare", f"--peers={tmp_path}", "--threads=16"])
     arguments = compare.parsed()
-    assert (arguments.device, arguments.precision, arguments.processes) == ("cuda", "tensorfloat32", [5, 10])
+    assert (arguments.device, arguments.precision, arguments.processes) == ("cuda", "tensorfloat32", [4, 5, 8])
     assert jobs.KINDS["fl2"].cohorts == {"cpu": [2], "cuda": [10]}
     monkeypatch.setattr(compare, "has_gpu", lambda: False)
     arguments = compare.parsed()

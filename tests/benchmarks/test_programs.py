@@ -137,4 +137,4 @@ def test_an_error_is_found_in_a_log(log, expected):
 def test_processes_share_the_threads():
     assert programs.processes_of("cpu", 2) == [1, 2]
     assert programs.processes_of("cpu", 1) == [1]
-    assert programs.processes_of("cuda", 16) == [5, 10]
+    assert programs.processes_of("cuda", 16) == [4, 5, 8]
