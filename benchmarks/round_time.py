@@ -16,8 +16,9 @@ given, and of OTHERWISE.
 
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
-again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's. Exit status 1 where that is
-below WORST. A search that was cut short by the budget is marked, and does not count. What there is no time for is named.
+again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's, the median of such ratios
+of all turns. Exit status 1 where that is below WORST. A search that was cut short by the budget is marked, and does not count.
+What there is no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -143,6 +144,11 @@ def round_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"round_s": median, "round_quartiles_s": [low, high]}
 
 
+def ratios(rival: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[float]:
+    """Quartiles, over the turns, of the rival's seconds over the own ones."""
+    return quartiles(a["time/round_s"] / b["time/round_s"] for a, b in zip(rival, own, strict=True))
+
+
 def in_turns(all_: list[Running], seconds: float) -> list[list[dict[str, Any]]]:
     """The rows of their next rounds, A B C A B C ...: of each at least LEAST_ROUNDS, and of the first `seconds`."""
     rows: list[list[dict[str, Any]]] = [[] for _ in all_]
@@ -195,8 +201,11 @@ class Bench:
         running = start(case, give_up)
         rivals = [rival for _, rival in self.best.get(case.work, [])]
         rows, *others = in_turns([running, *rivals], self._seconds)
-        beside = [{**r.case._asdict(), **round_of(own)} for r, own in zip(rivals, others, strict=True)]
-        of_best = min(rival["round_s"] for rival in beside) / median_s(rows) if beside else None
+        beside = [
+            {**r.case._asdict(), **round_of(own), "ratio_quartiles": ratios(own, rows)}
+            for r, own in zip(rivals, others, strict=True)
+        ]
+        of_best = min((rival["ratio_quartiles"][1] for rival in beside), default=None)
         found = {**summary(running, rows, self._most), **round_of(rows)}
         return {**found, "beside": beside, "of_best": of_best, "cut_short": cut}
 

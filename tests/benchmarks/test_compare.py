@@ -13,7 +13,7 @@ from benchmarks import compare, jobs, programs
 from benchmarks.programs import OURS, Environments
 
 PYTORCH = ["PyTorch", "PyTorch, channels last"]
-NAMES = [OURS, *PYTORCH, "pfl, 1 processes", "pfl, 2 processes", "Flower, 2 actors"]
+NAMES = [OURS, *PYTORCH, "pfl, 1 processes", "pfl, 2 processes", "Flower, 1 actors", "Flower, 2 actors"]
 
 
 def leave(folder: pathlib.Path, change: float) -> None:
@@ -77,7 +77,8 @@ def compared(monkeypatch, tmp_path, capsys):
     return run
 
 
-SECONDS = {OURS: 0.2, "pytorch": 0.3, "pfl, 1 processes": 0.5, "pfl": 0.4, "flower": 0.8}
+SECONDS = {OURS: 0.2, "pytorch": 0.3, "pfl, 1 processes": 0.5, "pfl": 0.4, "Flower, 1 actors": 0.9, "flower": 0.8}
+SLOWER = {"pfl, 1 processes", "Flower, 1 actors"}  # than two, in the first turn
 CNN = ("--only", "cnn")
 
 
@@ -89,12 +90,11 @@ def test_one_command_has_all_kinds_with_their_own_rounds_and_repeats(compared):
         *(("cnn", m, name) for m in (10, 50) for name in NAMES),
         *(("fl2", 2, name) for name in (OURS, *PYTORCH)),
     ]
-    assert len(lines) == 15
-    first_alone = {"pfl, 1 processes"}  # slower than two, in the first turn
+    assert len(lines) == 17
     for r in written["results"]:
         turns, rounds = (6, 5) if r["kind"] == "cnn" else (6, 3)
-        assert [len(one) for one in r["seconds"]] == [rounds] * (1 if r["name"] in first_alone else turns) + [0] * (
-            turns - 1 if r["name"] in first_alone else 0
+        assert [len(one) for one in r["seconds"]] == [rounds] * (1 if r["name"] in SLOWER else turns) + [0] * (
+            turns - 1 if r["name"] in SLOWER else 0
         )
     assert (written["cnn"]["tolerance"], written["fl2"]["tolerance"]) == (1e-4, 1e-4)
     assert written["command"].startswith("python -m benchmarks.compare --peers=DIR --json=FILE ")
@@ -132,7 +132,7 @@ def test_programs_take_turns_in_balanced_orders_and_peers_are_checked_once(compa
     for cohort in (10, 50):
         timed = [name for name, job in stand_in.jobs if job["warm_up"] and job["cohort"] == cohort]
         first, later = timed[: len(NAMES)], timed[len(NAMES) :]
-        able = sorted(set(NAMES) - {"pfl, 1 processes"})  # slower than two, in the first turn
+        able = sorted(set(NAMES) - SLOWER)
         turns = [later[i : i + len(able)] for i in range(0, len(later), len(able))]
         assert sorted(first) == sorted(NAMES)
         assert [sorted(turn) for turn in turns] == [able] * 4
@@ -177,14 +177,14 @@ def test_a_peer_whose_model_differs_is_not_timed(compared):
 def test_a_peer_that_fails_says_why_and_the_others_go_on(compared, how):
     status, lines, written, _ = compared(SECONDS | {"flower": how}, *CNN, "--cohort", "10")
     assert status == 1
-    assert lines[5][34:].strip() == "no such module"
+    assert lines[6][34:].strip() == "no such module"
     assert written["results"][4]["times_ours"] == pytest.approx(2.0)
 
 
 def test_a_peer_that_cannot_be_installed_is_an_error_of_its_own(compared):
     status, lines, _, stand_in = compared(SECONDS, *CNN, "--cohort", "10", missing={"flower": "not installed: no wheel"})
     assert status == 1
-    assert lines[5][34:].strip() == "not installed: no wheel"
+    assert [line[34:].strip() for line in lines[5:]] == 2 * ["not installed: no wheel"]
     assert not any(name.startswith("Flower") for name, _ in stand_in.jobs)
 
 
@@ -192,7 +192,7 @@ def test_a_peer_that_cannot_be_installed_is_an_error_of_its_own(compared):
 def test_nothing_is_compared_where_ours_fails(compared, how):
     status, lines, written, stand_in = compared(SECONDS | {OURS: how}, *CNN, "--cohort", "10")
     assert status == 1
-    assert [line[34:].strip() for line in lines] == ["no such module", *["not compared, as fedjax_ssl was not timed"] * 5]
+    assert [line[34:].strip() for line in lines] == ["no such module", *["not compared, as fedjax_ssl was not timed"] * 6]
     assert not any("round_s" in result for result in written["results"])
     assert stand_in.jobs[-1][0] == OURS  # nothing is run after it for nothing
 

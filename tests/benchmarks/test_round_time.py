@@ -166,6 +166,12 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
     assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work
 
 
+def test_a_rival_is_as_fast_as_in_its_own_turns():
+    """A machine that is slow for two turns says nothing of either."""
+    own, rival = ([{"time/round_s": s} for s in seconds] for seconds in ([1.0, 10.0, 10.0], [1.5, 15.0, 1.5]))
+    assert round_time.ratios(rival, own) == pytest.approx([0.825, 1.5, 1.5])  # .15 is that of the medians
+
+
 def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock):
     def start(case, give_up):
         clock.s = 200.0
