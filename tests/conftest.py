@@ -36,6 +36,19 @@ def usual_emitters(monkeypatch) -> None:
     monkeypatch.setattr("fedjax_ssl.simulation.simulator.compiler_options", lambda platform, compiler: options)
 
 
+@pytest.fixture
+def without_cpu(monkeypatch) -> None:
+    """A JAX that was told to leave the CPU out, as on a GPU with JAX_PLATFORMS=cuda: the devices are there without a name."""
+    devices = jax.devices
+
+    def unnamed(platform: str | None = None) -> list[jax.Device]:
+        if platform == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return devices(platform)
+
+    monkeypatch.setattr(jax, "devices", unnamed)
+
+
 @pytest.fixture(scope="session")
 def tfds_dir() -> str:
     """Folder of real datasets in TFDS form; the test is skipped where there is none."""

@@ -59,7 +59,7 @@ def test_between_evaluations_a_round_is_one_dispatch_and_nothing_is_compiled_aga
 
 
 @pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"), ("freematch_central", "server"))))
-def test_a_round_does_not_ask_the_host(case):
+def test_a_round_calls_nothing_on_the_host(case):
     method, labels_at = case
     problem = tiny.experiment(method, labels_at=labels_at).problem
 

@@ -93,6 +93,8 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         accuracy = {"accuracy": network.metrics(*job.test)["accuracy"].overall_value} if job.test else {}
         job.report(clock.at, network.state_dict(), "pfl", **accuracy)
+    if torch.distributed.is_initialized():  # else a process may abort at its end, as a thread of gloo's is still there
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -213,7 +213,9 @@ def _layout(runs: Sequence[Run]) -> Layout:
 def _assemble(runs: tuple[Run, ...], methods: Methods, problem: ManyProblem, num_params: int, layout: Layout) -> ManyExperiment:
     """The experiment in a layout; its devices are the most that share the runs."""
     settings, of_run, spread = runs[0].settings, layout._replace(devices=1), spread_of(len(runs), layout.devices)
-    plan = methods.plan._replace(conv=layout.conv, settings=of_run.pinned(methods.plan.settings))
+    # Pseudo-labels are made of as many examples at a time as is given, see `build.assembled`.
+    pinned = of_run._replace(forward_batch_size=settings.execution.batch_size).pinned(methods.plan.settings)
+    plan = methods.plan._replace(conv=layout.conv, settings=pinned)
     problem = problem._replace(method=methods._replace(plan=plan).of)
     if layout.steps == "unrolled":
         data = FederatedData(problem.train, problem.test, **problem.tables[0])

@@ -181,7 +181,8 @@ def _newest_of_all(experiment: ManyExperiment, live: Sequence[_Folder]) -> tuple
         kept = [one for one in found if one is not None]
         if len(kept) < len(found):
             new = next(folder for folder, one in zip(live, found, strict=True) if one is None)
-            if kept and (upto is not None or not new.log.rows()):
+            are_first = all(number <= experiment.settings.checkpoint_every for number, _ in kept)
+            if kept and not (are_first and upto is None and new.log.rows()):
                 raise ValueError(
                     f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
                     "without it, or start anew with --overwrite"

@@ -74,7 +74,7 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         method=accepting_all(settings),
         client=client,
         server=dataclasses.replace(server, pretrain=0),
-        data=dataclasses.replace(settings.data, num_clients=size, labeled_fraction=settings.data.labeled_fraction[:1]),
+        data=dataclasses.replace(settings.data, num_clients=size, labeled_fraction=()),  # they are split already
         cohort_size=size,
         rounds=10**6 * settings.execution.rounds_per_dispatch,
     )

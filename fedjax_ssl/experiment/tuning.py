@@ -31,6 +31,7 @@ from fedjax_ssl.experiment.machine import cache_folder, cores, processor, source
 from fedjax_ssl.experiment.measurement import Timed, convolves, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
+from fedjax_ssl.simulation import memory
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
     """What a choice depends on: the work's shapes and settings, what of the layout is given, the devices and the versions."""
     settings, spec, data = experiment.settings, experiment.problem.spec, experiment.problem.data
     device, few = jax.devices()[0], has_few_steps(experiment)
-    given = dataclasses.asdict(settings)
+    given, views = dataclasses.asdict(settings), [settings.data.weak, settings.data.strong, settings.data.labeled]
     return {
         "method": _without_rates(measurement.accepting_all(settings)),
         "model": dict(settings.model),
@@ -143,11 +144,13 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "server": _without_rates(given["server"]) | {"pretrain": min(settings.server.pretrain, 2)},
         "steps": [experiment.most_steps, *(int(table.index.shape[1]) for table in (data.held, data.server))] if few else [],
         "skew": measurement.skew(data),
-        "views": [settings.data.weak, settings.data.strong, settings.data.labeled, settings.data.reveal_labels],
+        "views": views if "default" not in views else [settings.data.name, *views],
+        "reveal_labels": settings.data.reveal_labels,
         "cohort_size": settings.cohort_size,
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
         "test": min(len(data.test.labels), max(FORWARD_SIZES.get(device.platform, (0,)))),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
+        "memory_gb": memory.accelerator_bytes() >> 30,
         "processor": f"{processor()}, {cores()} cores",
         "jax": [jax.__version__, metadata.version("jaxlib")],
         "sources": sources(),
@@ -217,8 +220,6 @@ def moves(experiment: Experiment) -> list[Move]:
     given, platform = settings.execution, jax.default_backend()
     on_cpu, few_steps, convs = platform == "cpu", has_few_steps(experiment), convolves(settings)
     fixed = {name for name, value in dataclasses.asdict(given).items() if value not in ("auto", 0)}
-    if given.data == "host" or given.rounds_per_dispatch > 1:
-        fixed.add("strategy")
     trains_clients = settings.method["name"] not in SERVER_ALONE
     usual = "sharded" if layout.strategy == "sharded" else "chunked"
     of_device = -(-settings.cohort_size // layout.devices)
@@ -227,21 +228,20 @@ def moves(experiment: Experiment) -> list[Move]:
     if on_cpu:
         tried.insert(0, {"compiler": "lean"})
     elif trains_clients:
-        sizes = [size for size in (-(-of_device // 2), 4, 1) if size < of_device]
-        tried += [{"strategy": usual, "chunk_size": size} for size in dict.fromkeys(sizes)]
+        tried += [{"strategy": usual, "chunk_size": size} for size in chunk_sizes(of_device)]
         if convs:  # one client's convolutions are none with a kernel per client
             tried.append({"strategy": usual, "chunk_size": 1, "conv": "grouped"})
     if few_steps:
         tried.append({"steps": "unrolled"})
-    if trains_clients:
+    if trains_clients and given.data == "device" and given.rounds_per_dispatch == 1:
         separate = {"strategy": "separate", "chunk_size": 1}
         no_loop = few_steps and "steps" not in fixed
         tried.append({**separate, "steps": "unrolled"} if no_loop else separate)
         if no_loop and convs and settings.server.pretrain <= 1:  # no loop is left around XLA's convolution
             tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
-        together = min(of_device, measurement.clients_a_device(settings))
-        if on_cpu and together > 1:
-            tried.append({"strategy": usual, "chunk_size": together} | ({"conv": "winograd"} if convs else {}))
+    together = min(of_device, measurement.clients_a_device(settings))
+    if trains_clients and on_cpu and together > 1:
+        tried.append({"strategy": usual, "chunk_size": together} | ({"conv": "winograd"} if convs else {}))
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
@@ -250,6 +250,13 @@ def moves(experiment: Experiment) -> list[Move]:
         ]
     there = layout._asdict()
     return [move for move in tried if not any(name in fixed and there[name] != value for name, value in move.items())]
+
+
+def chunk_sizes(of_device: int) -> list[int]:
+    """The chunks that are tried of so many clients beside all at once: half of them, and less by fours."""
+    half = -(-of_device // 2)
+    fours = [4**power for power in range(half.bit_length()) if 4**power < half]
+    return [size for size in (half, *reversed(fours)) if size < of_device]
 
 
 def search(
@@ -295,6 +302,7 @@ def search(
             best = prepared(layout, evaluates)
             if best is None or not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
                 return nothing
+            layout = layout.shrunk(best.piece.simulator.execution)  # to what has room
         candidate = layout._replace(**move)
         if candidate == layout or (candidate.steps == "unrolled" != layout.steps and _takes_long(experiment, best)):
             continue
@@ -305,7 +313,7 @@ def search(
             _measure_again(best, other)
             tried |= {describe(layout, evaluates): best.seconds, describe(candidate, evaluates): other.seconds}
         if other.seconds * GAIN < best.seconds:
-            layout, best = candidate, other
+            layout, best = candidate.shrunk(other.piece.simulator.execution), other
     return Found(layout, list(tried.items()), [])
 
 

@@ -165,7 +165,7 @@ class HostSimulator:
 
     def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
         """The state before round 1, and the metrics of the server's preparation."""
-        with jax.default_device(jax.devices("cpu")[0]):  # the states of all clients need not fit on the accelerator
+        with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self._init)(jax.random.key(seed))
         clients = jax.tree.map(np.array, clients)  # copies that can be written to
         zero = jnp.zeros((), jnp.int32)
@@ -195,13 +195,17 @@ class HostSimulator:
         of_cohort = jax.device_put(of_cohort, self._where.clients)
         placed_cohort = jax.device_put(cohort, self._placement)
         own, size = state._replace(clients=of_cohort), self._problem.cohort_size
-        if self.execution.shrinks and not self._round.compile_s:
+        to_fit = self.execution.shrinks and not self._round.compile_s
+        if to_fit:
+            # The next cohort's images are there beside each round, and so while it is found out what fits.
+            self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)
             fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, own, placed_cohort, now.data)
             self._round, self.execution, (new, metrics) = fitted
         else:
             new, metrics = run_if_it_fits(self._round, self.execution.num_devices, own, placed_cohort, now.data)
         jax.tree.map(lambda x: x.copy_to_host_async(), new.clients)  # once they are there
-        self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)  # while the device is at work
+        if not to_fit:
+            self._ahead = self._gather(run, number + 1, now.next_cohort, after_next)  # while the device is at work
         for kept, changed in zip(jax.tree.leaves(state.clients), jax.tree.leaves(new.clients), strict=True):
             kept[cohort.ids] = np.asarray(changed)
         return new._replace(clients=state.clients), report(cohort, metrics)
@@ -222,6 +226,14 @@ class HostSimulator:
             ids = self._cohorts(key, jax.device_put(np.int32(first), self._placement))
             self._drawn = _Drawn(run, first, np.asarray(ids))
         return Cohort(self._drawn.ids[number - first], np.asarray(number, np.int32))
+
+
+def cpu() -> jax.Device | None:
+    """The host as a device; None, for which the default one stands, where JAX was told to leave it out (JAX_PLATFORMS)."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def _identity(key: jax.Array) -> bytes:

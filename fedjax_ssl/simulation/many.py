@@ -153,7 +153,8 @@ class ManySimulator(Compiling):
             return program(evaluate_, execution)
 
         self._round_program, self._evaluate_program = round_program, evaluate_program
-        self._initialize = program(initialize_, execution)
+        # One run after another: it is done once, and what has room for it has room for the rounds.
+        self._initialize = program(initialize_, execution._replace(chunk_size=1))
         self._round, self._evaluate = round_program(execution), evaluate_program(execution)
 
     def trace(self) -> None:
@@ -163,10 +164,15 @@ class ManySimulator(Compiling):
         self._evaluate.eval_shape(placed(state.server, self._split), self._inputs, self._pools)
 
     def template(self) -> RunState:
-        """The shapes and dtypes of one run's state, on the host."""
+        """A run's state as `of_runs` has it, of which nothing is computed: NumPy arrays, but for the shape of its key."""
         state, _ = self._initialize.eval_shape(self._keys, self._inputs, self._pools)
-        host = SingleDeviceSharding(jax.devices("cpu")[0])
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=host), state)
+        place = SingleDeviceSharding(jax.devices()[0])
+
+        def of_one(x: jax.ShapeDtypeStruct) -> Any:
+            one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)
+            return one if is_key(one) else np.empty(one.shape, one.dtype)
+
+        return jax.tree.map(of_one, state)
 
     def join(self, states: Sequence[RunState]) -> RunState:
         """The state of all runs, placed, from each one's own."""

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 MARGIN = 0.9
 """The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
-LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
-"""Where Linux says how much memory a container may take."""
 MEMORY = pathlib.Path("/proc/meminfo")
 """Where Linux says how much memory is free."""
+GROUP, GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
+"""Where Linux says in which control groups this process is, as those of a container are, and how much memory they may take."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16 or, of a single "
     "run whose data are on the device, execution.data=host"
@@ -49,6 +49,11 @@ def explained(error: BaseException) -> str:
     return f"no memory ({why}): {ADVICE}"
 
 
+def accelerator_bytes() -> int:
+    """What JAX may take of an accelerator's memory; 0: unknown, as of a CPU's."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
     """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share of what is
     free, and no more than one of what the machine has, or its container; 0: unknown.
@@ -57,31 +62,60 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
         sharing: how many devices share a CPU's memory; 0: all.
         held: bytes that the program's arguments have of it already.
     """
-    device = jax.local_devices()[0]
-    if limit := (device.memory_stats() or {}).get("bytes_limit", 0):
+    if limit := accelerator_bytes():
         return limit
-    if device.platform == "cpu" and hasattr(os, "sysconf"):
+    if jax.local_devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
         share = sharing or jax.local_device_count()
-        of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min([size // share for size in (of_machine, *_of_container())] + [size // share + held for size in _free()])
+        rooms = [_of_machine(), *_of_groups()]
+        return min(min(room.all // share, room.free // share + held) for room in rooms)
     return 0
 
 
-def _free() -> Iterator[int]:
-    """Bytes that the system can give without swapping, where it says."""
+class _Room(NamedTuple):
+    """Bytes that there are, and how many of them can be had without swapping."""
+
+    all: int
+    free: int
+
+
+def _of_machine() -> _Room:
+    """The machine's memory; where the system does not say how much is free, all is."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        yield 1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[0])
-    except (OSError, IndexError):  # no Linux
+        return _Room(there, 1024 * _number("MemAvailable", MEMORY))
+    except OSError:  # no Linux
+        return _Room(there, there)
+
+
+def _of_groups() -> Iterator[_Room]:
+    """What each control group that has a limit may take, of either version: this process's own and all that it is in."""
+    for folder in _groups():
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            try:
+                most, used = (int((folder / name).read_text()) for name in (limit, usage))
+                yield _Room(most, most - used + _number("inactive_file", folder / "memory.stat"))
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
+
+
+def _groups() -> Iterator[pathlib.Path]:
+    """The folders of the control groups that this process is in, the innermost first."""
+    try:
+        lines = [line.split(":", 2) for line in GROUP.read_text().splitlines()]
+    except OSError:  # no Linux
         return
+    for _, kind, path in lines:
+        if kind in ("", "memory"):  # the second version has one tree, the first one of each kind
+            root = GROUPS / kind
+            own = root / path.lstrip("/")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
 
 
-def _of_container() -> Iterator[int]:
-    """The limits that a container's memory has, of control groups of either version."""
-    for path in LIMITS:
-        try:
-            yield int(path.read_text())
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
+def _number(name: str, path: pathlib.Path) -> int:
+    """The number of a line `name: 1 kB` or `name 1` of a file; OSError where there is none."""
+    if found := re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE):
+        return int(found[1])
+    raise OSError(f"{path} has no {name}")
 
 
 def check(needed: int, sharing: int = 0, held: int = 0) -> None:

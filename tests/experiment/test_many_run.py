@@ -13,6 +13,7 @@ from fedjax_ssl.experiment import loop, many, many_loop, tuning
 from fedjax_ssl.experiment.build import Plan, build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
@@ -178,6 +179,16 @@ def test_the_steps_and_the_convolutions_of_a_noted_layout_are_those_of_the_metho
     assert seen[-1] == ("unrolled", "shifted")
 
 
+def test_pseudo_labels_are_made_of_as_many_examples_as_before_a_layout_was_noted(monkeypatch):
+    sizes, experiments = [], {size: many.build(config(execution__batch_size=size)) for size in (0, 9)}
+    monkeypatch.setattr(Plan, "method", lambda self, _: sizes.append(self.task().batch_size))
+    for given, expected in ((0, FORWARD_BATCH_SIZE), (9, 9)):
+        experiment = experiments[given]
+        noted = experiment.in_layout(experiment.layout._replace(forward_batch_size=7))
+        noted.problem.method(None)
+        assert (noted.layout.forward_batch_size, sizes[-1]) == (7, expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "more", "why"),
     [
@@ -233,6 +244,30 @@ def test_a_new_run_among_unfinished_ones_is_refused(tmp_path):
     with pytest.raises(loop.RefusedError, match=r"2 has no checkpoint to go on from where other runs of .* have: let those"):
         go(many.build(config(seeds=3)), tmp_path)
     assert len(rows(tmp_path / "0")) == 2
+
+
+def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path):
+    given = config(checkpoint_every=1)
+    go(many.build(given), tmp_path, stop_after=2)
+    shutil.rmtree(tmp_path / "1" / "checkpoints")
+    with pytest.raises(loop.RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
+        go(many.build(given), tmp_path)
+    assert [len(rows(tmp_path / name)) for name in "01"] == [2, 2]
+    assert restored(many.build(given), tmp_path, 0)[0] == 2
+
+
+def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, whole):
+    given = config(checkpoint_every=1)
+    go(many.build(given), tmp_path, stop_after=1)
+    shutil.rmtree(tmp_path / "1" / "checkpoints")
+    go(many.build(given), tmp_path)
+    assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
+
+
+def test_runs_go_on_where_jax_has_no_cpu(tmp_path, without_cpu, whole):
+    go(many.build(config()), tmp_path, stop_after=2)
+    go(many.build(config()), tmp_path)
+    assert_same_runs(*whole, tmp_path)
 
 
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):

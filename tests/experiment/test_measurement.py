@@ -36,6 +36,15 @@ def test_it_is_little_work_in_which_every_client_trains():
     assert (settings.client.steps, settings.server.steps) == (4, 5)
 
 
+def test_the_first_client_may_have_no_labels():
+    whole = experiment(labels_at="clients", data__labeled_fraction=(0.0,) * 4 + (0.5,) * 4)
+    settings, data = measurement.piece(whole)
+    assert (
+        sorted(data.labeled.count > 0) == sorted(np.asarray(whole.problem.data.labeled.count) > 0) == [False] * 4 + [True] * 4
+    )
+    assert settings.data.num_clients == 8
+
+
 def test_clients_differ_as_in_the_whole():
     whole = experiment(client__epochs=5, client__batch_size=16)
     data = whole.problem.data

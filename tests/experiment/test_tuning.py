@@ -198,6 +198,34 @@ def test_an_accelerator_tries_chunks_of_clients_and_the_lowerings_that_are_fast_
     assert not any("compiler" in move for move in tried)
 
 
+@pytest.mark.parametrize(
+    ("clients", "chunks"), [(1, []), (2, [1]), (10, [5, 4, 1]), (50, [25, 16, 4, 1]), (1000, [500, 256, 64, 16, 4, 1])]
+)
+def test_chunks_on_an_accelerator_are_half_of_all_and_less_by_fours(clients, chunks):
+    assert tuning.chunk_sizes(clients) == chunks
+
+
+@pytest.mark.parametrize("change", [{"execution__rounds_per_dispatch": 2}, {"execution__data": "host"}])
+def test_separate_programs_are_not_tried_where_they_cannot_be_and_chunks_are(change):
+    tried = tuning.moves(experiment(**change))
+    assert not any(move.get("strategy") == "separate" for move in tried)
+    assert {"strategy": "sharded", "chunk_size": 2, "conv": "winograd"} in tried
+
+
+def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
+    fast = Layout("sharded", 2, 4, "winograd", "loop", "lean", 250)
+
+    class Timed(tuning.Timed):
+        def __init__(self, piece, *, evaluates):
+            super().__init__(piece, evaluates=evaluates)
+            if piece.layout.chunk_size == 2:
+                piece.simulator.execution = piece.simulator.execution._replace(chunk_size=1)
+                self.seconds /= 10
+
+    monkeypatch.setattr(tuning, "Timed", Timed)
+    assert tuning.tuned(experiment()).layout == fast._replace(chunk_size=1)
+
+
 def test_forward_passes_have_as_many_examples_as_are_fastest_unless_statistics_depend_on_them(clock, monkeypatch):
     monkeypatch.setattr(clock, "seconds", lambda layout: 1.0 if layout.forward_batch_size != 50 else 0.5)
     found = tuning.tuned(experiment())

@@ -9,6 +9,7 @@ from fedjax_ssl.data.federated import pack
 from fedjax_ssl.simulation import client_store
 from fedjax_ssl.simulation.client_store import HostSimulator, capacity, gather_images
 from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
@@ -118,6 +119,30 @@ def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     monkeypatch.setattr(client_store, "report", noted("report", client_store.report))
     host.round(state._replace(clients=state.clients.view(Kept)))
     assert order == ["round", "gather", "write back", "report"]
+
+
+def test_the_next_cohorts_images_are_there_while_it_is_found_out_what_fits(monkeypatch):
+    host, happened = HostSimulator(toy.problem(), Execution(0, shrinks=True), 4), []
+    gather, fit = HostSimulator._gather, client_store.in_chunks_that_fit
+
+    def noted_fit(*args):
+        happened.append("fit")
+        return fit(*args)
+
+    def noted_gather(self, run, number, *cohorts):
+        happened.append(number)
+        return gather(self, run, number, *cohorts)
+
+    monkeypatch.setattr(client_store, "in_chunks_that_fit", noted_fit)
+    monkeypatch.setattr(HostSimulator, "_gather", noted_gather)
+    run(host, 0, 3)
+    assert happened == [0, 0, 1, "fit", 2, 3]  # before round 1 for the server's preparation
+
+
+def test_client_states_are_made_where_jax_has_no_cpu(without_cpu):
+    assert client_store.cpu() is None
+    host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
+    assert run(host, 0, 2) == run(Simulator(toy.problem(), toy.executions()["vmap"], 4), 0, 2)
 
 
 def test_cohorts_are_drawn_for_many_rounds_at_once_and_are_those_of_each(monkeypatch):

@@ -256,20 +256,47 @@ def test_other_errors_are_left_alone():
         memory.in_chunks_that_fit(fail, lambda _: 0, [Execution(0, shrinks=True)], 5)
 
 
-def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory_or_the_containers(tmp_path, monkeypatch):
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """A folder that stands for /proc and /sys/fs/cgroup."""
     monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "v1", tmp_path / "v2"))
-    (tmp_path / "v2").write_text("max\n")
+    monkeypatch.setattr(memory, "GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("groups", "limit", "usage"),
+    [
+        ("0::/job/step\n", "groups/job/memory.max", "groups/job/memory.current"),
+        ("0::/\n", "groups/memory.max", "groups/memory.current"),
+        ("2:cpu:/else\n1:memory:/job\n", "groups/memory/job/memory.limit_in_bytes", "groups/memory/job/memory.usage_in_bytes"),
+    ],
+)
+def test_a_container_has_what_it_may_take_and_does_not_hold_yet(system, groups, limit, usage):
+    whole, (limit, usage) = memory.device_bytes(1), (system / limit, system / usage)
+    (system / "cgroup").write_text(groups)
+    limit.parent.mkdir(parents=True)
+    usage.write_text("3000\n")
+    (limit.parent / "memory.stat").write_text("anon 2800\ninactive_file 200\nactive_file 7\n")
+    limit.write_text("max\n")
+    assert memory.device_bytes(1) == whole
+    limit.write_text("4096\n")
+    assert memory.device_bytes(1) == 4096 - 3000 + 200
+    assert memory.device_bytes(2, held=100) == 1296 // 2 + 100
+    assert memory.device_bytes(2, held=9999) == 4096 // 2
+    limit.write_text(str(2**62))  # what the first version says where there is none
+    assert memory.device_bytes(1) == whole
+
+
+def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
     whole = memory.device_bytes()
     assert 2**28 < whole < 2**45
-    (tmp_path / "v2").write_text("4096\n")
-    assert memory.device_bytes() == 4096 // jax.local_device_count()
-    (tmp_path / "v2").write_text(str(2**62))  # what the first version says where there is none
-    assert memory.device_bytes() == whole
-    (tmp_path / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
+    (system / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
     assert memory.device_bytes(2) == 4096
     assert memory.device_bytes(2, held=100) == 4196  # which the arguments have of it already
     assert memory.device_bytes(2, held=2**50) == whole * jax.local_device_count() // 2
+    assert memory.device_bytes() == 8192 // jax.local_device_count()
 
 
 def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
