@@ -103,7 +103,7 @@ def apart(a, b) -> float:
     [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
 )
 def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
-    """To 1e-5 from four of six initial models: from others rounding may turn a unit of a ReLU that is near to 0, and with it its
+    """To 1e-5 from four of six initial models: from others rounding may turn a unit of a ReLU that is near to 0, and so its
     gradient, which later steps make 1e-2. With (FL)^2 and seed 0 that is in the sixth of the server's epochs, on a CPU in 3 of
     16 rounds whose weights are moved by 3e-7; with FedSiam and seed 0 in 4 of 16, by 1e-7."""
     options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32", "execution__conv": conv}
