@@ -103,9 +103,9 @@ def apart(a, b) -> float:
     [("fl2", "server"), ("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_pi", "clients"), ("fedmatch", "server")],
 )
 def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
-    """To 1e-5 from four of six initial models: from others rounding may turn a unit of a ReLU that is near to 0, and so its
-    gradient, which later steps make 1e-2. With (FL)^2 and seed 0 that is in the sixth of the server's epochs, on a CPU in 3 of
-    16 rounds whose weights are moved by 3e-7; with FedSiam and seed 0 in 4 of 16, by 1e-7."""
+    """To 1e-5 from four of six initial models; from the others to .03, as there rounding may turn a unit of a ReLU that is near
+    to 0, and so its gradient, which later steps make 1e-2. With (FL)^2 and seed 0 gradients jump in the sixth of the server's
+    epochs, on a CPU in 3 of 16 rounds whose weights are moved by 3e-7; with FedSiam and seed 0 they do in 4 of 16, by 1e-7."""
     options = {"network": "cnn", "labels_at": labels_at, "execution__precision": "float32", "execution__conv": conv}
     if method == "fl2":
         options["method__confidence"] = 0.12
@@ -124,7 +124,7 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
         distances.append(apart(jax.device_get(got), expected))
         assert images == as_many > 0
     assert sorted(distances)[3] < 1e-5
-    assert max(distances) < 0.1
+    assert max(distances) < 0.03
 
 
 @pytest.mark.parametrize(("strategy", "conv"), [("vmap", "tiled"), ("scan", "grouped")])

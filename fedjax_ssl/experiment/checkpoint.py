@@ -116,9 +116,8 @@ class Checkpoints:
         """
         self.wait()
         likes = _leaves(template)
-        rounds = (int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal())
         corrupt: list[int] = []
-        for round in sorted((number for number in rounds if upto is None or number <= upto), reverse=True):
+        for round in sorted((number for number in self.rounds() if upto is None or number <= upto), reverse=True):
             try:
                 manifest, content = self._read(round)
             except _CorruptError as error:
@@ -135,6 +134,10 @@ class Checkpoints:
             names = ", ".join(map(str, corrupt))
             raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); move that folder away to start anew")
         return None
+
+    def rounds(self) -> list[int]:
+        """The rounds of which there is a checkpoint, whole or not."""
+        return [int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
 
     def forget_after(self, round: int) -> None:
         """Deletes the checkpoints of rounds after `round`, so that they can be saved again."""

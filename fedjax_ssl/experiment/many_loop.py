@@ -181,13 +181,17 @@ def _newest_of_all(experiment: ManyExperiment, live: Sequence[_Folder]) -> tuple
         kept = [one for one in found if one is not None]
         if len(kept) < len(found):
             new = next(folder for folder, one in zip(live, found, strict=True) if one is None)
-            are_first = all(number <= experiment.settings.checkpoint_every for number, _ in kept)
+            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1 and all(
+                number <= experiment.settings.checkpoint_every for number, _ in kept
+            )
             if kept and not (are_first and upto is None and new.log.rows()):
                 raise ValueError(
                     f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
                     "without it, or start anew with --overwrite"
                 )
-            return 0, []  # the first time, or killed while the first checkpoints were written
+            if kept:
+                _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
+            return 0, []
         if len({number for number, _ in kept}) == 1:
             return kept[0][0], [state for _, state in kept]
         upto = min(number for number, _ in kept)

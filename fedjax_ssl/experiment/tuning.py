@@ -32,6 +32,7 @@ from fedjax_ssl.experiment.measurement import Timed, convolves, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation import memory
+from fedjax_ssl.simulation.execution import Execution
 
 _log = logging.getLogger(__name__)
 
@@ -293,16 +294,21 @@ def search(
         return timed
 
     best: Timed | None = None
+    ran: Execution | None = None  # the best rounds, in chunks that had room
+
+    def found(left_out: list[Move]) -> Found:
+        return Found(layout.shrunk(ran) if ran else layout, list(tried.items()), left_out)
+
     for number, move in enumerate(todo):
         if give_up() or time.perf_counter() - began > LIMIT_S:
             _log.info("  no time for %d more", len(todo) - number)
-            return Found(layout, list(tried.items()), todo[number:])
+            return found(todo[number:])
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
             best = prepared(layout, evaluates)
             if best is None or not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
                 return nothing
-            layout = layout.shrunk(best.piece.simulator.execution)  # to what has room
+            ran = ran if evaluates else best.piece.simulator.execution
         candidate = layout._replace(**move)
         if candidate == layout or (candidate.steps == "unrolled" != layout.steps and _takes_long(experiment, best)):
             continue
@@ -313,8 +319,9 @@ def search(
             _measure_again(best, other)
             tried |= {describe(layout, evaluates): best.seconds, describe(candidate, evaluates): other.seconds}
         if other.seconds * GAIN < best.seconds:
-            layout, best = candidate.shrunk(other.piece.simulator.execution), other
-    return Found(layout, list(tried.items()), [])
+            layout, best = candidate, other
+            ran = ran if evaluates else best.piece.simulator.execution
+    return found([])
 
 
 def _measure_again(best: Timed, other: Timed) -> None:

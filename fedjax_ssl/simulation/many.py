@@ -153,7 +153,7 @@ class ManySimulator(Compiling):
             return program(evaluate_, execution)
 
         self._round_program, self._evaluate_program = round_program, evaluate_program
-        # One run after another: it is done once, and what has room for it has room for the rounds.
+        # One run after another: it is done once, and so needs no more memory than a round of one run.
         self._initialize = program(initialize_, execution._replace(chunk_size=1))
         self._round, self._evaluate = round_program(execution), evaluate_program(execution)
 

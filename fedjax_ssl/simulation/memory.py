@@ -67,7 +67,7 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
     if jax.local_devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
         share = sharing or jax.local_device_count()
         rooms = [_of_machine(), *_of_groups()]
-        return min(min(room.all // share, room.free // share + held) for room in rooms)
+        return max(1, min(min(room.all // share, room.free // share + held) for room in rooms))
     return 0
 
 
@@ -87,15 +87,32 @@ def _of_machine() -> _Room:
         return _Room(there, there)
 
 
+class _Names(NamedTuple):
+    """What a version of control groups calls a limit, what is used of it, and files' pages therein, which can be given up."""
+
+    limit: str
+    usage: str
+    files: str
+
+
+_NAMES = (_Names("memory.max", "memory.current", ""), _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
+"""Of the second version, and of the first. All count what is in the groups below, too."""
+
+
 def _of_groups() -> Iterator[_Room]:
-    """What each control group that has a limit may take, of either version: this process's own and all that it is in."""
+    """What each control group that has a limit may take: this process's own and all that it is in."""
     for folder in _groups():
-        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for names in _NAMES:
             try:
-                most, used = (int((folder / name).read_text()) for name in (limit, usage))
-                yield _Room(most, most - used + _number("inactive_file", folder / "memory.stat"))
+                most = int((folder / names.limit).read_text())
             except (OSError, ValueError):  # no such file, or "max"
                 continue
+            try:
+                used = int((folder / names.usage).read_text())
+                files = sum(_number(f"{names.files}{kind}_file", folder / "memory.stat") for kind in ("active", "inactive"))
+                yield _Room(most, most - used + files)
+            except OSError:  # it does not say how much is free
+                yield _Room(most, most)
 
 
 def _groups() -> Iterator[pathlib.Path]:

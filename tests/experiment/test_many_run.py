@@ -246,9 +246,11 @@ def test_a_new_run_among_unfinished_ones_is_refused(tmp_path):
     assert len(rows(tmp_path / "0")) == 2
 
 
-def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path):
-    given = config(checkpoint_every=1)
-    go(many.build(given), tmp_path, stop_after=2)
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path, every):
+    given = config(checkpoint_every=every)
+    for last in (1, 2):  # a checkpoint is saved at both
+        go(many.build(given), tmp_path, stop_after=last)
     shutil.rmtree(tmp_path / "1" / "checkpoints")
     with pytest.raises(loop.RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
         go(many.build(given), tmp_path)
@@ -256,12 +258,13 @@ def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path
     assert restored(many.build(given), tmp_path, 0)[0] == 2
 
 
-def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, whole):
+def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, caplog):
     given = config(checkpoint_every=1)
     go(many.build(given), tmp_path, stop_after=1)
     shutil.rmtree(tmp_path / "1" / "checkpoints")
     go(many.build(given), tmp_path)
     assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
+    assert "1: no checkpoint yet, as if killed while the first were written: all begin anew" in caplog.text
 
 
 def test_runs_go_on_where_jax_has_no_cpu(tmp_path, without_cpu, whole):

@@ -213,6 +213,7 @@ def test_separate_programs_are_not_tried_where_they_cannot_be_and_chunks_are(cha
 
 
 def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
+    """And others are tried in the chunks that were asked for: they may have room."""
     fast = Layout("sharded", 2, 4, "winograd", "loop", "lean", 250)
 
     class Timed(tuning.Timed):
@@ -224,6 +225,27 @@ def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
 
     monkeypatch.setattr(tuning, "Timed", Timed)
     assert tuning.tuned(experiment()).layout == fast._replace(chunk_size=1)
+    clock.tried.clear()
+    begun = tuning.in_layout(experiment(execution__dtype="bfloat16"), fast._replace(compiler="default"))
+    assert tuning.tuned(begun).layout == fast._replace(chunk_size=1, conv="shifted")
+    assert {one.chunk_size for one in clock.tried if one.strategy == "sharded"} == {2}
+
+
+def test_views_are_those_of_the_dataset_unless_they_are_named(monkeypatch):
+    def named(name, **views):
+        given = experiment(data__labeled="crop1", **views)
+        return dataclasses.replace(
+            given, settings=dataclasses.replace(given.settings, data=dataclasses.replace(given.settings.data, name=name))
+        )
+
+    for same, views in ((True, {}), (False, {"data__weak": "default"})):
+        assert (tuning.key(named("mnist", **views)) == tuning.key(named("fashion_mnist", **views))) == same
+
+
+def test_an_accelerators_memory_counts(monkeypatch):
+    usual = tuning.key(experiment())
+    monkeypatch.setattr(tuning.memory, "accelerator_bytes", lambda: 80 * 2**30)
+    assert tuning.key(experiment()) == usual | {"memory_gb": 80}
 
 
 def test_forward_passes_have_as_many_examples_as_are_fastest_unless_statistics_depend_on_them(clock, monkeypatch):

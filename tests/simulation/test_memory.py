@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.simulation import many as many_module
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import Execution, client_mesh
@@ -211,6 +212,21 @@ def test_runs_that_do_not_fit_side_by_side_follow_one_another_with_the_same_resu
     assert tried == made  # and they stay so
 
 
+def test_runs_that_are_vmapped_are_prepared_one_after_another(monkeypatch):
+    method, data, spec, size = toy.problem()
+    tables, vmapped, over_runs = {name: getattr(data, name) for name in TABLES}, [], many_module.over_runs
+
+    def noted(function, inputs, shared, spread):
+        vmapped.append(spread.vmapped)
+        return over_runs(function, inputs, shared, spread)
+
+    monkeypatch.setattr(many_module, "over_runs", noted)
+    several = ManyProblem(lambda _: method, data.train, data.test, [tables] * 2, (0, 1), None, spec, size)
+    many = ManySimulator(several, Spread(None, True), Execution(0), 4)
+    many.round(many.initialize()[0], "ab")
+    assert vmapped == [False, True]
+
+
 def test_runs_that_do_not_fit_one_after_another_in_given_chunks_are_one_clear_line(of_size):
     of_size(there=10, cohort_size=5)
     method, data, spec, size = toy.problem()
@@ -274,19 +290,25 @@ def system(tmp_path, monkeypatch):
     ],
 )
 def test_a_container_has_what_it_may_take_and_does_not_hold_yet(system, groups, limit, usage):
-    whole, (limit, usage) = memory.device_bytes(1), (system / limit, system / usage)
+    of_machine, (limit, usage) = memory.device_bytes(1), (system / limit, system / usage)
     (system / "cgroup").write_text(groups)
     limit.parent.mkdir(parents=True)
     usage.write_text("3000\n")
-    (limit.parent / "memory.stat").write_text("anon 2800\ninactive_file 200\nactive_file 7\n")
+    stat = limit.parent / "memory.stat"
+    whole, own = ("", "own_") if limit.name == "memory.max" else ("total_", "")
+    stat.write_text(f"{own}inactive_file 1\n{own}active_file 1\n{whole}inactive_file 130\n{whole}active_file 70\n")
     limit.write_text("max\n")
-    assert memory.device_bytes(1) == whole
+    assert memory.device_bytes(1) == of_machine
     limit.write_text("4096\n")
     assert memory.device_bytes(1) == 4096 - 3000 + 200
     assert memory.device_bytes(2, held=100) == 1296 // 2 + 100
     assert memory.device_bytes(2, held=9999) == 4096 // 2
+    usage.write_text("9000\n")
+    assert memory.device_bytes(1) == 1  # and not 0, which is unknown
+    stat.unlink()
+    assert memory.device_bytes(1) == 4096
     limit.write_text(str(2**62))  # what the first version says where there is none
-    assert memory.device_bytes(1) == whole
+    assert memory.device_bytes(1) == of_machine
 
 
 def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
