@@ -5,7 +5,7 @@
 The method `supervised`: 100 labels at the server, two epochs a round in batches of 20, SGD .01 with momentum .9, static batch
 norm over the labels; CIFAR-10, or MNIST for the small ones. Each in a process of its own; peak memory is that of the whole
 process, data and compilation included, the time of a round the median, with quartiles, of all rounds but the first. Exit status
-1 where the loss, a mean over a round's steps, did not fall. Run time: 20 minutes on two CPU cores.
+1 where the loss, a mean over a round's steps, did not fall. Run time: nine minutes on two CPU cores.
 """
 
 from __future__ import annotations
