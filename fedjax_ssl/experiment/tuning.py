@@ -11,6 +11,7 @@ turns, by the least time; see `measurement`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -283,14 +284,10 @@ def search(
     tried: dict[str, float] = {}  # and not what was timed, which holds memory
 
     def prepared(layout: Layout, evaluates: bool) -> Timed | None:
-        words = describe(layout, evaluates)
-        try:
-            timed = Timed(assembled(layout.pinned(settings), experiment.views, spec, data, given=settings), evaluates=evaluates)
-        except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
-            _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
-            return None
-        _log.info("  %s: %.4g s", words, timed.seconds)
-        tried[words] = timed.seconds
+        made = functools.partial(assembled, layout.pinned(settings), experiment.views, spec, data, given=settings)
+        timed = _timed(made, describe(layout, evaluates), evaluates)
+        if timed is not None:
+            tried[describe(layout, evaluates)] = timed.seconds
         return timed
 
     best: Timed | None = None
@@ -322,6 +319,17 @@ def search(
             layout, best = candidate, other
             ran = ran if evaluates else best.piece.simulator.execution
     return found([])
+
+
+def _timed(made: Callable[[], Experiment], words: str, evaluates: bool) -> Timed | None:
+    """What `made` makes, timed; None where that fails. The log says which."""
+    try:
+        timed = Timed(made(), evaluates=evaluates)
+    except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
+        _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
+        return None
+    _log.info("  %s: %.4g s", words, timed.seconds)
+    return timed
 
 
 def _measure_again(best: Timed, other: Timed) -> None:

@@ -231,12 +231,11 @@ def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
     assert {one.chunk_size for one in clock.tried if one.strategy == "sharded"} == {2}
 
 
-def test_views_are_those_of_the_dataset_unless_they_are_named(monkeypatch):
+def test_views_are_those_of_the_dataset_unless_they_are_named():
     def named(name, **views):
         given = experiment(data__labeled="crop1", **views)
-        return dataclasses.replace(
-            given, settings=dataclasses.replace(given.settings, data=dataclasses.replace(given.settings.data, name=name))
-        )
+        data = dataclasses.replace(given.settings.data, name=name)
+        return dataclasses.replace(given, settings=dataclasses.replace(given.settings, data=data))
 
     for same, views in ((True, {}), (False, {"data__weak": "default"})):
         assert (tuning.key(named("mnist", **views)) == tuning.key(named("fashion_mnist", **views))) == same
