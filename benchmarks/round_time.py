@@ -17,8 +17,8 @@ given, and of OTHERWISE.
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
 again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's, the median of such ratios
-of all turns. Exit status 1 where that is below WORST. A search that was cut short by the budget is marked, and does not count.
-What there is no time for is named.
+of all turns. Exit status 1 where that is below WORST, and where anything failed, but for fixed layouts that have no room in
+memory. A search that was cut short by the budget is marked, and does not count. What there is no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -51,6 +51,7 @@ from benchmarks.spread import quartiles
 from benchmarks.workloads import DTYPES, TUNED, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
+from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import COMPILERS
 from launch.command import use_all_cores
 
@@ -211,11 +212,12 @@ class Bench:
 
 
 def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
-    """`measure`, or what went wrong, such as memory that is not there; then the device's memory is free again."""
+    """`measure`, or what went wrong, or that a fixed layout has no room; then the device's memory is free again."""
     try:
         return measure(case)
     except Exception as error:  # whatever it is: the other combinations are measured all the same
-        return {**case._asdict(), "error": " ".join([f"{type(error).__name__}:", *str(error).split()])[:200]}
+        kind = "no_room" if memory.is_short(error) and case.loop != TUNED else "error"
+        return {**case._asdict(), kind: " ".join([f"{type(error).__name__}:", *str(error).split()])[:200]}
     finally:
         jax.clear_caches()
         gc.collect()  # programs and what they hold refer to each other
@@ -293,8 +295,8 @@ def line(r: dict[str, Any]) -> str:
     """A line of the table."""
     layout = r.get("layout", r)  # which a tuned one has found
     what = f"{r['workload']:18} {layout['conv']:8} {r['loop']:8} {layout['compiler']:8} {r['dtype']:13} {r['cohort']:4}"
-    if "error" in r:
-        return f"{what} {r['steps']:3} {r['error']}"
+    if failed := r.get("error") or r.get("no_room"):
+        return f"{what} {r['steps']:3} {failed}"
     spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
     beside = f" {r['of_best']:7.2f}" if r.get("of_best") else ""
     return (

@@ -82,6 +82,12 @@ def available_devices(settings: Settings) -> list[jax.Device]:
     return available
 
 
+def fewest(cohort_size: int, devices: int) -> int:
+    """As few devices as take a cohort no longer: ten clients take eight two turns, the second for two clients, as five do."""
+    turns = -(-cohort_size // devices)
+    return -(-cohort_size // turns)
+
+
 def resolve(settings: Settings) -> Layout:
     """The layout of settings; what they leave open is what is right as a rule, see `tuning` for what is measured.
 
@@ -112,9 +118,7 @@ def resolve(settings: Settings) -> Layout:
         raise ValueError(f"execution.strategy: got separate with {why}, accepted: scan")
     devices = 1
     if strategy in ("sharded", "separate"):
-        # Ten clients take eight devices two turns, the second for two clients: five take no longer.
-        turns = -(-settings.cohort_size // len(available))
-        devices = given.devices or -(-settings.cohort_size // turns)
+        devices = given.devices or fewest(settings.cohort_size, len(available))
     chunk_size = {"vmap": 0, "scan": 1, "separate": 1}.get(strategy, given.chunk_size or int(on_cpu))
     of_device = -(-settings.cohort_size // devices)
     vmapped = min(chunk_size or of_device, of_device) > 1 and not alone

@@ -19,10 +19,11 @@ from fedjax_ssl.data import sources
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.experiment.build import Plan, check_unrolled, counts_of, plan_of
 from fedjax_ssl.experiment.experiment import COSTS, TOTALS, divergence, is_evaluated, timed
-from fedjax_ssl.experiment.layout import Layout, available_devices, resolve
+from fedjax_ssl.experiment.layout import Layout, available_devices, fewest, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
+from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, of_runs, spread_of
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Problem
@@ -66,7 +67,7 @@ class ManyExperiment:
         problem: their methods, data and keys.
         simulator: their programs.
         num_params: parameters of the network.
-        layout: as of an Experiment; its devices share the runs.
+        layout: as of an Experiment, of each run; its devices are the run's own.
     """
 
     runs: tuple[Run, ...]
@@ -91,18 +92,23 @@ class ManyExperiment:
             seeds=[seeds[i] for i in which],
             numbers=None if numbers is None else [numbers[i] for i in which],
         )
-        layout = self.layout._replace(devices=_layout(self.runs).devices)
-        return _assemble(tuple(self.runs[i] for i in which), self.methods, problem, self.num_params, layout)
+        runs = tuple(self.runs[i] for i in which)
+        return _assemble(runs, self.methods, problem, self.num_params, self.layout, _devices(self.settings))
 
-    def in_layout(self, layout: Layout) -> ManyExperiment:
-        """The experiment in another layout; its settings stay as they are.
+    @property
+    def num_devices(self) -> int:
+        """The devices that share the runs."""
+        return self.simulator.spread.num_devices
+
+    def in_layout(self, layout: Layout, num_devices: int) -> ManyExperiment:
+        """The experiment in another layout, on at most so many devices; its settings stay as they are.
 
         Raises:
             ValueError: there are too many steps to write out.
         """
-        if layout == self.layout:
+        if (layout, num_devices) == (self.layout, self.num_devices):
             return self
-        return _assemble(self.runs, self.methods, self.problem, self.num_params, layout)
+        return _assemble(self.runs, self.methods, self.problem, self.num_params, layout, num_devices)
 
     def start(self) -> tuple[RunState, list[Row]]:
         """The state before round 1, and each run's row of metrics: round 0 and the totals so far."""
@@ -196,32 +202,42 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
         cohort_size=asked.cohort_size,
     )
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
-    experiment = _assemble(runs, methods, problem, plan.num_params(), layout)
+    experiment = _assemble(runs, methods, problem, plan.num_params(), layout, _devices(asked))
     if is_traced:
         _check_traced(experiment, asked.vary)
     return experiment
 
 
+def _devices(settings: Settings) -> int:
+    """The most that may share the runs."""
+    return settings.execution.devices or len(available_devices(settings))
+
+
 def _layout(runs: Sequence[Run]) -> Layout:
-    """How the runs and their clients are laid out: a run's clients are all on one of the devices, which share the runs."""
+    """How each run is laid out: on one device, or on several that share its clients, where there are enough and nothing else is
+    asked for."""
     given = runs[0].settings
-    available = len(available_devices(given))
-    alone = dataclasses.replace(given, execution=dataclasses.replace(given.execution, devices=1))
-    return resolve(alone)._replace(devices=given.execution.devices or available)
+    available_devices(given)  # which raises where more are asked for
+    shares_clients = given.execution.strategy == "auto" and given.method["name"] not in SERVER_ALONE
+    own = fewest(given.cohort_size, max(1, _devices(given) // len(runs))) if shares_clients else 1
+    return resolve(dataclasses.replace(given, execution=dataclasses.replace(given.execution, devices=own)))
 
 
-def _assemble(runs: tuple[Run, ...], methods: Methods, problem: ManyProblem, num_params: int, layout: Layout) -> ManyExperiment:
-    """The experiment in a layout; its devices are the most that share the runs."""
-    settings, of_run, spread = runs[0].settings, layout._replace(devices=1), spread_of(len(runs), layout.devices)
+def _assemble(
+    runs: tuple[Run, ...], methods: Methods, problem: ManyProblem, num_params: int, layout: Layout, num_devices: int
+) -> ManyExperiment:
+    """The experiment in a layout of each run, on at most so many devices."""
+    settings, spread = runs[0].settings, spread_of(len(runs), num_devices, layout.devices)
     # Pseudo-labels are made of as many examples at a time as is given, see `build.assembled`.
-    pinned = of_run._replace(forward_batch_size=settings.execution.batch_size).pinned(methods.plan.settings)
+    pinned = layout._replace(forward_batch_size=settings.execution.batch_size).pinned(methods.plan.settings)
     plan = methods.plan._replace(conv=layout.conv, settings=pinned)
     problem = problem._replace(method=methods._replace(plan=plan).of)
     if layout.steps == "unrolled":
         data = FederatedData(problem.train, problem.test, **problem.tables[0])
         check_unrolled(Problem(problem.method(None), data, problem.spec, problem.cohort_size))
-    simulator = ManySimulator(problem, spread, of_run.execution(settings), layout.forward_batch_size)
-    return ManyExperiment(runs, methods, problem, simulator, num_params, layout._replace(devices=spread.num_devices))
+    execution = layout.execution(settings)._replace(mesh=None, share=layout.devices)
+    simulator = ManySimulator(problem, spread, execution, layout.forward_batch_size)
+    return ManyExperiment(runs, methods, problem, simulator, num_params, layout)
 
 
 def _check_traced(experiment: ManyExperiment, key: str) -> None:

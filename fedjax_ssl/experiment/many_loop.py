@@ -23,8 +23,8 @@ from fedjax_ssl.simulation.round import RunState
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 SHARED = "runs_share_devices"
-"""The key of a noted layout that says how many devices the runs share, each of which is on one."""
-TOGETHER = ("vmap", "scan", "chunked")
+"""The key of a noted layout that says how many devices the runs share."""
+TOGETHER = ("vmap", "scan", "chunked", "sharded")
 """The strategies that runs can have together."""
 
 
@@ -79,7 +79,7 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
     except ValueError as error:
         raise RefusedError(str(error)) from error
     layout = experiment.layout
-    _note(layout, folders)
+    _note(experiment, layout, folders)
     if state is None and stop.signal is None:
         state, last = experiment.start()
         last = [{**row, REASON: folder.ended} if folder.ended else row for row, folder in zip(last, folders, strict=True)]
@@ -94,7 +94,7 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
             done = rows[0]["round"]
             if (now := layout.shrunk(experiment.simulator.execution)) != layout:
                 layout = now
-                _note(layout, folders)
+                _note(experiment, layout, folders)
             for folder, board, row in zip(folders, boards, rows, strict=True):
                 _write(folder, board, row)
             progress.update(done, together(rows))
@@ -106,12 +106,13 @@ def _go_on(experiment: ManyExperiment, folders: Sequence[_Folder], stop: Stop, e
         rows = folder.log.rows()
         if len(rows) == settings.rounds and not folder.ended:
             folder.checkpoints.wait()  # a summary says that nothing is left to do
-            write_json(folder.path / SUMMARY, summary(run.settings, rows, layout, experiment.num_params))
+            of_all = layout._replace(devices=experiment.num_devices)
+            write_json(folder.path / SUMMARY, summary(run.settings, rows, of_all, experiment.num_params))
 
 
-def _note(layout: Layout, folders: Sequence[_Folder]) -> None:
-    for folder in folders:  # a run is on one of the devices, and could go on there alone
-        note(layout._replace(devices=1), folder.path, **{SHARED: layout.devices})
+def _note(experiment: ManyExperiment, layout: Layout, folders: Sequence[_Folder]) -> None:
+    for folder in folders:  # a run could go on alone, on as many devices as it has
+        note(layout, folder.path, **{SHARED: experiment.num_devices})
 
 
 def in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -> ManyExperiment:
@@ -132,11 +133,11 @@ def in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -
     else:
         more = read_json(noted[0])
         layout, platform, there = first, more.get("platform"), len(jax.devices())
-        devices = more.get(SHARED, experiment.layout.devices)
-        if platform == jax.default_backend() and devices <= there and layout.devices == 1 and layout.strategy in TOGETHER:
-            return experiment.in_layout(layout._replace(devices=devices))
-        got = f"{layout.strategy} on {max(devices, layout.devices)} of {platform}"
-        why = f"{noted[0]}: got {got}, there are {there} of {jax.default_backend()} here, and a run has one of them"
+        devices = max(more.get(SHARED, experiment.num_devices), layout.devices)
+        if platform == jax.default_backend() and devices <= there and layout.strategy in TOGETHER:
+            return experiment.in_layout(layout, devices)
+        got = f"{layout.strategy} on {devices} of {platform}"
+        why = f"{noted[0]}: got {got}, there are {there} of {jax.default_backend()} here"
     _log.warning("%s: going on in another layout, with other rounding", why)
     return experiment
 

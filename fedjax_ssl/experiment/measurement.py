@@ -33,8 +33,8 @@ LONGEST = 4
 """How many times as much as the average a client has at most."""
 LEAST_ROUNDS, LEAST_S = 2, 0.5
 """How long a layout is measured at a time."""
-TEST_IMAGES = 1_000
-"""Images of an evaluation on a CPU."""
+FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
+"""Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
 
 
 def has_few_steps(experiment: Experiment) -> bool:
@@ -55,9 +55,9 @@ def clients_a_device(settings: Settings) -> int:
 def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
     """The settings and data of the measurement: clients with few batches each, or with all they have, if they take few steps.
 
-    Every pseudo-label is accepted, so that clients have something to do from the first round on. On a CPU a few clients on each
-    device stand for the cohort, on an accelerator there are as many as in it. They are spread evenly from the client that has
-    most to the one that has least, and what they have is cut in proportion, so that clients differ as in the whole.
+    Every pseudo-label is accepted, so that clients have something to do at once. On a CPU a few clients on each device stand
+    for the cohort, on an accelerator there are as many as in it. They are spread evenly from the client that has most to the
+    one that has least, and what they have is cut in proportion, so that clients differ as in the whole.
     """
     settings, data = experiment.settings, experiment.problem.data
     on_cpu = jax.default_backend() == "cpu"
@@ -76,7 +76,6 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         server=dataclasses.replace(server, pretrain=0),
         data=dataclasses.replace(settings.data, num_clients=size, labeled_fraction=()),  # they are split already
         cohort_size=size,
-        rounds=10**6 * settings.execution.rounds_per_dispatch,
     )
     rows = spread(counts(data), size)
     alone = np.zeros(1, int)
@@ -88,13 +87,19 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         pooled=_cut(data.pooled, alone, average),
     )
     if on_cpu:
-        cut = cut._replace(test=Pool(*(x[:TEST_IMAGES] for x in data.test)))
+        cut = cut._replace(test=Pool(*(x[: evaluated_images(data)] for x in data.test)))
     return small, _with_its_images_alone(cut)
 
 
 def accepting_all(settings: Settings) -> dict[str, Any]:
     """The method's settings, so that it takes every pseudo-label."""
-    return {**settings.method, **({"confidence": 0.0} if hasattr(settings.method_options(), "confidence") else {})}
+    options, all_ = settings.method_options(), {"confidence": 0.0, "threshold": "fixed"}
+    return {**settings.method, **{name: value for name, value in all_.items() if hasattr(options, name)}}
+
+
+def evaluated_images(data: FederatedData) -> int:
+    """How many images of the test set matter for how fast it is evaluated: so many that no device is idle in any batches."""
+    return min(len(data.test.labels), max(FORWARD_SIZES.get(jax.default_backend(), (0,))) * len(jax.devices()))
 
 
 def counts(data: FederatedData) -> np.ndarray:
@@ -134,7 +139,7 @@ def _cut(table: Table, rows: np.ndarray, average: int | None) -> Table:
 
 
 class Timed:
-    """A piece of work that can be timed again.
+    """A piece of work that can be timed again. Its rounds are the last of the run, as some methods do less in the first ones.
 
     Args:
         piece: as `piece` has its settings and data.
@@ -148,7 +153,9 @@ class Timed:
 
     def __init__(self, piece: Experiment, *, evaluates: bool) -> None:
         self.piece, self.evaluates, self.seconds = piece, evaluates, math.inf
-        self._state = piece.simulator.initialize(piece.settings.seed)[0]
+        state, _ = piece.simulator.initialize(piece.settings.seed)
+        number = np.int32(piece.settings.rounds - piece.settings.execution.rounds_per_dispatch)
+        self._state = state._replace(round=jax.device_put(number, state.round.sharding))
         row = self._run()  # compiles, and warms up
         self.works = row.get("perf/client_images", 1) > 0
         self.measure()

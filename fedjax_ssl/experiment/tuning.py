@@ -29,7 +29,7 @@ from fedjax_ssl.experiment.build import assembled
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.machine import cache_folder, cores, processor, sources
-from fedjax_ssl.experiment.measurement import Timed, convolves, has_few_steps
+from fedjax_ssl.experiment.measurement import FORWARD_SIZES, Timed, convolves, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation import memory
@@ -42,8 +42,6 @@ GAIN = 1.05
 """How many times as fast a candidate must be to be taken: less is noise."""
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
-FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
-"""Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
 
 Move = dict[str, Any]
 
@@ -150,7 +148,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "reveal_labels": settings.data.reveal_labels,
         "cohort_size": settings.cohort_size,
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
-        "test": min(len(data.test.labels), max(FORWARD_SIZES.get(device.platform, (0,)))),
+        "test": measurement.evaluated_images(data),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
         "memory_gb": memory.accelerator_bytes() >> 30,
         "processor": f"{processor()}, {cores()} cores",
@@ -303,7 +301,10 @@ def search(
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
             best = prepared(layout, evaluates)
-            if best is None or not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
+            if best is None:
+                _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
+                return nothing
+            if not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
                 return nothing
             ran = ran if evaluates else best.piece.simulator.execution
         candidate = layout._replace(**move)

@@ -131,7 +131,7 @@ class HostSimulator:
             return prepare(method, server, data, key)
 
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
-            return evaluate(method, server, test, eval_batch_size, execution.mesh)
+            return evaluate(method, server, test, eval_batch_size, execution)
 
         self._cohorts = Program(cohorts_, execution)
         self._prepare = Program(prepare_, execution, out_shardings=(whole, whole))

@@ -38,6 +38,8 @@ class Execution(NamedTuple):
         compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
         shrinks: whether chunks get smaller where memory is short in the first round, see `memory.in_chunks_that_fit`.
         rounds: how many rounds one dispatch runs.
+        share: D where a round is traced on each of the devices of such a mesh already, as several runs' rounds are: there is
+            no mesh then, each device runs its share of the cohort, and has all results.
     """
 
     chunk_size: int = 0
@@ -46,11 +48,12 @@ class Execution(NamedTuple):
     compiler: str = "default"
     shrinks: bool = False
     rounds: int = 1
+    share: int = 1
 
     @property
     def num_devices(self) -> int:
         """D."""
-        return self.mesh.size if self.mesh is not None else 1
+        return self.mesh.size if self.mesh is not None else self.share
 
 
 def multiplied_in(precision: str) -> contextlib.AbstractContextManager:
@@ -127,6 +130,8 @@ def run_cohort(
 
     if execution.mesh is not None:
         run = _over_devices(run, execution.mesh)
+    elif devices > 1:
+        run = _of_each_device(run, devices)
     total, stacked = run(shared, cohort)
     if not one_turn:
         slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
@@ -160,6 +165,19 @@ def _over_devices(run: Callable, mesh: Mesh) -> Callable:
     split, whole = PartitionSpec(CLIENTS), PartitionSpec()
     # The replication check would ask every method to mark the constants of its loops as varying over devices.
     return jax.shard_map(local, mesh=mesh, in_specs=(whole, split), out_specs=(whole, split), check_vma=False)
+
+
+def _of_each_device(run: Callable, devices: int) -> Callable:
+    """`_over_devices` for what is traced on each of the devices: they run their shares, and exchange what came out."""
+
+    def local(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
+        number = jax.lax.axis_index(CLIENTS)
+        own = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:])[number], cohort)
+        total, stacked = run(shared, own)
+        gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
+        return jax.lax.psum(total, CLIENTS), gathered
+
+    return local
 
 
 def _run_chunks(

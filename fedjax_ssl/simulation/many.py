@@ -1,8 +1,9 @@
 """Several runs of one problem as one program: each with its own split, key and state, over one pool of examples.
 
-Several devices share the runs; a run's clients are mapped within its device. On a CPU the runs of a device follow one another.
-On an accelerator they are vmapped as long as each has all of its clients at once; where that is too much for its memory, or
-clients go in chunks anyway, they follow one another there too.
+Several devices share the runs. Where there are twice as many devices as runs, or more, a run has several, which share its
+clients; each of them has its whole state. On a CPU the runs of a device follow one another. On an accelerator they are vmapped
+as long as each has all of its clients at once; where that is too much for its memory, or clients go in chunks anyway, they
+follow one another there too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from fedjax_ssl.data.federated import FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics, reduce
-from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import RunState, initialize, run_round
 from fedjax_ssl.simulation.simulator import (
     Compiling,
@@ -40,7 +41,7 @@ class Spread(NamedTuple):
     """How runs are mapped to devices.
 
     Attributes:
-        mesh: None, or a mesh with the axis `runs` over whose devices they are split.
+        mesh: None, or a mesh with the axes `runs`, over which they are split, and `clients`, the devices of each run.
         vmapped: whether those of one device are vmapped where each has its clients all at once; else one follows the other.
     """
 
@@ -53,16 +54,18 @@ class Spread(NamedTuple):
         return self.mesh.size if self.mesh is not None else 1
 
     def slots(self, num_runs: int) -> int:
-        """R, rounded up to a multiple of the devices."""
-        return -(-num_runs // self.num_devices) * self.num_devices
+        """R, rounded up to as many as have their turns at the same time, or a multiple."""
+        at_once = self.mesh.shape[RUNS] if self.mesh is not None else 1
+        return -(-num_runs // at_once) * at_once
 
 
-def spread_of(num_runs: int, num_devices: int) -> Spread:
-    """The spread of R runs: the fewest of the first `num_devices` devices that take no more turns than all of them."""
-    turns = -(-num_runs // num_devices)
-    used = -(-num_runs // turns)
-    devices = jax.devices()[:used]
-    return Spread(Mesh(np.array(devices), (RUNS,)) if used > 1 else None, turns > 1 and devices[0].platform != "cpu")
+def spread_of(num_runs: int, num_devices: int, of_run: int = 1) -> Spread:
+    """The spread of R runs, each over `of_run` devices: the fewest of the first `num_devices` that take no more turns."""
+    turns = -(-num_runs // (num_devices // of_run))
+    at_once = -(-num_runs // turns)
+    devices = np.array(jax.devices()[: at_once * of_run])
+    mesh = Mesh(devices.reshape(at_once, of_run), (RUNS, CLIENTS)) if devices.size > 1 else None
+    return Spread(mesh, turns > 1 and devices[0].platform != "cpu")
 
 
 class ManyProblem(NamedTuple):
@@ -104,15 +107,16 @@ class ManySimulator(Compiling):
     Args:
         problem: what to simulate.
         spread: how runs are mapped.
-        execution: how the clients of a run are mapped; it has no mesh.
+        execution: how the clients of a run are mapped; it has no mesh, but a share on each of a run's devices.
         eval_batch_size: test images per forward pass.
 
     Attributes:
+        spread: as given.
         execution: as given; from the first round on with chunks that fit into memory, where memory may be short.
     """
 
     def __init__(self, problem: ManyProblem, spread: Spread, execution: Execution, eval_batch_size: int) -> None:
-        self.execution, self._spread, self._num_runs = execution, spread, len(problem.seeds)
+        self.execution, self.spread, self._num_runs = execution, spread, len(problem.seeds)
         self._cohort_size = problem.cohort_size
         self._whole = placement(spread.mesh)
         self._split = NamedSharding(spread.mesh, PartitionSpec(RUNS)) if spread.mesh is not None else self._whole
@@ -132,7 +136,7 @@ class ManySimulator(Compiling):
 
         def evaluate_(one: tuple[_Inputs, PyTree], pools: tuple[Pool, Pool]) -> Metrics:
             method, data = setup(one[0], pools)
-            return evaluate(method, one[1], data.test, eval_batch_size)
+            return evaluate(method, one[1], data.test, eval_batch_size, execution)
 
         def program(function: Callable, execution: Execution, **options: Any) -> Program:
             vmapped = spread.vmapped and execution.chunk_size == 0
@@ -196,10 +200,9 @@ class ManySimulator(Compiling):
     def _run_round(self, state: RunState) -> tuple[RunState, Cohort, Metrics]:
         """The round's program; the first time what fits into memory, where it is not given how many clients run at once."""
         execution = self.execution
-        side_by_side = self._spread.vmapped and execution.chunk_size == 0
+        side_by_side = self.spread.vmapped and execution.chunk_size == 0
         if self._round.compile_s or not (execution.shrinks or side_by_side):
-            devices = 1 if self._spread.mesh is None else self._spread.mesh.size
-            return run_if_it_fits(self._round, devices, state, self._inputs, self._pools)
+            return run_if_it_fits(self._round, self.spread.num_devices, state, self._inputs, self._pools)
         one_after_another = [execution._replace(chunk_size=self._cohort_size)] if side_by_side else []
         self._round, self.execution, results = in_chunks_that_fit(
             self._round_program,

@@ -69,6 +69,7 @@ class Program:
 
     Attributes:
         compile_s: seconds that tracing and compiling took, failures included; 0 before the first call.
+        has_room: whether it was found that the memory it needs is there; whoever finds that says so here.
     """
 
     def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
@@ -76,6 +77,7 @@ class Program:
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0
+        self.has_room = False
 
     def eval_shape(self, *args: Any) -> Any:
         """Shapes and dtypes of the function's results."""
@@ -186,7 +188,7 @@ class Simulator(Compiling):
             return initialize(method, data, spec, cohort_size, key)
 
         def evaluate_(server: PyTree, test: Pool) -> Metrics:
-            return evaluate(method, server, test, eval_batch_size, execution.mesh)
+            return evaluate(method, server, test, eval_batch_size, execution)
 
         # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
         self._initialize = Program(initialize_, execution, out_shardings=(state, whole))
@@ -259,12 +261,13 @@ def run_if_it_fits(program: Program, devices: int, *args: Any) -> Any:
     Raises:
         OutOfMemoryError: the message says what to do.
     """
-    if not program.compile_s and jax.default_backend() == "cpu":
+    if not program.has_room and jax.default_backend() == "cpu":
         program.compiled(*args)
         try:
             memory.check(program.memory_bytes, devices, program.argument_bytes)
         except memory.OutOfMemoryError as error:
             raise memory.OutOfMemoryError(f"no memory ({error}): {memory.ADVICE}") from error
+        program.has_room = True
     return program(*args)
 
 
@@ -308,7 +311,9 @@ def in_chunks_that_fit(
         program, placed_state = program_of(execution), place()
         program.compiled(placed_state, *data)
         memory.check(program.memory_bytes, devices, program.argument_bytes)
-        return program, jax.block_until_ready(program(placed_state, *data))
+        results = jax.block_until_ready(program(placed_state, *data))
+        program.has_room = True
+        return program, results
 
     def needs(execution: Execution) -> int:
         program = program_of(execution)
@@ -366,7 +371,7 @@ def client_sharding(mesh: Mesh | None, num_clients: int) -> Sharding:
     return placement(mesh)
 
 
-def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int, mesh: Mesh | None = None) -> Metrics:
+def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int, execution: Execution) -> Metrics:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
 
     Args:
@@ -374,7 +379,7 @@ def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int, mesh: 
         server: its server state.
         test: N images and labels.
         batch_size: images per forward pass.
-        mesh: devices that share the batches; None: one device has them all.
+        execution: whose devices share the batches.
     """
     (n,) = test.labels.shape
     size = min(batch_size, n)
@@ -397,11 +402,13 @@ def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int, mesh: 
         zero = Mean(jnp.zeros(()), jnp.zeros(()))
         return jax.lax.fori_loop(0, -(-n // (size * stride)), step, dict.fromkeys((*accuracies, "eval/loss"), zero))
 
-    if mesh is None:
+    if execution.num_devices == 1:
         return every(server, test)
 
     def share(server: PyTree, test: Pool) -> dict[str, Mean]:
-        return jax.lax.psum(every(server, test, jax.lax.axis_index(CLIENTS), mesh.size), CLIENTS)
+        return jax.lax.psum(every(server, test, jax.lax.axis_index(CLIENTS), execution.num_devices), CLIENTS)
 
+    if execution.mesh is None:
+        return share(server, test)
     whole = PartitionSpec()
-    return jax.shard_map(share, mesh=mesh, in_specs=(whole, whole), out_specs=whole, check_vma=False)(server, test)
+    return jax.shard_map(share, mesh=execution.mesh, in_specs=(whole, whole), out_specs=whole, check_vma=False)(server, test)

@@ -1,5 +1,6 @@
 """The benchmark of local steps: in which order it measures, what it makes of the times, and that nothing ends its table."""
 
+import contextlib
 import itertools
 import json
 import types
@@ -10,6 +11,7 @@ from benchmarks import ceilings, round_time, workloads
 from benchmarks.ceilings import Ceilings
 from benchmarks.workloads import TUNED, Case, Workload
 from fedjax_ssl.arithmetic import Arithmetic
+from fedjax_ssl.simulation import memory
 
 CEILINGS = Ceilings({"float32": 1e6}, 1e3)
 CASE = Case("small", "im2col", "scan", "default", "float32", 2, 3)
@@ -235,6 +237,21 @@ def test_a_case_that_fails_is_a_line_and_the_others_go_on(results, monkeypatch, 
     assert lines[1].split()[:3] == ["small", "im2col", "vmap"]
     assert lines[2].endswith(line)
     assert lines[2].split()[1] == TUNED
+
+
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_a_fixed_layout_without_room_is_no_failure_and_a_tuned_one_is(results, monkeypatch, capsys, is_tuned):
+    def start(case, give_up=None):
+        if (case.loop == TUNED) == is_tuned and case.loop != "vmap":
+            raise memory.OutOfMemoryError("no memory for\nall")
+        return running(case, [1.0], made=types.SimpleNamespace(memory_bytes=7))
+
+    monkeypatch.setattr(ceilings, "measured", lambda dtypes: CEILINGS)
+    monkeypatch.setattr(round_time, "start", start)
+    with pytest.raises(SystemExit) if is_tuned else contextlib.nullcontext():
+        results("--workloads", "small", "--conv", "im2col", "--loop", "scan", "vmap", "--cohort", "2")
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert [line.endswith("OutOfMemoryError: no memory for all") for line in lines] == [not is_tuned, False, is_tuned]
 
 
 def test_ceilings_are_of_one_device_or_of_all(monkeypatch):

@@ -25,7 +25,7 @@ def traced(request):
     def run(key, data):
         first, prepared = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
         state, _, metrics = run_round(problem.method, first, data, problem.cohort_size, Execution(chunk_size=1))
-        return first, state, (prepared, metrics, evaluate(problem.method, state.server, data.test, 250))
+        return first, state, (prepared, metrics, evaluate(problem.method, state.server, data.test, 250, Execution(1)))
 
     program, shapes = jax.make_jaxpr(run, return_shape=True)(jax.random.key(0), problem.data)
     return program.jaxpr, shapes

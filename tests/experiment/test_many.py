@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.data.federated import TABLES, FederatedData
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.experiment import build, many
+from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.many import ManySimulator, Spread
 from fedjax_ssl.simulation.simulator import Problem, Simulator
@@ -73,7 +74,7 @@ def alone(experiment, run, dataset=IMAGES):
 def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
     experiment = many.build(config(*method), IMAGES)
     assert [str(run) for run in experiment.runs] == ["seed 0", "seed 1", "seed 2"]
-    assert experiment.layout.devices == 2
+    assert experiment.num_devices == 2
     state, rows = next(experiment.rounds())
     for number, own in enumerate(experiment.states(state)):
         expected, row = next(alone(experiment, number).rounds())
@@ -81,6 +82,59 @@ def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
         assert_same_rows(row, rows[number])
     servers = [own.server for own in experiment.states(state)]
     assert distance(servers[0], servers[1]) > 1e-2
+
+
+# FedMatch's server keeps all updates, and FedSem's clients something of their own; five clients leave a slot over.
+@pytest.mark.parametrize("method", [("fl2", "server"), ("fedsem", "clients"), ("fedmatch", "clients")], ids="-".join)
+def test_where_there_are_devices_enough_they_share_the_clients_of_a_run(method):
+    experiment = many.build(config(*method, seeds=2, execution__devices=4), IMAGES)
+    assert (experiment.layout.strategy, experiment.layout.devices, experiment.num_devices) == ("sharded", 2, 4)
+    assert experiment.simulator.spread.mesh.shape == {"runs": 2, "clients": 2}
+    rounds = zip(experiment.rounds(), *(alone(experiment, number).rounds() for number in range(2)), strict=True)
+    for (state, rows), *both in itertools.islice(rounds, 2):
+        for (expected, row), own, found in zip(both, experiment.states(state), rows, strict=True):
+            assert_equal(expected, own)
+            assert_same_rows(row, found)
+
+
+def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(monkeypatch):
+    experiment = many.build(config("fixmatch", seeds=2, execution__devices=4, execution__batch_size=10), IMAGES)
+    run_chunks, fori_loop, clients, batches = execution._run_chunks, jax.lax.fori_loop, [], []
+
+    def noted(client, shared, cohort, *rest):
+        clients.append(len(cohort.real))
+        return run_chunks(client, shared, cohort, *rest)
+
+    monkeypatch.setattr(execution, "_run_chunks", noted)
+    monkeypatch.setattr(jax.lax, "fori_loop", lambda low, high, *rest: batches.append(high) or fori_loop(low, high, *rest))
+    experiment.simulator.trace()
+    assert clients == [3]  # of five
+    assert len(IMAGES.test_labels) == 500
+    numbers = [high for high in batches if isinstance(high, int)]
+    assert 25 in numbers
+    assert 50 not in numbers
+
+
+@pytest.mark.parametrize(
+    ("given", "of_run", "all_"),
+    [
+        ({"seeds": 2}, 2, 4),
+        ({"seeds": 3}, 1, 3),
+        ({"seeds": 5}, 1, 3),  # two turns
+        ({"seeds": 2, "cohort_size": 1}, 1, 2),
+        ({"seeds": 2, "execution__strategy": "scan"}, 1, 2),
+        ({"seeds": 2, "execution__devices": 2}, 1, 2),
+    ],
+)
+def test_devices_are_those_that_save_a_turn(given, of_run, all_):
+    experiment = many.build(config("fixmatch", **{"execution__devices": 0, **given}), IMAGES)
+    assert (experiment.layout.devices, experiment.num_devices) == (of_run, all_)
+    assert (experiment.layout.strategy == "sharded") == (of_run > 1)
+
+
+def test_what_the_server_alone_trains_has_no_clients_to_share():
+    experiment = many.build(tiny.config("freematch_central", seeds=2, execution__strategy="auto"), IMAGES)
+    assert (experiment.layout.devices, experiment.num_devices) == (1, 2)
 
 
 @pytest.mark.parametrize("vmapped", [False, True])

@@ -29,7 +29,7 @@ RATE = "client.optimizer.learning_rate"
 
 
 def config(**overrides):
-    """Two seeds on a device each; two of four clients a round, so that some take part again with what they kept."""
+    """Two seeds on a device each, or more; two of four clients a round, so that some take part again with what they kept."""
     quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
     several = {"seeds": 2, "rounds": 4, "data__name": "digits", "execution__strategy": "auto", "execution__devices": 2}
     return tiny.config("fixmatch", network="linear", **quick | {"method__confidence": 0.12} | several | overrides)
@@ -71,6 +71,18 @@ def assert_same_runs(experiment, expected, got):
         assert list(leaves) == list(own)
         for path, leaf in leaves.items():
             np.testing.assert_array_equal(own[path], leaf, err_msg=path)
+
+
+def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_others_have_finished(tmp_path):
+    given = config(execution__devices=4)
+    experiment = many.build(given)
+    assert (experiment.layout.devices, experiment.num_devices) == (2, 4)
+    go(experiment, tmp_path / "whole")
+    go(many.build(given), tmp_path / "resumed", stop_after=2)
+    shutil.copytree(tmp_path / "whole" / "0", tmp_path / "resumed" / "0", dirs_exist_ok=True)
+    go(many.build(given), tmp_path / "resumed")  # the second run alone, on two of the devices, as before
+    assert_same_runs(experiment, tmp_path / "whole", tmp_path / "resumed")
+    assert json.loads((tmp_path / "resumed" / "1" / "summary.json").read_text())["devices"] == 2
 
 
 def test_a_resumed_experiment_gives_the_same_bits(tmp_path, whole):
@@ -124,8 +136,8 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
     noted = json.loads((own / "layout.json").read_text())
-    assert noted["layout"] == experiment.layout._replace(devices=1)._asdict()
-    assert noted[many_loop.SHARED] == experiment.layout.devices == 2
+    assert noted["layout"] == experiment.layout._asdict()
+    assert noted[many_loop.SHARED] == experiment.num_devices == 2
     alone, several = (json.loads((path / "summary.json").read_text()) for path in (tmp_path, own))
     assert alone.keys() == several.keys()
     changing = {key for key in alone if key.startswith(("time/", "perf/"))} | {"strategy", "devices", "device"}
@@ -150,7 +162,7 @@ def noting(tmp_path, changes=(), **more):
     experiment = many.build(config())
     for run, change in itertools.zip_longest(experiment.runs, changes, fillvalue={}):
         (tmp_path / run.name).mkdir(exist_ok=True)
-        tuning.note(experiment.layout._replace(**{"devices": 1, **change}), tmp_path / run.name, **more)
+        tuning.note(experiment.layout._replace(**change), tmp_path / run.name, **more)
     return experiment
 
 
@@ -163,19 +175,23 @@ def test_runs_go_on_in_the_layout_that_their_folders_note(tmp_path):
     assert read(newer, tmp_path / "none") is newer
     there = {"chunk_size": 2, "strategy": "chunked", "compiler": "lean", "conv": "im2col", "steps": "unrolled"}
     found = read(noting(tmp_path, [there, there], **{many_loop.SHARED: 1}), tmp_path)
-    assert found.layout == newer.layout._replace(**there, devices=1)
+    assert (found.layout, found.num_devices) == (newer.layout._replace(**there), 1)
     assert found.simulator.execution == Execution(2, compiler="lean", shrinks=True)
     assert found.settings == newer.settings
     found = read(noting(tmp_path, [there, there]), tmp_path)  # which single runs began
-    assert found.layout == newer.layout._replace(**there)
-    assert found.layout.devices == 2
+    assert (found.layout, found.num_devices) == (newer.layout._replace(**there), 2)
+    over_devices = {"strategy": "sharded", "devices": 2}
+    found = read(noting(tmp_path, [over_devices] * 2, **{many_loop.SHARED: 4}), tmp_path)
+    assert (found.layout, found.num_devices) == (newer.layout._replace(**over_devices), 4)
+    found = read(noting(tmp_path, [over_devices] * 2), tmp_path)  # which single runs began: one after the other
+    assert (found.layout, found.num_devices) == (newer.layout._replace(**over_devices), 2)
 
 
 def test_the_steps_and_the_convolutions_of_a_noted_layout_are_those_of_the_method(monkeypatch):
     experiment, seen = many.build(config()), []
     monkeypatch.setattr(Plan, "method", lambda self, _: seen.append((self.settings.execution.steps, self.conv)))
     monkeypatch.setattr(many, "check_unrolled", lambda _: None)
-    experiment.in_layout(experiment.layout._replace(steps="unrolled", conv="shifted")).problem.method(None)
+    experiment.in_layout(experiment.layout._replace(steps="unrolled", conv="shifted"), 2).problem.method(None)
     assert seen[-1] == ("unrolled", "shifted")
 
 
@@ -184,7 +200,7 @@ def test_pseudo_labels_are_made_of_as_many_examples_as_before_a_layout_was_noted
     monkeypatch.setattr(Plan, "method", lambda self, _: sizes.append(self.task().batch_size))
     for given, expected in ((0, FORWARD_BATCH_SIZE), (9, 9)):
         experiment = experiments[given]
-        noted = experiment.in_layout(experiment.layout._replace(forward_batch_size=7))
+        noted = experiment.in_layout(experiment.layout._replace(forward_batch_size=7), 2)
         noted.problem.method(None)
         assert (noted.layout.forward_batch_size, sizes[-1]) == (7, expected)
 
@@ -193,7 +209,7 @@ def test_pseudo_labels_are_made_of_as_many_examples_as_before_a_layout_was_noted
     ("changes", "more", "why"),
     [
         (({"compiler": "lean"},), {}, "0/layout.json and .*1/layout.json: got two layouts for runs that go on together"),
-        (({"devices": 2, "strategy": "sharded"},) * 2, {}, "0/layout.json: got sharded on 2 of cpu, there are 4 of cpu here"),
+        (({"devices": 5, "strategy": "sharded"},) * 2, {}, "0/layout.json: got sharded on 5 of cpu, there are 4 of cpu here"),
         (({"strategy": "separate"},) * 2, {}, "got separate on 2 of cpu"),
         ((), {"platform": "gpu"}, "got scan on 2 of gpu, there are 4 of cpu here"),
         ((), {many_loop.SHARED: 5}, "got scan on 5 of cpu, there are 4 of cpu here"),
@@ -224,7 +240,7 @@ def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(tmp_path,
     monkeypatch.setattr(many, "spread_of", lambda *args: spreads.append(args) or spread_of(*args))
     spreads = []
     go(newer, tmp_path)
-    assert spreads[-1] == (2, 2)
+    assert spreads[-1] == (2, 2, 1)
     assert_same_runs(experiment, expected, tmp_path)
     assert json.loads((tmp_path / "0" / "summary.json").read_text())["compiler"] == "default"
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import Table
-from fedjax_ssl.experiment import measurement
+from fedjax_ssl.experiment import build, measurement
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
 from tests import tiny
 
 
@@ -21,6 +23,7 @@ def test_it_is_little_work_in_which_every_client_trains():
     settings, data = measurement.piece(whole)
     assert (settings.cohort_size, settings.client.epochs, settings.server.epochs, settings.server.pretrain) == (8, 1, 1, 0)
     assert settings.method["confidence"] == 0.0
+    assert measurement.accepting_all(tiny.experiment("fl2").settings)["threshold"] == "fixed"
     given = whole.problem.data
     assert data.server.count == given.server.count  # fewer than two batches
     assert len(data.train.images) < len(given.train.images)  # no more than are used
@@ -74,13 +77,46 @@ def test_clients_are_spread_over_those_there_are():
     np.testing.assert_array_equal(measurement.spread(np.array([1, 5, 3]), 3), [1, 2, 0])
 
 
+@pytest.mark.parametrize("case", [*tiny.CASES, ("fedsiam_d", "rectangle")], ids="-".join)
+def test_every_methods_piece_is_a_valid_experiment(case):
+    method, place = case
+    rectangle = {"method__curve": "rectangle", "method__pi_rounds": 0, "method__end_round": 4}
+    given = {"labels_at": "clients", **rectangle} if place == "rectangle" else {"labels_at": place}
+    whole = tiny.experiment(method, client__epochs=20, **given)
+    settings, data = measurement.piece(whole)
+    spec = whole.problem.spec._replace(num_clients=settings.data.num_clients)
+    piece = build.assembled(settings, whole.views, spec, data)
+    assert piece.settings.rounds == whole.settings.rounds
+    assert np.all(piece.problem.data.labeled.count + piece.problem.data.unlabeled.count > 0)
+
+
+@pytest.mark.parametrize("data", ["device", "host"])
+@pytest.mark.parametrize("method", ["fedsem", "fedtrinet"])
+def test_of_methods_with_phases_the_last_is_measured(method, data):
+    whole = tiny.experiment(method, rounds=40, cohort_size=8, method__labeled_rounds=30, execution__data=data)
+    timed = measurement.Timed(whole, evaluates=False)
+    assert timed.works
+    labeled = np.asarray(timed._state.clients.pseudo) >= 0
+    assert labeled.sum() == whole.problem.data.unlabeled.count.sum()
+
+
+def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is_tried():
+    whole = experiment()
+    pool = type(whole.problem.data.test)(np.zeros((50_000, 8, 8, 1), np.uint8), np.zeros(50_000, np.int32))
+    whole = dataclasses.replace(whole, problem=whole.problem._replace(data=whole.problem.data._replace(test=pool)))
+    images = len(measurement.piece(whole)[1].test.labels)
+    assert len(jax.devices()) > 1
+    for size in (*measurement.FORWARD_SIZES["cpu"], FORWARD_BATCH_SIZE):
+        assert images % (size * len(jax.devices())) == 0
+
+
 def test_a_server_with_many_steps_is_not_written_out():
     assert measurement.has_few_steps(experiment(server__epochs=0, server__steps=8))
     assert not measurement.has_few_steps(experiment(server__epochs=0, server__steps=9))
 
 
 def test_what_is_measured_can_be_run_and_evaluated():
-    whole = tiny.experiment("fixmatch", cohort_size=2)
+    whole = tiny.experiment("fixmatch", cohort_size=2, method__confidence=0.0)
     rounds, evaluation = (measurement.Timed(whole, evaluates=evaluates) for evaluates in (False, True))
     assert 0 < rounds.seconds < 100
     assert 0 < evaluation.seconds < 100

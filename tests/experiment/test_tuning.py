@@ -119,7 +119,7 @@ def test_other_machines_and_versions_measure_anew_and_what_changes_no_work_does_
     assert tuning.key(experiment()) != usual
 
 
-def test_test_images_count_up_to_the_largest_forward_pass_that_is_tried():
+def test_test_images_count_until_each_device_has_the_largest_forward_pass_that_is_tried():
     def of(number):
         given = experiment()
         test = type(given.problem.data.test)(np.zeros((number, 8, 8, 1), np.uint8), np.zeros(number, np.int32))
@@ -127,7 +127,8 @@ def test_test_images_count_up_to_the_largest_forward_pass_that_is_tried():
             dataclasses.replace(given, problem=given.problem._replace(data=given.problem.data._replace(test=test)))
         )
 
-    assert of(500) != of(1_000) == of(50_000)
+    most = 1_000 * len(jax.devices())
+    assert of(500) != of(1_000) != of(most) == of(50_000)
 
 
 def test_steps_that_may_be_written_out_are_part_of_the_work():
@@ -261,6 +262,13 @@ def test_pseudo_labels_are_made_of_as_many_examples_as_before():
     asked = experiment(execution__batch_size=7)
     costs = [next(one.rounds())[1]["cost/forward_passes"] for one in (begun, measured, asked)]
     assert costs[0] == costs[1] != costs[2]  # batches are counted whole
+
+
+def test_work_that_does_not_run_as_it_is_is_no_measure_and_the_log_says_so(clock, cache, caplog):
+    given = experiment(execution__conv="im2col", execution__compiler="default")
+    assert tuning.tuned(given).layout == given.layout
+    assert "does not run in the layout that it has" in caplog.text
+    assert not list(cache.glob("*.json"))
 
 
 def test_work_in_which_clients_do_nothing_is_no_measure(clock, cache):
