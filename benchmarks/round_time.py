@@ -17,8 +17,9 @@ given, and of OTHERWISE.
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
 again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's, the median of such ratios
-of all turns. Exit status 1 where that is below WORST, and where anything failed, but for fixed layouts that have no room in
-memory. A search that was cut short by the budget is marked, and does not count. What there is no time for is named.
+of all turns. Exit status 1 where that is below WORST, and where anything failed; of fixed layouts some may have no room in
+memory, but not all. A search that was cut short by the budget is marked, and does not count. What there is no time for is
+named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -285,6 +286,11 @@ def slow(result: dict[str, Any]) -> bool:
     return not result.get("cut_short") and (result.get("of_best") or 1.0) < WORST
 
 
+def without_room(results: list[dict[str, Any]]) -> set[str]:
+    """The workloads of which memory had no room for any layout that was tried."""
+    return {r["workload"] for r in results if "no_room" in r} - {r["workload"] for r in results if "images_per_s" in r}
+
+
 HEAD = (
     f"{'workload':18} {'conv':8} {'loop':8} {'compiler':8} {'dtype':13} {'M':>4} {'S':>3} {'images/s':>9} {'quartiles':>17} "
     f"{'useful':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7}"
@@ -356,7 +362,7 @@ def main() -> None:
         print(words)
     for result in filter(slow, results):
         print(f"{result['workload']}: the tuned layout takes {1 / result['of_best']:.2f} times the best fixed one's time")
-    if any("error" in result or slow(result) for result in results):
+    if any("error" in result or slow(result) for result in results) or without_room(results):
         sys.exit(1)
 
 

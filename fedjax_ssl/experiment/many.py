@@ -83,7 +83,7 @@ class ManyExperiment:
         return self.runs[0].settings
 
     def only(self, which: Sequence[int]) -> ManyExperiment:
-        """The experiment of some of the runs, on the same tables."""
+        """The experiment of some of the runs, on the same tables, in the layout that is usual for so many."""
         if len(which) == len(self.runs):
             return self
         tables, seeds, numbers = self.problem.tables, self.problem.seeds, self.problem.numbers
@@ -93,18 +93,23 @@ class ManyExperiment:
             numbers=None if numbers is None else [numbers[i] for i in which],
         )
         runs = tuple(self.runs[i] for i in which)
-        return _assemble(runs, self.methods, problem, self.num_params, self.layout, _devices(self.settings))
+        return _assemble(runs, self.methods, problem, self.num_params, _layout(runs), self.most_devices)
 
     @property
     def num_devices(self) -> int:
         """The devices that share the runs."""
         return self.simulator.spread.num_devices
 
+    @property
+    def most_devices(self) -> int:
+        """The devices that could share them, were there more runs."""
+        return _devices(self.settings)
+
     def in_layout(self, layout: Layout, num_devices: int) -> ManyExperiment:
         """The experiment in another layout, on at most so many devices; its settings stay as they are.
 
         Raises:
-            ValueError: there are too many steps to write out.
+            ValueError: there are too many steps to write out, or a run has more devices.
         """
         if (layout, num_devices) == (self.layout, self.num_devices):
             return self

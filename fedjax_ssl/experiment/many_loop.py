@@ -130,13 +130,15 @@ def in_noted_layout(experiment: ManyExperiment, paths: Sequence[pathlib.Path]) -
     elif len(set(contents)) > 1:
         other = next(path for path, content in zip(noted, contents, strict=True) if content != contents[0])
         why = f"{noted[0]} and {other}: got two layouts for runs that go on together"
+    elif first.strategy not in TOGETHER:
+        why = f"{noted[0]}: got {first.strategy}, which several runs cannot have"
     else:
         more = read_json(noted[0])
-        layout, platform, there = first, more.get("platform"), len(jax.devices())
-        devices = max(more.get(SHARED, experiment.num_devices), layout.devices)
-        if platform == jax.default_backend() and devices <= there and layout.strategy in TOGETHER:
-            return experiment.in_layout(layout, devices)
-        got = f"{layout.strategy} on {devices} of {platform}"
+        platform, there = more.get("platform"), len(jax.devices())
+        devices = max(more.get(SHARED, experiment.most_devices), first.devices)
+        if platform == jax.default_backend() and devices <= there:
+            return experiment.in_layout(first, devices)
+        got = f"{first.strategy} on {devices} of {platform}"
         why = f"{noted[0]}: got {got}, there are {there} of {jax.default_backend()} here"
     _log.warning("%s: going on in another layout, with other rounding", why)
     return experiment

@@ -87,7 +87,7 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         pooled=_cut(data.pooled, alone, average),
     )
     if on_cpu:
-        cut = cut._replace(test=Pool(*(x[: evaluated_images(data)] for x in data.test)))
+        cut = cut._replace(test=Pool(*(x[: evaluated_images(experiment)] for x in data.test)))
     return small, _with_its_images_alone(cut)
 
 
@@ -97,9 +97,10 @@ def accepting_all(settings: Settings) -> dict[str, Any]:
     return {**settings.method, **{name: value for name, value in all_.items() if hasattr(options, name)}}
 
 
-def evaluated_images(data: FederatedData) -> int:
+def evaluated_images(experiment: Experiment) -> int:
     """How many images of the test set matter for how fast it is evaluated: so many that no device is idle in any batches."""
-    return min(len(data.test.labels), max(FORWARD_SIZES.get(jax.default_backend(), (0,))) * len(jax.devices()))
+    most = max(FORWARD_SIZES.get(jax.default_backend(), (0,))) * experiment.layout.devices
+    return min(len(experiment.problem.data.test.labels), most)
 
 
 def counts(data: FederatedData) -> np.ndarray:
@@ -139,7 +140,8 @@ def _cut(table: Table, rows: np.ndarray, average: int | None) -> Table:
 
 
 class Timed:
-    """A piece of work that can be timed again. Its rounds are the last of the run, as some methods do less in the first ones.
+    """A piece of work that can be timed again. Its rounds are the last tenth of the run's, as some methods do less in the first
+    ones, again and again.
 
     Args:
         piece: as `piece` has its settings and data.
@@ -153,9 +155,10 @@ class Timed:
 
     def __init__(self, piece: Experiment, *, evaluates: bool) -> None:
         self.piece, self.evaluates, self.seconds = piece, evaluates, math.inf
-        state, _ = piece.simulator.initialize(piece.settings.seed)
-        number = np.int32(piece.settings.rounds - piece.settings.execution.rounds_per_dispatch)
-        self._state = state._replace(round=jax.device_put(number, state.round.sharding))
+        together = piece.settings.execution.rounds_per_dispatch
+        self._last, self._dispatched = max(1, piece.settings.rounds // (10 * together)), 0
+        self._first = np.int32(piece.settings.rounds - self._last * together)
+        self._state = piece.simulator.initialize(piece.settings.seed)[0]
         row = self._run()  # compiles, and warms up
         self.works = row.get("perf/client_images", 1) > 0
         self.measure()
@@ -163,6 +166,9 @@ class Timed:
     def _run(self) -> dict[str, float]:
         if self.evaluates:
             return self.piece.simulator.evaluate(self._state)
+        if self._dispatched % self._last == 0:
+            self._state = self._state._replace(round=jax.device_put(self._first, self._state.round.sharding))
+        self._dispatched += 1
         self._state, (row, *_) = self.piece.simulator.dispatch(self._state)
         return row
 

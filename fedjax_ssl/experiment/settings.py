@@ -262,7 +262,8 @@ class ExecutionSettings:
             of `launch.run` that take long; `always`; or `never`, for one and the same layout on all machines of a kind.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
-            of each CPU core. Several runs share the devices, and each has its clients on one.
+            of each CPU core. Several runs share the devices; each has its clients on one, or, with `strategy=auto` and twice
+            as many devices as runs, on several.
         batch_size: examples per forward-only pass (evaluation, pseudo-labels); 0: 250, and in an evaluation as many as `tune`
             finds to be the fastest (not with `model.norm=batch`, where an example is normalized by its batch). Static batch
             norm has batches of its own, `server.sbn_*_batch_size`, as its statistics depend on them.

@@ -148,7 +148,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "reveal_labels": settings.data.reveal_labels,
         "cohort_size": settings.cohort_size,
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
-        "test": measurement.evaluated_images(data),
+        "test": measurement.evaluated_images(experiment),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
         "memory_gb": memory.accelerator_bytes() >> 30,
         "processor": f"{processor()}, {cores()} cores",

@@ -60,7 +60,13 @@ class Spread(NamedTuple):
 
 
 def spread_of(num_runs: int, num_devices: int, of_run: int = 1) -> Spread:
-    """The spread of R runs, each over `of_run` devices: the fewest of the first `num_devices` that take no more turns."""
+    """The spread of R runs, each over `of_run` devices: the fewest of the first `num_devices` that take no more turns.
+
+    Raises:
+        ValueError: there are fewer devices than one run has.
+    """
+    if num_devices < of_run:
+        raise ValueError(f"num_devices: got {num_devices}, accepted: at least {of_run}, the devices of one run")
     turns = -(-num_runs // (num_devices // of_run))
     at_once = -(-num_runs // turns)
     devices = np.array(jax.devices()[: at_once * of_run])

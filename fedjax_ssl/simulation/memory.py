@@ -24,7 +24,7 @@ GROUP, GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"
 """Where Linux says in which control groups this process is, as those of a container are, and how much memory they may take."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16 or, of a single "
-    "run whose data are on the device, execution.data=host"
+    "run whose data are on the device, execution.data=host; of several, execution.devices to at most their number"
 )
 FEW = 2
 """Clients of the small chunk that the extrapolation begins with; one alone is not vmapped, and says little of many."""

@@ -12,7 +12,7 @@ from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.experiment import build, many
 from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.many import ManySimulator, Spread
+from fedjax_ssl.simulation.many import ManySimulator, Spread, spread_of
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 from tests import tiny
 
@@ -130,6 +130,28 @@ def test_devices_are_those_that_save_a_turn(given, of_run, all_):
     experiment = many.build(config("fixmatch", **{"execution__devices": 0, **given}), IMAGES)
     assert (experiment.layout.devices, experiment.num_devices) == (of_run, all_)
     assert (experiment.layout.strategy == "sharded") == (of_run > 1)
+
+
+def test_some_of_the_runs_have_the_layout_that_is_usual_for_so_many():
+    some = many.build(config("fixmatch", seeds=4, execution__devices=4), IMAGES).only([2, 3])
+    assert (some.layout.strategy, some.layout.devices, some.num_devices) == ("sharded", 2, 4)
+
+
+def test_a_run_has_no_more_devices_than_there_are():
+    experiment = many.build(config("fixmatch", seeds=2, execution__devices=4), IMAGES)
+    with pytest.raises(ValueError, match="num_devices: got 1, accepted: at least 2, the devices of one run"):
+        experiment.in_layout(experiment.layout, 1)
+
+
+@pytest.mark.parametrize(("vmapped", "chunk"), [(True, 0), (False, 2)])
+def test_runs_that_devices_share_may_also_be_vmapped_and_their_clients_go_in_chunks(vmapped, chunk):
+    experiment = many.build(config("fl2", seeds=2, execution__devices=4), IMAGES)
+    states = []
+    for spread, at_once in ((experiment.simulator.spread, 1), (spread_of(2, 2, 2)._replace(vmapped=vmapped), chunk)):
+        simulator = ManySimulator(experiment.problem, spread, Execution(at_once, share=2), 250)
+        states.append(simulator.round(simulator.initialize()[0], ["a", "b"])[0])
+    for one, other in zip(*map(experiment.states, states), strict=True):
+        assert_equal(one, other)
 
 
 def test_what_the_server_alone_trains_has_no_clients_to_share():

@@ -210,7 +210,7 @@ def test_pseudo_labels_are_made_of_as_many_examples_as_before_a_layout_was_noted
     [
         (({"compiler": "lean"},), {}, "0/layout.json and .*1/layout.json: got two layouts for runs that go on together"),
         (({"devices": 5, "strategy": "sharded"},) * 2, {}, "0/layout.json: got sharded on 5 of cpu, there are 4 of cpu here"),
-        (({"strategy": "separate"},) * 2, {}, "got separate on 2 of cpu"),
+        (({"strategy": "separate"},) * 2, {}, "0/layout.json: got separate, which several runs cannot have"),
         ((), {"platform": "gpu"}, "got scan on 2 of gpu, there are 4 of cpu here"),
         ((), {many_loop.SHARED: 5}, "got scan on 5 of cpu, there are 4 of cpu here"),
     ],

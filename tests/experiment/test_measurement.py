@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -93,21 +92,36 @@ def test_every_methods_piece_is_a_valid_experiment(case):
 @pytest.mark.parametrize("data", ["device", "host"])
 @pytest.mark.parametrize("method", ["fedsem", "fedtrinet"])
 def test_of_methods_with_phases_the_last_is_measured(method, data):
-    whole = tiny.experiment(method, rounds=40, cohort_size=8, method__labeled_rounds=30, execution__data=data)
+    whole = tiny.experiment(method, rounds=10_000, cohort_size=8, method__labeled_rounds=9_000, execution__data=data)
     timed = measurement.Timed(whole, evaluates=False)
     assert timed.works
     labeled = np.asarray(timed._state.clients.pseudo) >= 0
     assert labeled.sum() == whole.problem.data.unlabeled.count.sum()
 
 
-def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is_tried():
-    whole = experiment()
+@pytest.mark.parametrize("together", [1, 2])
+def test_rounds_are_the_last_tenth_of_the_run_again_and_again(monkeypatch, together):
+    several = {"execution__rounds_per_dispatch": together, "eval_every": 2, "checkpoint_every": 2}
+    whole = tiny.experiment("fixmatch", network="linear", rounds=60, **several)
+    numbers, dispatch = [], type(whole.simulator).dispatch
+    monkeypatch.setattr(
+        type(whole.simulator), "dispatch", lambda self, state: numbers.append(int(state.round)) or dispatch(self, state)
+    )
+    measurement.Timed(whole, evaluates=False)
+    last = list(range(54, 60, together))
+    assert len(numbers) > 2 * len(last)
+    assert numbers == [last[i % len(last)] for i in range(len(numbers))]
+
+
+@pytest.mark.parametrize(("given", "devices"), [({}, 4), ({"cohort_size": 3}, 3), ({"execution__strategy": "scan"}, 1)])
+def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is_tried(given, devices):
+    whole = experiment(**given)
     pool = type(whole.problem.data.test)(np.zeros((50_000, 8, 8, 1), np.uint8), np.zeros(50_000, np.int32))
     whole = dataclasses.replace(whole, problem=whole.problem._replace(data=whole.problem.data._replace(test=pool)))
     images = len(measurement.piece(whole)[1].test.labels)
-    assert len(jax.devices()) > 1
+    assert images == devices * max(measurement.FORWARD_SIZES["cpu"])
     for size in (*measurement.FORWARD_SIZES["cpu"], FORWARD_BATCH_SIZE):
-        assert images % (size * len(jax.devices())) == 0
+        assert images % (size * devices) == 0
 
 
 def test_a_server_with_many_steps_is_not_written_out():
