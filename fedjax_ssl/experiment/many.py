@@ -214,17 +214,17 @@ def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None 
 
 
 def _devices(settings: Settings) -> int:
-    """The most that may share the runs."""
-    return settings.execution.devices or len(available_devices(settings))
+    """The most that may share the runs; raises ValueError where more are asked for than there are."""
+    available = available_devices(settings)
+    return settings.execution.devices or len(available)
 
 
 def _layout(runs: Sequence[Run]) -> Layout:
-    """How each run is laid out: on one device, or on several that share its clients, where there are enough and nothing else is
-    asked for."""
+    """How each run is laid out: on one device, or on several that share its clients where there are enough of them."""
     given = runs[0].settings
-    available_devices(given)  # which raises where more are asked for
+    of_each = max(1, _devices(given) // len(runs))
     shares_clients = given.execution.strategy == "auto" and given.method["name"] not in SERVER_ALONE
-    own = fewest(given.cohort_size, max(1, _devices(given) // len(runs))) if shares_clients else 1
+    own = fewest(given.cohort_size, of_each) if shares_clients else 1
     return resolve(dataclasses.replace(given, execution=dataclasses.replace(given.execution, devices=own)))
 
 
