@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from typing import Any
 
@@ -31,8 +32,10 @@ BATCHES = 2
 """Batches that a client has on average, where it takes more than a few steps."""
 LONGEST = 4
 """How many times as much as the average a client has at most."""
-LEAST_ROUNDS, LEAST_S = 2, 0.5
-"""How long a layout is measured at a time."""
+LEAST_RUNS, LEAST_S = 2, 0.5
+"""How long a layout is measured alone."""
+LEAST_TURNS, TURNS_S = 5, 3.0
+"""How long two layouts are compared in turns."""
 FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
 """Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
 
@@ -161,7 +164,10 @@ class Timed:
         self._state = piece.simulator.initialize(piece.settings.seed)[0]
         row = self._run()  # compiles, and warms up
         self.works = row.get("perf/client_images", 1) > 0
-        self.measure()
+        began, runs = time.perf_counter(), 0
+        while runs < LEAST_RUNS or time.perf_counter() - began < LEAST_S:
+            self.once()
+            runs += 1
 
     def _run(self) -> dict[str, float]:
         if self.evaluates:
@@ -172,13 +178,22 @@ class Timed:
         self._state, (row, *_) = self.piece.simulator.dispatch(self._state)
         return row
 
-    def measure(self) -> None:
-        """Some more runs."""
-        began, runs = time.perf_counter(), 0
-        while runs < LEAST_ROUNDS or time.perf_counter() - began < LEAST_S:
-            started, runs = time.perf_counter(), runs + 1
-            self._run()
-            self.seconds = min(self.seconds, time.perf_counter() - started)
+    def once(self) -> float:
+        """The seconds of one more run."""
+        began = time.perf_counter()
+        self._run()
+        seconds = time.perf_counter() - began
+        self.seconds = min(self.seconds, seconds)
+        return seconds
+
+    def times(self, other: Timed) -> float:
+        """How many times as long as another this takes: the median over turns, as the machine is now faster, now slower."""
+        began, ratios = time.perf_counter(), list[float]()
+        while len(ratios) < LEAST_TURNS or time.perf_counter() - began < TURNS_S:
+            both = (self, other) if len(ratios) % 2 else (other, self)
+            seconds = {one: one.once() for one in both}
+            ratios.append(seconds[self] / seconds[other])
+        return statistics.median(ratios)
 
 
 def may_be_long(experiment: Experiment) -> bool:

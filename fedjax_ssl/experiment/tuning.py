@@ -3,7 +3,7 @@
 What `execution.*` leaves open begins as `layout.resolve` has it. Then one thing after another is tried (another lowering of
 convolutions, the compiler's other options, another loop over clients, steps written out, other numbers of examples per forward
 pass), and kept where it is faster. Layouts are compared on a few clients with a few batches each, whole rounds of them, in
-turns, by the least time; see `measurement`.
+turns, by the median of the turns' ratios; see `measurement`.
 
     experiment = fedjax_ssl.tune(fedjax_ssl.build(config))
 """
@@ -38,8 +38,10 @@ from fedjax_ssl.simulation.execution import Execution
 _log = logging.getLogger(__name__)
 
 LAYOUT = "layout.json"
-GAIN = 1.05
+GAIN = 1.03
 """How many times as fast a candidate must be to be taken: less is noise."""
+NEAR = 1.3
+"""How many times as long as the best a candidate may take alone to be compared with it in turns."""
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
 
@@ -196,7 +198,8 @@ class Found(NamedTuple):
 
     Attributes:
         layout: the best.
-        tried: what was measured, in words, and the seconds of its rounds, or of its evaluation; empty where nothing was.
+        tried: what was measured, in words, and the seconds of its rounds, or of its evaluation, the least of those alone, or,
+            where it was compared with the best in turns, in proportion to that one's; empty where nothing was.
         left_out: the moves for which there was no time.
     """
 
@@ -313,10 +316,12 @@ def search(
         other = prepared(candidate, evaluates)
         if other is None:
             continue
-        if other.seconds < 1.3 * best.seconds:
-            _measure_again(best, other)
-            tried |= {describe(layout, evaluates): best.seconds, describe(candidate, evaluates): other.seconds}
-        if other.seconds * GAIN < best.seconds:
+        if other.seconds > NEAR * best.seconds:
+            continue
+        gain = best.times(other)
+        tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
+        _log.info("  %s: %.3g times as fast as %s, in turns", describe(candidate, evaluates), gain, describe(layout, evaluates))
+        if gain > GAIN:
             layout, best = candidate, other
             ran = ran if evaluates else best.piece.simulator.execution
     return found([])
@@ -331,12 +336,6 @@ def _timed(made: Callable[[], Experiment], words: str, evaluates: bool) -> Timed
         return None
     _log.info("  %s: %.4g s", words, timed.seconds)
     return timed
-
-
-def _measure_again(best: Timed, other: Timed) -> None:
-    """In turns, as other programs on the machine come and go."""
-    for one in (best, other, best, other):
-        one.measure()
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:

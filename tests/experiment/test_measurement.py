@@ -138,6 +138,23 @@ def test_what_is_measured_can_be_run_and_evaluated():
     assert whole.simulator.compile_s > 0
 
 
+def test_two_layouts_are_compared_within_turns_as_the_machine_becomes_slower(monkeypatch):
+    monkeypatch.setattr(measurement, "TURNS_S", 0.0)
+    order = []
+
+    class Fake(measurement.Timed):
+        def __init__(self, name, seconds):
+            self.name, self.seconds = name, seconds
+
+        def once(self):
+            order.append(self.name)
+            return self.seconds * 1.02 ** len(order)
+
+    slow, fast = Fake("slow", 1.1), Fake("fast", 1.0)
+    assert slow.times(fast) == pytest.approx(1.1, rel=0.021)
+    assert "".join(name[0] for name in order) == "fssffssffs"
+
+
 def test_rounds_of_a_dispatch_are_measured_together():
     together = experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3)
     assert measurement.piece(together)[0].rounds % 3 == 0
