@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 LAYOUT = "layout.json"
 GAIN = 1.03
 """How many times as fast a candidate must be to be taken: less is noise."""
-NEAR = 1.3
+NEAR = 1.5
 """How many times as long as the best a candidate may take alone to be compared with it in turns."""
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
