@@ -7,6 +7,7 @@ import functools
 import math
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,8 +35,10 @@ LONGEST = 4
 """How many times as much as the average a client has at most."""
 LEAST_RUNS, LEAST_S = 2, 0.5
 """How long a layout is measured alone."""
-LEAST_TURNS, TURNS_S = 5, 3.0
+LEAST_TURNS, TURNS_S = 3, 3.0
 """How long two layouts are compared in turns."""
+CLEAR = 1.3
+"""How many times as long a candidate takes in the first turn for it to be the last one."""
 FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
 """Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
 
@@ -186,14 +189,23 @@ class Timed:
         self.seconds = min(self.seconds, seconds)
         return seconds
 
-    def times(self, other: Timed) -> float:
-        """How many times as long as another this takes: the median over turns, as the machine is now faster, now slower."""
+    def times(self, other: Timed, stop: Callable[[], bool]) -> float:
+        """How many times as long as a candidate this takes: the median over turns, as the machine is now faster, now slower.
+
+        In a turn this runs first and last, and the candidate twice in between, so that neither gains where it becomes slower.
+
+        Args:
+            other: the candidate.
+            stop: whether the turns so far have to do.
+        """
+        self._dispatched = other._dispatched = 0  # the same rounds
         began, ratios = time.perf_counter(), list[float]()
-        while len(ratios) < LEAST_TURNS or time.perf_counter() - began < TURNS_S:
-            both = (self, other) if len(ratios) % 2 else (other, self)
-            seconds = {one: one.once() for one in both}
-            ratios.append(seconds[self] / seconds[other])
-        return statistics.median(ratios)
+        while True:
+            first, *twice, last = (one.once() for one in (self, other, other, self))
+            ratios.append((first + last) / sum(twice))
+            enough = len(ratios) >= LEAST_TURNS and time.perf_counter() - began >= TURNS_S
+            if enough or ratios[0] < 1 / CLEAR or stop():
+                return statistics.median(ratios)
 
 
 def may_be_long(experiment: Experiment) -> bool:

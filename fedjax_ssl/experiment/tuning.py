@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 LAYOUT = "layout.json"
 GAIN = 1.03
 """How many times as fast a candidate must be to be taken: less is noise."""
-NEAR = 1.5
-"""How many times as long as the best a candidate may take alone to be compared with it in turns."""
+FAR = 2.0
+"""How many times as long as the best a candidate takes alone that is not compared with it in turns."""
 LIMIT_S = 300.0
 """Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
 
@@ -297,8 +297,11 @@ def search(
     def found(left_out: list[Move]) -> Found:
         return Found(layout.shrunk(ran) if ran else layout, list(tried.items()), left_out)
 
+    def time_is_up() -> bool:
+        return give_up() or time.perf_counter() - began > LIMIT_S
+
     for number, move in enumerate(todo):
-        if give_up() or time.perf_counter() - began > LIMIT_S:
+        if time_is_up():
             _log.info("  no time for %d more", len(todo) - number)
             return found(todo[number:])
         evaluates = "forward_batch_size" in move
@@ -306,7 +309,7 @@ def search(
             best = prepared(layout, evaluates)
             if best is None:
                 _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
-                return nothing
+                return found([])
             if not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
                 return nothing
             ran = ran if evaluates else best.piece.simulator.execution
@@ -316,11 +319,13 @@ def search(
         other = prepared(candidate, evaluates)
         if other is None:
             continue
-        if other.seconds > NEAR * best.seconds:
+        if other.seconds > FAR * best.seconds:
             continue
-        gain = best.times(other)
+        gain = _gain(best, other, describe(candidate, evaluates), time_is_up)
+        if gain is None:
+            best = None  # whatever failed, its state may be gone
+            continue
         tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
-        _log.info("  %s: %.3g times as fast as %s, in turns", describe(candidate, evaluates), gain, describe(layout, evaluates))
         if gain > GAIN:
             layout, best = candidate, other
             ran = ran if evaluates else best.piece.simulator.execution
@@ -336,6 +341,17 @@ def _timed(made: Callable[[], Experiment], words: str, evaluates: bool) -> Timed
         return None
     _log.info("  %s: %.4g s", words, timed.seconds)
     return timed
+
+
+def _gain(best: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> float | None:
+    """How many times as fast as the best another is; None where both together have no memory, or fail otherwise."""
+    try:
+        gain = best.times(other, stop)
+    except (ValueError, RuntimeError) as error:
+        _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
+        return None
+    _log.info("  %s: %.3g times as fast as the best so far, in turns", words, gain)
+    return gain
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:

@@ -138,21 +138,35 @@ def test_what_is_measured_can_be_run_and_evaluated():
     assert whole.simulator.compile_s > 0
 
 
-def test_two_layouts_are_compared_within_turns_as_the_machine_becomes_slower(monkeypatch):
+@pytest.fixture
+def fake(monkeypatch):
+    """Makes what takes so many seconds on a machine that becomes slower, and in the sixth run very slow; `ran` is who did."""
     monkeypatch.setattr(measurement, "TURNS_S", 0.0)
-    order = []
 
     class Fake(measurement.Timed):
+        ran = ""
+
         def __init__(self, name, seconds):
-            self.name, self.seconds = name, seconds
+            self.name, self._seconds, self._dispatched = name, seconds, 7
 
         def once(self):
-            order.append(self.name)
-            return self.seconds * 1.02 ** len(order)
+            assert self._dispatched == Fake.ran.count(self.name)  # both begin with the same round
+            self._dispatched += 1
+            Fake.ran += self.name
+            return self._seconds * (1 + 0.05 * len(Fake.ran)) * (3 if len(Fake.ran) == 6 else 1)
 
-    slow, fast = Fake("slow", 1.1), Fake("fast", 1.0)
-    assert slow.times(fast) == pytest.approx(1.1, rel=0.021)
-    assert "".join(name[0] for name in order) == "fssffssffs"
+    return Fake
+
+
+@pytest.mark.parametrize(("other", "ran"), [(0.5, "bccb" * 3), (1.0, "bccb" * 3), (1.2, "bccb" * 3), (1.4, "bccb")])
+def test_two_layouts_are_compared_within_turns_whatever_else_slows_the_machine_down(fake, other, ran):
+    assert fake("b", 1.0).times(fake("c", other), lambda: False) == pytest.approx(1 / other, rel=1e-6)
+    assert fake.ran == ran
+
+
+def test_a_comparison_for_which_there_is_no_time_is_one_turn(fake):
+    assert fake("b", 1.1).times(fake("c", 1.0), lambda: True) == pytest.approx(1.1)
+    assert fake.ran == "bccb"
 
 
 def test_rounds_of_a_dispatch_are_measured_together():

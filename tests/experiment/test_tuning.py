@@ -49,7 +49,7 @@ def clock(monkeypatch):
             self.piece, self.evaluates = piece, evaluates
             self.seconds, self.works = clock.seconds(piece.layout), clock.works
 
-        def times(self, other):
+        def times(self, other, stop):
             return self.seconds / other.seconds
 
     monkeypatch.setattr(tuning, "Timed", Timed)
@@ -211,6 +211,31 @@ def test_separate_programs_are_not_tried_where_they_cannot_be_and_chunks_are(cha
     tried = tuning.moves(experiment(**change))
     assert not any(move.get("strategy") == "separate" for move in tried)
     assert {"strategy": "sharded", "chunk_size": 2, "conv": "winograd"} in tried
+
+
+@pytest.mark.parametrize(
+    ("alone", "gain", "taken"), [(1.9, 1.04, True), (0.5, 1.02, False), (0.5, 0.9, False), (2.1, 1.5, False), (1.0, 1.04, True)]
+)
+def test_turns_say_which_layout_is_faster_and_not_what_it_takes_alone(clock, monkeypatch, alone, gain, taken):
+    monkeypatch.setattr(clock, "seconds", lambda layout: alone if layout.compiler == "lean" else 1.0)
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop: gain if self.piece.layout == USUAL else 0.9)
+    monkeypatch.setattr(tuning, "moves", lambda _: [{"compiler": "lean"}])
+    assert (tuning.tuned(experiment()).layout.compiler == "lean") == taken
+
+
+def test_a_comparison_that_fails_is_passed_over(clock, monkeypatch, caplog):
+    """As where the memory that each of two layouts has alone is not enough for both."""
+
+    def times(self, other, stop):
+        if other.piece.layout.compiler == "lean":
+            raise RuntimeError("RESOURCE_EXHAUSTED\nat length")
+        return self.seconds / other.seconds
+
+    monkeypatch.setattr(tuning.Timed, "times", times)
+    with caplog.at_level(logging.INFO):
+        assert tuning.tuned(experiment()).layout == USUAL._replace(conv="shifted")
+    assert "sharded 1, winograd, loop, lean: RESOURCE_EXHAUSTED" in caplog.text
+    assert clock.tried.count(USUAL) == 2  # made anew
 
 
 def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
