@@ -32,6 +32,7 @@ from fedjax_ssl import build
 from fedjax_ssl.data.sources import from_arrays
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.simulation.round import attach, gather
+from launch.command import ask_for_huge_pages
 
 # Model, image shape, labeled and unlabeled batch size, steps per run.
 NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, int, int], int, int, int]] = {
@@ -146,4 +147,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

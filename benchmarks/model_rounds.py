@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
+from launch.command import ask_for_huge_pages
 
 WARM_UP, ROUNDS = 1, 4
 NETWORKS = {
@@ -111,4 +112,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

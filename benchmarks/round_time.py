@@ -54,7 +54,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import COMPILERS
-from launch.command import use_all_cores
+from launch.command import ask_for_huge_pages, use_all_cores
 
 ON_CPU = [
     ("winograd", "scan", "default"), ("winograd", "scan", "lean"), ("winograd", "unrolled", "lean"),
@@ -367,5 +367,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     use_all_cores()
     main()

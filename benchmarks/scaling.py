@@ -43,6 +43,7 @@ from scipy import optimize, stats
 
 from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
+from launch.command import ask_for_huge_pages
 
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
 SERIES: dict[str, tuple[int, ...]] = {
@@ -336,4 +337,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

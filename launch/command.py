@@ -19,6 +19,23 @@ MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
 
 
+HUGE_PAGES = "glibc.malloc.hugetlb"
+"""The option of glibc by which what is allocated is in huge pages, where the kernel gives them to those who ask."""
+
+
+def ask_for_huge_pages() -> None:
+    """Starts the command again, in the same process, with HUGE_PAGES, which is read at the start alone; GLIBC_TUNABLES goes
+    first.
+
+    On a CPU a round's buffers are allocated anew each time: in pages of 4 KB that is tens of thousands of page faults. To be
+    called first of all, by what is run as `python -m`.
+    """
+    given = os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and HUGE_PAGES not in given:
+        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [given, f"{HUGE_PAGES}=1"]))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def use_all_cores() -> None:
     """Makes a JAX device of each CPU core, for clients to run beside each other; XLA_FLAGS and JAX_NUM_CPU_DEVICES go first.
 

@@ -117,4 +117,5 @@ def _open() -> tuple[Any, pathlib.Path]:
 
 
 if __name__ == "__main__":
+    command.ask_for_huge_pages()
     sys.exit(main(sys.argv))
