@@ -17,8 +17,6 @@ MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_colle
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
-
-
 HUGE_PAGES = "glibc.malloc.hugetlb"
 """The option of glibc by which what is allocated is in huge pages, where the kernel gives them to those who ask."""
 

@@ -317,13 +317,11 @@ def search(
         if candidate == layout or (candidate.steps == "unrolled" != layout.steps and _takes_long(experiment, best)):
             continue
         other = prepared(candidate, evaluates)
-        if other is None:
-            continue
-        if other.seconds > FAR * best.seconds:
+        if other is None or other.seconds > FAR * best.seconds:
             continue
         gain = _gain(best, other, describe(candidate, evaluates), time_is_up)
         if gain is None:
-            best = None  # whatever failed, its state may be gone
+            best = other = None  # whatever failed, its state may be gone; the best is made anew, where neither holds memory
             continue
         tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
         if gain > GAIN:
