@@ -52,6 +52,7 @@ from benchmarks.jobs import KINDS
 from benchmarks.programs import OURS, PEERS, Environments, Limits, Rival, has_gpu, processes_of
 from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
+from launch.command import ask_for_huge_pages
 
 WARM_UP = 1
 TUNING_SHARE = 1 / 8
@@ -306,4 +307,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

@@ -37,6 +37,7 @@ from benchmarks import jobs, programs
 from benchmarks.programs import Environments, Limits, Rival
 from benchmarks.provenance import devices, provenance
 from benchmarks.spread import quartiles
+from launch.command import ask_for_huge_pages
 
 RANDOM = {"train": 50_000, "test": 10_000}
 """Random images."""
@@ -298,4 +299,5 @@ def report(
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

@@ -315,7 +315,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from launch.command import ask_for_huge_pages
-
-    ask_for_huge_pages()
     main()

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from benchmarks.provenance import provenance
 from fedjax_ssl.experiment.experiment import DIVERGED
 from fedjax_ssl.models.layers import DTYPES
+from launch.command import ask_for_huge_pages
 
 DIGITS_10 = "configs/digits.py:fl2,labels=10"
 SPLITS = {"IID": "iid", "Dirichlet .3": "dir0.3"}
@@ -335,4 +336,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

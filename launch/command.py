@@ -1,5 +1,6 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
+import contextlib
 import difflib
 import os
 import pathlib
@@ -18,20 +19,44 @@ MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_colle
 MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
 HUGE_PAGES = "glibc.malloc.hugetlb"
-"""The option of glibc by which what is allocated is in huge pages, where the kernel gives them to those who ask."""
+"""The option by which glibc asks the kernel for huge pages."""
+SINCE_GLIBC = (2, 35)
+PAGES_POLICY = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""Whether this kernel gives huge pages always, never, or to those who ask (`madvise`): the one in brackets."""
+BEGUN_AGAIN = "begun_again_for_huge_pages"
+"""The interpreter's -X option that a command has which began again: it does so once, whatever becomes of its environment."""
 
 
 def ask_for_huge_pages() -> None:
-    """Starts the command again, in the same process, with HUGE_PAGES, which is read at the start alone; GLIBC_TUNABLES goes
-    first.
+    """Begins a command again, in the same process, with HUGE_PAGES, which glibc reads only when a process starts.
 
-    On a CPU a round's buffers are allocated anew each time: in pages of 4 KB that is tens of thousands of page faults. To be
-    called first of all, by what is run as `python -m`.
+    On a CPU a round's buffers are allocated anew each time: in pages of 4 KB that is tens of thousands of page faults. A value
+    that GLIBC_TUNABLES has already is kept. To be called at the beginning, before anything is computed; where huge pages cannot
+    be had so, and in a process that is not `python -m` of this command alone, as a notebook's, it does nothing.
     """
     given = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform == "linux" and HUGE_PAGES not in given:
-        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [given, f"{HUGE_PAGES}=1"]))
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if HUGE_PAGES in given or BEGUN_AGAIN in sys._xoptions or not (is_command() and asking_gives_huge_pages()):
+        return
+    environment = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, [given, f"{HUGE_PAGES}=1"]))}
+    with contextlib.suppress(OSError):
+        os.execve(sys.executable, [sys.executable, "-X", BEGUN_AGAIN, *sys.orig_argv[1:]], environment)
+
+
+def is_command() -> bool:
+    """Whether this process was started as `python -m` of its main module, and not by something that runs it within itself."""
+    spec, words = getattr(sys.modules["__main__"], "__spec__", None), sys.orig_argv
+    own = ["-m", spec.name, *sys.argv[1:]] if spec else []
+    return bool(sys.executable and own) and words[-len(own) :] == own and words.index("-m") == len(words) - len(own)
+
+
+def asking_gives_huge_pages() -> bool:
+    """Whether the kernel gives huge pages to those who ask, and glibc knows how to."""
+    try:
+        policy, libc = PAGES_POLICY.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):  # another system, or another C library
+        return False
+    version = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
+    return "[madvise]" in policy and version is not None and (int(version[1]), int(version[2])) >= SINCE_GLIBC
 
 
 def use_all_cores() -> None:

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 LAYOUT = "layout.json"
 GAIN = 1.03
 """How many times as fast a candidate must be to be taken: less is noise."""
+GAIN_ALONE = 1.3
+"""The same by what both take alone, where they cannot be compared in turns: a machine changes its speed by as much."""
 FAR = 2.0
 """How many times as long as the best a candidate takes alone that is not compared with it in turns."""
 LIMIT_S = 300.0
@@ -156,7 +158,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "processor": f"{processor()}, {cores()} cores",
         "jax": [jax.__version__, metadata.version("jaxlib")],
         "sources": sources(),
-        "flags": os.environ.get("XLA_FLAGS", ""),
+        "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "GLIBC_TUNABLES")],
     }
 
 
@@ -301,16 +303,19 @@ def search(
         return give_up() or time.perf_counter() - began > LIMIT_S
 
     for number, move in enumerate(todo):
+        other: Timed | None = None  # what was not taken holds no memory while the next is made
         if time_is_up():
             _log.info("  no time for %d more", len(todo) - number)
             return found(todo[number:])
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
             best = prepared(layout, evaluates)
+            if best is None and tried:  # it did run before
+                return found(todo[number:])
             if best is None:
                 _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
                 return found([])
-            if not best.works or (not evaluates and not worthwhile(experiment, best.piece, best.seconds)):
+            if ran is None and not evaluates and not (best.works and worthwhile(experiment, best.piece, best.seconds)):
                 return nothing
             ran = ran if evaluates else best.piece.simulator.execution
         candidate = layout._replace(**move)
@@ -319,14 +324,15 @@ def search(
         other = prepared(candidate, evaluates)
         if other is None or other.seconds > FAR * best.seconds:
             continue
-        gain = _gain(best, other, describe(candidate, evaluates), time_is_up)
+        gain = _gain(best, other, describe(candidate, evaluates), give_up)
         if gain is None:
-            best = other = None  # whatever failed, its state may be gone; the best is made anew, where neither holds memory
-            continue
-        tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
-        if gain > GAIN:
-            layout, best = candidate, other
-            ran = ran if evaluates else best.piece.simulator.execution
+            taken, best = best.seconds > GAIN_ALONE * other.seconds, None  # made anew: whatever failed, its state may be gone
+        else:
+            tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
+            taken = gain > GAIN
+            best = other if taken else best
+        if taken:
+            layout, ran = candidate, ran if evaluates else other.piece.simulator.execution
     return found([])
 
 

@@ -55,34 +55,6 @@ def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(environme
     assert int(done.stdout) == expected
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (None, "glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
-    ],
-)
-def test_the_commands_begin_again_with_huge_pages_unless_told_otherwise(tmp_path, given, expected):
-    inherited = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
-    code = """
-import os, sys
-print("begun", os.getpid(), flush=True)
-from launch import command
-command.ask_for_huge_pages()
-print(os.environ["GLIBC_TUNABLES"], sys.argv[1:], os.getpid())
-"""
-    (tmp_path / "main.py").write_text(code)
-    there = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])} | ({"GLIBC_TUNABLES": given} if given else {})
-    words = [sys.executable, "-W", "ignore", "-m", "main", "--a=b c"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=inherited | there)
-    *begun, last = done.stdout.splitlines()
-    assert len(set(begun)) == 1  # the same process
-    assert len(begun) == (1 if given == expected else 2)
-    assert last.startswith(f"{expected} ['--a=b c'] {begun[0].split()[1]}")
-
-
 def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take():
     inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     code = "import os; from launch import command; command.use_all_cores(); print(os.environ['XLA_FLAGS'])"

@@ -152,19 +152,61 @@ def test_turns_say_which_layout_is_faster_and_not_what_it_takes_alone(clock, mon
     assert (tuning.tuned(experiment()).layout.compiler == "lean") == taken
 
 
-def test_a_comparison_that_fails_is_passed_over(clock, monkeypatch, caplog):
-    """As where the memory that each of two layouts has alone is not enough for both."""
+def failing(monkeypatch):
+    """No layout can be compared with one of other options, as where memory is enough for one of them alone."""
 
     def times(self, other, stop):
-        if other.piece.layout.compiler == "lean":
+        if other.piece.layout.compiler != self.piece.layout.compiler:
             raise RuntimeError("RESOURCE_EXHAUSTED\nat length")
         return self.seconds / other.seconds
 
     monkeypatch.setattr(tuning.Timed, "times", times)
+
+
+@pytest.mark.parametrize(("alone", "compiler"), [(0.75, "lean"), (0.8, "default")])
+def test_where_two_cannot_be_compared_one_has_to_be_clearly_faster_alone(clock, monkeypatch, caplog, alone, compiler):
+    usual = clock.seconds
+    monkeypatch.setattr(clock, "seconds", lambda layout: usual(layout) * (2 * alone if layout.compiler == "lean" else 1))
+    failing(monkeypatch)
     with caplog.at_level(logging.INFO):
-        assert tuning.tuned(experiment()).layout == USUAL._replace(conv="shifted")
+        assert tuning.tuned(experiment()).layout == USUAL._replace(compiler=compiler, conv="shifted")
     assert "sharded 1, winograd, loop, lean: RESOURCE_EXHAUSTED" in caplog.text
-    assert clock.tried.count(USUAL) == 2  # made anew
+    assert clock.tried.count(USUAL._replace(compiler=compiler)) == 2  # made anew
+
+
+def test_after_a_comparison_that_failed_neither_stays_in_memory_and_the_run_is_as_long_as_before(clock, monkeypatch):
+    failing(monkeypatch)
+    alive, timed, asked = [], tuning.Timed, []
+
+    def noted(*args, **options):
+        gc.collect()
+        alive.append(weakref.ref(made := timed(*args, **options)))
+        there.append(sum(one() is not None for one in alive[:-1]))
+        return made
+
+    there: list[int] = []
+    monkeypatch.setattr(tuning, "Timed", noted)
+    monkeypatch.setattr(measurement, "may_be_long", lambda _: True)
+    monkeypatch.setattr(measurement, "is_long", lambda *_: not asked and not asked.append(1))
+    assert tuning.tuned(experiment(), only_long=True).layout == USUAL._replace(compiler="lean", conv="shifted")
+    assert there[:4] == [0, 1, 0, 1]  # usual, lean beside it, lean made anew, the next beside it
+
+
+def test_a_best_layout_that_cannot_be_made_anew_is_kept_with_what_is_left_to_try(clock, cache, monkeypatch, caplog):
+    failing(monkeypatch)
+    usual = clock.seconds
+
+    def seconds(layout):
+        if clock.tried.count(layout) > 1:
+            raise RuntimeError("out of memory")
+        return usual(layout)
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    begun = experiment()
+    assert tuning.tuned(begun).layout == USUAL._replace(compiler="lean")
+    (kept,) = cache.glob("*.json")
+    assert json.loads(kept.read_text())["left_out"] == tuning.moves(begun)[1:]
+    assert "no other is tried" not in caplog.text
 
 
 def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
@@ -221,7 +263,7 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, monkeypatch
 
     def noted(*args, **options):
         gc.collect()
-        assert sum(one() is not None for one in alive) <= 2  # the best, and the one before this
+        assert sum(one() is not None for one in alive) <= 1  # the best
         alive.append(weakref.ref(made := timed(*args, **options)))
         return made
 
