@@ -53,6 +53,6 @@ def devices(number: int) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Those of Python and of what computes, and how glibc was told to allocate."""
+    """Those of Python and of what computes, and how glibc was told to allocate in this process."""
     tunables = {"glibc_tunables": os.environ.get("GLIBC_TUNABLES", "")}
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}, **tunables}

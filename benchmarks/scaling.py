@@ -1,13 +1,14 @@
 """How a round's time and memory grow with the cohort, the clients, the local steps and the devices, and memory with rounds.
 
-    python -m benchmarks.scaling [--only cohort clients] [--json=benchmarks/results/scaling.json]
+    python -m benchmarks.scaling [--only cohort clients] [--repeats=7] [--json=benchmarks/results/scaling.json]
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
 no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is
-measured in REPEATS processes, those of a series in a random order, as from one process to the next the same work takes some
-percent more or less: 2 rounds to warm up, then at least 5 and 4 seconds of rounds, whose median counts, and of the processes
-the one with the median of these. The `devices` are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever
-else there is, and share its cores: on a machine of two, four are no faster than two.
+measured in three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a
+series in a random order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up,
+then at least 5 and 4 seconds of rounds, whose median counts, and of the processes the one with the median of these. The
+`devices` are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on
+a machine of two, four are no faster than two.
 
 Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
@@ -260,9 +261,9 @@ def worker(point: dict[str, int], *, rounds: int = 0, on_cpu: bool = False) -> d
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def series(name: str) -> dict[str, Any]:
+def series(name: str, repeats: int = REPEATS) -> dict[str, Any]:
     """Measures the points of a series, prints each with the least and the most of its processes, and fits those that ran."""
-    order = [x for x in SERIES[name] for _ in range(REPEATS)]
+    order = [x for x in SERIES[name] for _ in range(repeats)]
     random.Random(0).shuffle(order)
     processes = [(x, worker(BASE | {name: x}, on_cpu=name == "devices")) for x in order]
     points = {x: [point for at, point in processes if at == x] for x in SERIES[name]}
@@ -315,23 +316,22 @@ def main() -> None:
     """Measures the chosen series, prints a table and writes it; exit status 1 where a point failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="processes of each point")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error("argument --repeats: at least 1")
     if arguments.worker:
         asked = json.loads(arguments.worker)
         print(json.dumps(measure_memory(asked["rounds"]) if asked["rounds"] else measure(asked["point"])))
         return
     head = f"{'series':8} {'x':>9} {'round ms':>10} {'least - most':>21} {'round MB':>8} {'peak MB':>8} "
     print(head + f"{'build s':>7} {'compile s':>9}")
-    results = [memory() if name == "rounds" else series(name) for name in arguments.only]
+    results = [memory() if name == "rounds" else series(name, arguments.repeats) for name in arguments.only]
     if arguments.json:  # not before: asking for the device takes an accelerator's memory from the points' processes
-        arguments.json.write_text(
-            json.dumps(
-                {**provenance(), "base": BASE, "warm_up_rounds": WARM_UP, "processes": REPEATS, "results": results}, indent=1
-            )
-            + "\n"
-        )
+        settings = {"base": BASE, "warm_up_rounds": WARM_UP, "processes": arguments.repeats}
+        arguments.json.write_text(json.dumps({**provenance(), **settings, "results": results}, indent=1) + "\n")
     if any("error" in one for result in results for one in (result, *itertools.chain(*result.get("points", ())))):
         sys.exit(1)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.provenance import provenance
 from benchmarks.tables import LABELS_AT_CLIENTS, LABELS_AT_SERVER, Cell, run, select
+from launch.command import ask_for_huge_pages
 
 SEED = 10
 RATES, LARGER = (0.01, 0.03, 0.1, 0.3), 1.0
@@ -127,4 +128,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()
     main()

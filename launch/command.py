@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import itertools
 import os
 import pathlib
 import re
@@ -46,7 +47,9 @@ def is_command() -> bool:
     """Whether this process was started as `python -m` of its main module, and not by something that runs it within itself."""
     spec, words = getattr(sys.modules["__main__"], "__spec__", None), sys.orig_argv
     own = ["-m", spec.name, *sys.argv[1:]] if spec else []
-    return bool(sys.executable and own) and words[-len(own) :] == own and words.index("-m") == len(words) - len(own)
+    begun, options = words[-len(own) :], words[1 : -len(own)]  # of which -W and -X may have a word of their own
+    alone = all(word.startswith("-") or before in ("-W", "-X") for before, word in itertools.pairwise(["", *options]))
+    return bool(sys.executable and own) and begun == own and alone and "-m" not in options
 
 
 def asking_gives_huge_pages() -> bool:

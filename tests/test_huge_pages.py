@@ -19,7 +19,8 @@ def begun(code: str, folder: pathlib.Path, *words: str, given: str = "") -> list
     (folder / "main.py").write_text(textwrap.dedent(code))
     there = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"} | {"PYTHONPATH": os.getcwd()}
     there |= {"GLIBC_TUNABLES": given} if given else {}
-    return subprocess.check_output([sys.executable, *words], text=True, env=there, cwd=folder).splitlines()
+    words = [sys.executable, *words]
+    return subprocess.check_output(words, text=True, env=there, cwd=folder, stdin=subprocess.DEVNULL).splitlines()
 
 
 @gives_huge_pages
@@ -55,6 +56,7 @@ def test_a_command_begins_again_and_has_huge_pages_unless_told_otherwise(tmp_pat
         (["-m", "main"], 2),
         (["-m", "pdb", "-c", "continue", "-m", "main"], 1),
         (["main.py"], 1),
+        (["runner.py", "-m", "main"], 1),
         (["-c", "import runpy; runpy.run_module('main', run_name='__main__', alter_sys=True)", "word"], 1),
         (["-c", "import main"], 1),
     ],
@@ -67,6 +69,8 @@ def test_a_process_that_runs_a_command_within_itself_goes_on(tmp_path, words, ti
         command.ask_for_huge_pages()
         sys.exit(0)
     """
+    runner = "import runpy, sys; sys.argv = sys.argv[2:]; runpy.run_module('main', run_name='__main__', alter_sys=True)"
+    (tmp_path / "runner.py").write_text(runner)
     assert begun(code, tmp_path, *words).count("begun") == times
 
 

@@ -202,7 +202,7 @@ class Found(NamedTuple):
         layout: the best.
         tried: what was measured, in words, and the seconds of its rounds, or of its evaluation, the least of those alone, or,
             where it was compared with the best in turns, in proportion to that one's; empty where nothing was.
-        left_out: the moves for which there was no time.
+        left_out: the moves for which there was no time, or nothing to compare them with.
     """
 
     layout: Layout
@@ -219,7 +219,8 @@ def _found(path: pathlib.Path) -> Found | None:
 def moves(experiment: Experiment) -> list[Move]:
     """What is tried, one after another, as changes of the best layout so far; only of what the settings leave open.
 
-    On a CPU inside loops only the lowerings that avoid XLA's gradients of convolutions are worth a try.
+    As time may run out, what has often been the fastest comes first. On a CPU that is the options and the loops; of lowerings
+    inside loops only those are worth a try that avoid XLA's gradients of convolutions.
     """
     settings, layout = experiment.settings, experiment.layout
     given, platform = settings.execution, jax.default_backend()
@@ -229,24 +230,25 @@ def moves(experiment: Experiment) -> list[Move]:
     usual = "sharded" if layout.strategy == "sharded" else "chunked"
     of_device = -(-settings.cohort_size // layout.devices)
     lowerings = ("winograd", "banded", "hybrid", "im2col", "shifted") if on_cpu else ("tiled", "grouped", "im2col", "shifted")
-    tried: list[Move] = [{"conv": conv} for conv in lowerings] if convs else []
-    if on_cpu:
-        tried.insert(0, {"compiler": "lean"})
-    elif trains_clients:
+    convolutions: list[Move] = [{"conv": conv} for conv in lowerings] if convs else []
+    tried: list[Move] = [{"compiler": "lean"}] if on_cpu else convolutions
+    if not on_cpu and trains_clients:
         tried += [{"strategy": usual, "chunk_size": size} for size in chunk_sizes(of_device)]
         if convs:  # one client's convolutions are none with a kernel per client
             tried.append({"strategy": usual, "chunk_size": 1, "conv": "grouped"})
-    if few_steps:
-        tried.append({"steps": "unrolled"})
     if trains_clients and given.data == "device" and given.rounds_per_dispatch == 1:
         separate = {"strategy": "separate", "chunk_size": 1}
         no_loop = few_steps and "steps" not in fixed
         tried.append({**separate, "steps": "unrolled"} if no_loop else separate)
         if no_loop and convs and settings.server.pretrain <= 1:  # no loop is left around XLA's convolution
             tried.append({**separate, "steps": "unrolled", "conv": "grouped"})
+    if few_steps:
+        tried.append({"steps": "unrolled"})
     together = min(of_device, measurement.clients_a_device(settings))
     if trains_clients and on_cpu and together > 1:
         tried.append({"strategy": usual, "chunk_size": together} | ({"conv": "winograd"} if convs else {}))
+    if on_cpu:
+        tried += convolutions
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
             {"forward_batch_size": size}
@@ -290,7 +292,7 @@ def search(
         made = functools.partial(assembled, layout.pinned(settings), experiment.views, spec, data, given=settings)
         timed = _timed(made, describe(layout, evaluates), evaluates)
         if timed is not None:
-            tried[describe(layout, evaluates)] = timed.seconds
+            tried.setdefault(describe(layout, evaluates), timed.seconds)
         return timed
 
     best: Timed | None = None
@@ -309,8 +311,10 @@ def search(
             return found(todo[number:])
         evaluates = "forward_batch_size" in move
         if best is None or best.evaluates != evaluates:
+            ran_before = describe(layout, evaluates) in tried
             best = prepared(layout, evaluates)
-            if best is None and tried:  # it did run before
+            if best is None and ran_before:
+                _log.info("  the best so far cannot be made anew: %d more are left for the next time", len(todo) - number)
                 return found(todo[number:])
             if best is None:
                 _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
@@ -325,6 +329,8 @@ def search(
         if other is None or other.seconds > FAR * best.seconds:
             continue
         gain = _gain(best, other, describe(candidate, evaluates), give_up)
+        if give_up():  # before they were compared enough
+            return found(todo[number:])
         if gain is None:
             taken, best = best.seconds > GAIN_ALONE * other.seconds, None  # made anew: whatever failed, its state may be gone
         else:

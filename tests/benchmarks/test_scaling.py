@@ -153,8 +153,8 @@ def test_virtual_devices_are_a_cpus_and_nothing_else_is_asked_for(monkeypatch):
     scaling.series("steps")
     assert asked == [(1, None, "1")] * 3 * len(scaling.SERIES["steps"])
     asked.clear()
-    scaling.series("devices")
-    assert sorted(asked) == [(n, "cpu", str(n)) for n in (1, 2, 4) for _ in range(3)]
+    scaling.series("devices", 5)
+    assert sorted(asked) == [(n, "cpu", str(n)) for n in (1, 2, 4) for _ in range(5)]
     assert asked != sorted(asked)  # nothing drifts with x
 
 

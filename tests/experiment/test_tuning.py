@@ -221,7 +221,7 @@ def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
                 self.seconds /= 10
 
     monkeypatch.setattr(tuning, "Timed", Timed)
-    assert tuning.tuned(experiment()).layout == fast._replace(chunk_size=1)
+    assert tuning.tuned(experiment()).layout == fast._replace(chunk_size=1, conv="shifted")
     clock.tried.clear()
     begun = tuning.in_layout(experiment(execution__dtype="bfloat16"), fast._replace(compiler="default"))
     assert tuning.tuned(begun).layout == fast._replace(chunk_size=1, conv="shifted")
@@ -273,7 +273,7 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, monkeypatch
 
 
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
-    assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 2).layout == USUAL._replace(compiler="lean")
+    assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 3).layout == USUAL._replace(compiler="lean")
     assert not list(cache.glob("*.json"))
 
 
@@ -288,8 +288,8 @@ def test_a_search_for_which_time_runs_out_goes_on_the_next_time(clock, cache, mo
     assert tuning.tuned(usual).layout == USUAL
     (kept,) = cache.glob("*.json")
     left_out = json.loads(kept.read_text())["left_out"]
-    assert {"conv": "shifted"} in left_out
-    assert {"conv": "banded"} not in left_out
+    assert left_out == tuning.moves(usual)[1:]
+    assert left_out.index({"conv": "shifted"}) > left_out.index({"steps": "unrolled"})
     for _ in range(len(left_out)):
         found = tuning.tuned(usual)
     assert found.layout == USUAL._replace(conv="shifted")
