@@ -18,8 +18,9 @@ Workloads take turns, the one next that has had the least time, until SHARE of `
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
 again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's, the median of such ratios
 of all turns. Exit status 1 where that is below WORST, and where anything failed; of fixed layouts some may have no room in
-memory, but not all. A search that was cut short by the budget is marked, and does not count. What there is no time for is
-named.
+memory, but not all. As for any long run, a search begins no layout after a quarter of an hour; one that was cut short by the
+budget is marked, and does not count, so that large networks need `--budget inf`. `search_s` in the file is how long it took,
+next to nothing where its result was kept. What there is no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -75,7 +76,7 @@ OTHERWISE = {
 """Lowerings and loops, where some axis is given and they are not."""
 BUDGET = {"cpu": 1700.0, "accelerator": 480.0}
 SHARE = {"cpu": 0.4, "accelerator": 0.6}
-"""Seconds, and how much of them the fixed layouts have: a search takes up to six minutes for a large network on a CPU."""
+"""Seconds, and how much of them the fixed layouts have: a search takes up to 17 minutes for a large network on a CPU."""
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
 LEAST_ROUNDS = 3
@@ -89,12 +90,14 @@ class Running(NamedTuple):
     Attributes:
         case: the combination.
         experiment: it, ready to run.
+        search_s: what it took to build, with the search for a tuned one's layout.
         rounds: its rounds from the second on.
         compile_s: what it took to compile.
     """
 
     case: Case
     experiment: Experiment
+    search_s: float
     rounds: Iterator[tuple[Any, dict[str, Any]]]
     compile_s: float
 
@@ -108,10 +111,11 @@ class Running(NamedTuple):
 
 def start(case: Case, give_up: Callable[[], bool] = lambda: False) -> Running:
     """Builds the combination, and runs its first round."""
+    began = time.perf_counter()
     one = experiment(case, give_up)
-    rounds = one.rounds()
+    search_s, rounds = time.perf_counter() - began, one.rounds()
     _, row = next(rounds)
-    return Running(case, one, rounds, row["time/compile_s"])
+    return Running(case, one, search_s, rounds, row["time/compile_s"])
 
 
 def summary(running: Running, rows: list[dict[str, Any]], most: Ceilings) -> dict[str, Any]:
@@ -209,7 +213,7 @@ class Bench:
         ]
         of_best = min((rival["ratio_quartiles"][1] for rival in beside), default=None)
         found = {**summary(running, rows, self._most), **round_of(rows)}
-        return {**found, "beside": beside, "of_best": of_best, "cut_short": cut}
+        return {**found, "beside": beside, "of_best": of_best, "search_s": running.search_s, "cut_short": cut}
 
 
 def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:

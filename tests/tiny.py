@@ -64,3 +64,9 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
 def experiment(method: str, **options: Any) -> Experiment:
     """The experiment of `config`."""
     return build(config(method, **options))
+
+
+def left_open(**options: Any) -> Experiment:
+    """FixMatch on a network with convolutions, whose layout may be any."""
+    usual = {"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, "server__epochs": 1}
+    return experiment("fixmatch", **{**usual, **options})

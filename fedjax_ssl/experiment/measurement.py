@@ -33,10 +33,10 @@ BATCHES = 2
 """Batches that a client has on average, where it takes more than a few steps."""
 LONGEST = 4
 """How many times as much as the average a client has at most."""
-LEAST_RUNS, LEAST_S = 2, 0.5
-"""How long a layout is measured alone."""
-LEAST_TURNS, TURNS_S = 3, 3.0
-"""How long two layouts are compared in turns."""
+LEAST_RUNS, LEAST_S, ENOUGH_S = 2, 0.5, 3.0
+"""A layout is measured alone for so many runs and seconds at least; a run is enough that takes ENOUGH_S."""
+LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
+"""Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
 CLEAR = 1.3
 """How many times as long a candidate takes in the first turn for it to be the last one."""
 FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
@@ -168,7 +168,7 @@ class Timed:
         row = self._run()  # compiles, and warms up
         self.works = row.get("perf/client_images", 1) > 0
         began, runs = time.perf_counter(), 0
-        while runs < LEAST_RUNS or time.perf_counter() - began < LEAST_S:
+        while (spent := time.perf_counter() - began) < LEAST_S or (runs < LEAST_RUNS and spent < ENOUGH_S):
             self.once()
             runs += 1
 
@@ -203,7 +203,8 @@ class Timed:
         while True:
             first, *twice, last = (one.once() for one in (self, other, other, self))
             ratios.append((first + last) / sum(twice))
-            enough = len(ratios) >= LEAST_TURNS and time.perf_counter() - began >= TURNS_S
+            spent = time.perf_counter() - began
+            enough = spent >= MOST_S or (len(ratios) >= LEAST_TURNS and spent >= TURNS_S)
             if enough or ratios[0] < 1 / CLEAR or stop():
                 return statistics.median(ratios)
 
@@ -215,10 +216,10 @@ def may_be_long(experiment: Experiment) -> bool:
     return flops / (SLOWEST * FASTEST.get(jax.default_backend(), 2e13)) > LONG_S
 
 
-def is_long(experiment: Experiment, piece: Experiment, seconds: float) -> bool:
-    """Whether a run takes long by the seconds of a dispatch of its piece; its evaluation is not counted."""
+def run_s(experiment: Experiment, piece: Experiment, seconds: float) -> float:
+    """About how many seconds a run takes, by those of a dispatch of its piece; its evaluation is not counted."""
     of_round = seconds / experiment.settings.execution.rounds_per_dispatch
-    return of_round * experiment.settings.rounds * _examples(experiment) / max(_examples(piece), 1) > LONG_S
+    return of_round * experiment.settings.rounds * _examples(experiment) / max(_examples(piece), 1)
 
 
 def _examples(experiment: Experiment) -> float:

@@ -11,7 +11,6 @@ turns, by the median of the turns' ratios; see `measurement`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -42,10 +41,11 @@ GAIN = 1.03
 """How many times as fast a candidate must be to be taken: less is noise."""
 GAIN_ALONE = 1.3
 """The same by what both take alone, where they cannot be compared in turns: a machine changes its speed by as much."""
-FAR = 2.0
+FAR = 1.5
 """How many times as long as the best a candidate takes alone that is not compared with it in turns."""
-LIMIT_S = 300.0
-"""Seconds after which no other layout is tried: compiling a large network takes a minute on a CPU."""
+SHARE, LEAST_LIMIT_S, MOST_LIMIT_S = 0.05, 300.0, 900.0
+"""Of a run's time, after which no other layout is begun, and the least and most seconds that this comes to: a large network
+takes a minute to compile on a CPU."""
 
 Move = dict[str, Any]
 
@@ -69,7 +69,7 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
         return in_layout(experiment, kept.layout)
     _log.info("looking for the fastest layout, kept for the next time")
     begun, todo = (kept.layout, kept.left_out) if kept else (experiment.layout, moves(experiment))
-    found = search(experiment, begun, todo, give_up, measurement.is_long if only_long else lambda *_: True)
+    found = search(experiment, begun, todo, give_up, measurement.LONG_S if only_long else 0.0)
     if path is not None and found.tried and not give_up():
         _keep(path, {"key": key(experiment), **found._asdict(), "layout": found.layout._asdict()})
     return in_layout(experiment, found.layout)
@@ -266,12 +266,79 @@ def chunk_sizes(of_device: int) -> list[int]:
     return [size for size in (half, *reversed(fours)) if size < of_device]
 
 
+class Contest:
+    """The best layout so far, ready to run, and the moves that are tried against it.
+
+    Args:
+        experiment: a piece of which is run.
+        layout: to begin with.
+
+    Attributes:
+        layout: the best.
+        tried: as in `Found`, by the words.
+    """
+
+    def __init__(self, experiment: Experiment, layout: Layout) -> None:
+        self._whole, (self._settings, self._data) = experiment, measurement.piece(experiment)
+        self.layout = layout
+        self.tried: dict[str, float] = {}  # and not what was timed, which holds memory
+        self._best: Timed | None = None
+        self._ran: Execution | None = None  # the best rounds, in chunks that had room
+
+    def found(self, left_out: list[Move]) -> Found:
+        """What it has come to."""
+        return Found(self.layout.shrunk(self._ran) if self._ran else self.layout, list(self.tried.items()), left_out)
+
+    def best(self, evaluates: bool) -> Timed | None:
+        """The best, made anew where need be; None where that fails."""
+        if self._best is None or self._best.evaluates != evaluates:
+            self._best = None  # its memory is free
+            self._best = self._timed(self.layout, evaluates)
+            if self._best is not None and not evaluates:
+                self._ran = self._best.piece.simulator.execution
+        return self._best
+
+    def attempt(self, move: Move, stop: Callable[[], bool]) -> bool:
+        """Takes a move if it is faster; False where that is for the next time, as it was stopped or has nothing to beat."""
+        evaluates, layout = _evaluates(move), self.layout._replace(**move)
+        best = self.best(evaluates)
+        if best is None:
+            return describe(self.layout, evaluates) not in self.tried  # what has run before may do so again
+        if layout == self.layout or (layout.steps == "unrolled" != self.layout.steps and _takes_long(self._whole, best)):
+            return True
+        other = self._timed(layout, evaluates)
+        if other is None or other.seconds > FAR * best.seconds:
+            return True
+        gain = _gain(best, other, describe(layout, evaluates), stop)
+        if stop():  # before they were compared enough
+            return False
+        if gain is None:
+            taken, self._best = best.seconds > GAIN_ALONE * other.seconds, None  # whatever failed, its state may be gone
+        else:
+            self.tried[describe(layout, evaluates)] = self.tried[describe(self.layout, evaluates)] / gain
+            taken = gain > GAIN
+            self._best = other if taken else best
+        if taken:
+            self.layout, self._ran = layout, self._ran if evaluates else other.piece.simulator.execution
+        return True
+
+    def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
+        """A layout, timed; None where that fails. The log says which."""
+        words, settings = describe(layout, evaluates), self._settings
+        spec = self._whole.problem.spec._replace(num_clients=settings.data.num_clients)
+        try:
+            made = assembled(layout.pinned(settings), self._whole.views, spec, self._data, given=settings)
+            timed = Timed(made, evaluates=evaluates)
+        except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
+            _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
+            return None
+        _log.info("  %s: %.4g s", words, timed.seconds)
+        self.tried.setdefault(words, timed.seconds)
+        return timed
+
+
 def search(
-    experiment: Experiment,
-    layout: Layout,
-    todo: list[Move],
-    give_up: Callable[[], bool],
-    worthwhile: Callable[[Experiment, Experiment, float], bool],
+    experiment: Experiment, layout: Layout, todo: list[Move], give_up: Callable[[], bool], least_run_s: float = 0.0
 ) -> Found:
     """Tries moves from a layout on.
 
@@ -280,77 +347,32 @@ def search(
         layout: to begin with.
         todo: the moves.
         give_up: asked between candidates.
-        worthwhile: asked with the experiment, the piece of it that is measured and the seconds of a dispatch of the latter in
-            the layout to begin with.
+        least_run_s: seconds that a run has to take for any to be tried.
     """
-    settings, data = measurement.piece(experiment)
-    spec = experiment.problem.spec._replace(num_clients=settings.data.num_clients)
-    nothing, began = Found(layout, [], []), time.perf_counter()
-    tried: dict[str, float] = {}  # and not what was timed, which holds memory
-
-    def prepared(layout: Layout, evaluates: bool) -> Timed | None:
-        made = functools.partial(assembled, layout.pinned(settings), experiment.views, spec, data, given=settings)
-        timed = _timed(made, describe(layout, evaluates), evaluates)
-        if timed is not None:
-            tried.setdefault(describe(layout, evaluates), timed.seconds)
-        return timed
-
-    best: Timed | None = None
-    ran: Execution | None = None  # the best rounds, in chunks that had room
-
-    def found(left_out: list[Move]) -> Found:
-        return Found(layout.shrunk(ran) if ran else layout, list(tried.items()), left_out)
-
-    def time_is_up() -> bool:
-        return give_up() or time.perf_counter() - began > LIMIT_S
-
+    if not todo or give_up():
+        return Found(layout, [], todo)
+    began, contest, run_s = time.perf_counter(), Contest(experiment, layout), 0.0
+    first = contest.best(_evaluates(todo[0]))
+    if first is None:
+        _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
+        return Found(layout, [], [])
+    if not first.evaluates:
+        run_s = measurement.run_s(experiment, first.piece, first.seconds)
+        if not first.works or run_s < least_run_s:
+            return Found(layout, [], [])
+    del first  # so that the contest can free its memory
+    limit_s = min(max(SHARE * run_s, LEAST_LIMIT_S), MOST_LIMIT_S)
     for number, move in enumerate(todo):
-        other: Timed | None = None  # what was not taken holds no memory while the next is made
-        if time_is_up():
-            _log.info("  no time for %d more", len(todo) - number)
-            return found(todo[number:])
-        evaluates = "forward_batch_size" in move
-        if best is None or best.evaluates != evaluates:
-            ran_before = describe(layout, evaluates) in tried
-            best = prepared(layout, evaluates)
-            if best is None and ran_before:
-                _log.info("  the best so far cannot be made anew: %d more are left for the next time", len(todo) - number)
-                return found(todo[number:])
-            if best is None:
-                _log.warning("a piece of this work does not run in the layout that it has: no other is tried")
-                return found([])
-            if ran is None and not evaluates and not (best.works and worthwhile(experiment, best.piece, best.seconds)):
-                return nothing
-            ran = ran if evaluates else best.piece.simulator.execution
-        candidate = layout._replace(**move)
-        if candidate == layout or (candidate.steps == "unrolled" != layout.steps and _takes_long(experiment, best)):
-            continue
-        other = prepared(candidate, evaluates)
-        if other is None or other.seconds > FAR * best.seconds:
-            continue
-        gain = _gain(best, other, describe(candidate, evaluates), give_up)
-        if give_up():  # before they were compared enough
-            return found(todo[number:])
-        if gain is None:
-            taken, best = best.seconds > GAIN_ALONE * other.seconds, None  # made anew: whatever failed, its state may be gone
-        else:
-            tried[describe(candidate, evaluates)] = tried[describe(layout, evaluates)] / gain
-            taken = gain > GAIN
-            best = other if taken else best
-        if taken:
-            layout, ran = candidate, ran if evaluates else other.piece.simulator.execution
-    return found([])
+        time_is_up = give_up() or time.perf_counter() - began > limit_s
+        if time_is_up or not contest.attempt(move, give_up):
+            _log.info("  %d more are not tried", len(todo) - number)
+            return contest.found(todo[number:])
+    return contest.found([])
 
 
-def _timed(made: Callable[[], Experiment], words: str, evaluates: bool) -> Timed | None:
-    """What `made` makes, timed; None where that fails. The log says which."""
-    try:
-        timed = Timed(made(), evaluates=evaluates)
-    except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
-        _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
-        return None
-    _log.info("  %s: %.4g s", words, timed.seconds)
-    return timed
+def _takes_long(experiment: Experiment, looped: Timed) -> bool:
+    """Whether a program with its steps written out would compile for too long, so that others are not tried."""
+    return experiment.most_steps * looped.piece.simulator.compile_s > LEAST_LIMIT_S
 
 
 def _gain(best: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> float | None:
@@ -364,9 +386,9 @@ def _gain(best: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> fl
     return gain
 
 
-def _takes_long(experiment: Experiment, looped: Timed) -> bool:
-    """Whether a program with its steps written out would compile for longer than a search may take."""
-    return experiment.most_steps * looped.piece.simulator.compile_s > LIMIT_S
+def _evaluates(move: Move) -> bool:
+    """Whether a move changes how fast an evaluation is, and not a round."""
+    return "forward_batch_size" in move
 
 
 def describe(layout: Layout, evaluates: bool = False) -> str:

@@ -41,7 +41,7 @@ def running(case, seconds, made=()):
     """A combination whose rounds take `seconds`, one after another."""
     rows = ((None, {"time/round_s": s, round_time.IMAGES: 100 / s}) for s in itertools.cycle(seconds))
     layout = workloads.experiment(CASE).layout
-    return round_time.Running(case, types.SimpleNamespace(layout=layout, simulator=made), rows, 1.5)
+    return round_time.Running(case, types.SimpleNamespace(layout=layout, simulator=made), 9.0, rows, 1.5)
 
 
 def test_a_line_has_the_rate_and_the_shares_of_measured_ceilings(results, capsys):
@@ -71,7 +71,7 @@ def test_a_share_is_what_is_computed_over_time_and_ceiling(monkeypatch):
 
 
 def test_a_round_without_a_step_is_an_error():
-    idle = round_time.Running(CASE, None, iter([(None, {"time/round_s": 1.0})]), 0.0)
+    idle = round_time.Running(CASE, None, 0.0, iter([(None, {"time/round_s": 1.0})]), 0.0)
     with pytest.raises(ValueError, match="no client took a step"):
         idle.round()
 
@@ -162,7 +162,7 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
     assert ran == ["c", "b", *["", "c", "b"] * 3]  # a round each to warm up again
     assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.5), ("b", 2.0)]
     assert [rival["round_quartiles_s"] for rival in got["beside"]] == [[1.5, 1.5], [2.0, 2.0]]
-    assert (got["round_s"], got["round_quartiles_s"]) == (2.5, [2.5, 2.5])
+    assert (got["round_s"], got["round_quartiles_s"], got["search_s"]) == (2.5, [2.5, 2.5], 9.0)
     assert got["of_best"] == 0.6  # now, not what was measured before
     assert not got["cut_short"]
     assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work

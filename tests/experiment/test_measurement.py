@@ -9,12 +9,7 @@ from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment import build, measurement
 from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
 from tests import tiny
-
-
-def experiment(**overrides):
-    return tiny.experiment(
-        "fixmatch", **{"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, "server__epochs": 1, **overrides}
-    )
+from tests.tiny import left_open as experiment
 
 
 def test_it_is_little_work_in_which_every_client_trains():
@@ -169,6 +164,44 @@ def test_a_comparison_for_which_there_is_no_time_is_one_turn(fake):
     assert fake.ran == "bccb"
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that `tick` moves on."""
+
+    class Clock:
+        now = 0.0
+
+        def tick(self, seconds):
+            self.now += seconds
+
+    clock = Clock()
+    monkeypatch.setattr(measurement.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.01, 50), (0.2, 3), (0.5, 2), (2.0, 2), (3.0, 1), (14.0, 1)])
+def test_alone_a_layout_runs_for_half_a_second_and_twice_unless_it_takes_seconds(clock, monkeypatch, seconds, runs):
+    ran = []
+
+    def run(self):
+        ran.append(1)
+        clock.tick(seconds)
+        return {}
+
+    monkeypatch.setattr(measurement.Timed, "_run", run)
+    timed = measurement.Timed(experiment(), evaluates=False)
+    assert len(ran) == pytest.approx(1 + runs, abs=1 if seconds < 0.1 else 0)
+    assert timed.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.01, 75), (0.5, 3), (1.0, 3), (2.0, 3), (3.0, 2), (5.0, 1), (14.0, 1)])
+def test_turns_are_three_for_three_seconds_and_fewer_where_these_take_long(clock, fake, monkeypatch, seconds, turns):
+    monkeypatch.setattr(measurement, "TURNS_S", 3.0)
+    monkeypatch.setattr(fake, "once", lambda self: setattr(fake, "ran", fake.ran + "x") or clock.tick(seconds) or 1.0)
+    fake("b", 1.0).times(fake("c", 1.0), lambda: False)
+    assert len(fake.ran) == pytest.approx(4 * turns, abs=4 if seconds < 0.1 else 0)
+
+
 def test_rounds_of_a_dispatch_are_measured_together():
     together = experiment(execution__rounds_per_dispatch=3, rounds=9, eval_every=3, checkpoint_every=3)
     assert measurement.piece(together)[0].rounds % 3 == 0
@@ -176,9 +209,9 @@ def test_rounds_of_a_dispatch_are_measured_together():
     settings, data = measurement.piece(one)
     piece = dataclasses.replace(one, settings=settings, problem=one.problem._replace(data=data, cohort_size=8))
     several = dataclasses.replace(one, settings=dataclasses.replace(together.settings, rounds=900))
-    border = next(s for s in np.linspace(0.1, 3, 1000) if measurement.is_long(one, piece, s))
-    assert measurement.is_long(several, piece, 3 * border)
-    assert not measurement.is_long(several, piece, 2.9 * border)
+    share = measurement._examples(piece) / measurement._examples(one)
+    assert measurement.run_s(one, piece, 2.0) == pytest.approx(900 * 2.0 / share)
+    assert measurement.run_s(several, piece, 3 * 2.0) == pytest.approx(900 * 2.0 / share)
 
 
 def test_long_runs_are_those_with_much_to_compute():

@@ -13,6 +13,7 @@ import pytest
 from fedjax_ssl.experiment import loop, measurement, tuning
 from fedjax_ssl.experiment.layout import Layout
 from tests import tiny
+from tests.tiny import left_open as experiment
 
 USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default", 250)
 
@@ -54,12 +55,6 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(tuning, "Timed", Timed)
     return clock
-
-
-def experiment(**overrides):
-    return tiny.experiment(
-        "fixmatch", **{"network": "cnn", "execution__strategy": "auto", "cohort_size": 8, "server__epochs": 1, **overrides}
-    )
 
 
 def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cache, caplog):
@@ -143,7 +138,7 @@ def test_separate_programs_are_not_tried_where_they_cannot_be_and_chunks_are(cha
 
 
 @pytest.mark.parametrize(
-    ("alone", "gain", "taken"), [(1.9, 1.04, True), (0.5, 1.02, False), (0.5, 0.9, False), (2.1, 1.5, False), (1.0, 1.04, True)]
+    ("alone", "gain", "taken"), [(1.4, 1.04, True), (0.5, 1.02, False), (0.5, 0.9, False), (1.6, 1.5, False), (1.0, 1.04, True)]
 )
 def test_turns_say_which_layout_is_faster_and_not_what_it_takes_alone(clock, monkeypatch, alone, gain, taken):
     monkeypatch.setattr(clock, "seconds", lambda layout: alone if layout.compiler == "lean" else 1.0)
@@ -187,7 +182,7 @@ def test_after_a_comparison_that_failed_neither_stays_in_memory_and_the_run_is_a
     there: list[int] = []
     monkeypatch.setattr(tuning, "Timed", noted)
     monkeypatch.setattr(measurement, "may_be_long", lambda _: True)
-    monkeypatch.setattr(measurement, "is_long", lambda *_: not asked and not asked.append(1))
+    monkeypatch.setattr(measurement, "run_s", lambda *_: 0.0 if asked else asked.append(1) or 1e6)
     assert tuning.tuned(experiment(), only_long=True).layout == USUAL._replace(compiler="lean", conv="shifted")
     assert there[:4] == [0, 1, 0, 1]  # usual, lean beside it, lean made anew, the next beside it
 
@@ -207,6 +202,31 @@ def test_a_best_layout_that_cannot_be_made_anew_is_kept_with_what_is_left_to_try
     (kept,) = cache.glob("*.json")
     assert json.loads(kept.read_text())["left_out"] == tuning.moves(begun)[1:]
     assert "no other is tried" not in caplog.text
+
+
+def test_an_evaluation_that_does_not_run_is_not_tried_each_time(clock, cache, monkeypatch):
+    timed = tuning.Timed
+
+    def failing(piece, *, evaluates):
+        if evaluates:
+            raise RuntimeError("out of memory")
+        return timed(piece, evaluates=evaluates)
+
+    monkeypatch.setattr(tuning, "Timed", failing)
+    assert tuning.tuned(experiment()).layout == USUAL._replace(compiler="lean", conv="shifted")
+    (kept,) = cache.glob("*.json")
+    assert json.loads(kept.read_text())["left_out"] == []
+
+
+def test_the_rest_of_a_search_may_be_of_the_evaluation_alone(clock, cache, monkeypatch):
+    monkeypatch.setattr(measurement, "may_be_long", lambda _: True)
+    monkeypatch.setattr(measurement, "run_s", lambda *_: 1e6)
+    tuning.tuned(experiment(), only_long=True)
+    (kept,) = cache.glob("*.json")
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"left_out": [{"forward_batch_size": 50}]}))
+    monkeypatch.setattr(measurement, "run_s", lambda *_: 0.0)  # unknown without rounds
+    monkeypatch.setattr(clock, "seconds", lambda layout: 0.5 if layout.forward_batch_size == 50 else 1.0)
+    assert tuning.tuned(experiment(), only_long=True).layout.forward_batch_size == 50
 
 
 def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
@@ -259,11 +279,13 @@ def test_work_in_which_clients_do_nothing_is_no_measure(clock, cache):
 
 
 def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, monkeypatch):
-    alive, timed = [], tuning.Timed
+    alive, evaluated, timed = [], [], tuning.Timed
 
     def noted(*args, **options):
         gc.collect()
-        assert sum(one() is not None for one in alive) <= 1  # the best
+        first = options["evaluates"] not in evaluated
+        evaluated.append(options["evaluates"])
+        assert sum(one() is not None for one in alive) == (0 if first else 1)  # the best
         alive.append(weakref.ref(made := timed(*args, **options)))
         return made
 
@@ -274,6 +296,8 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, monkeypatch
 
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
     assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 3).layout == USUAL._replace(compiler="lean")
+    clock.tried.clear()
+    assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 2).layout == USUAL  # as it was being compared
     assert not list(cache.glob("*.json"))
 
 
@@ -299,12 +323,30 @@ def test_a_search_for_which_time_runs_out_goes_on_the_next_time(clock, cache, mo
     assert len(clock.tried) == tried
 
 
+@pytest.mark.parametrize(("run_s", "tried"), [(3_000.0, 2), (6_000.0, 2), (10_000.0, 4), (15_000.0, 5), (1e6, 6)])
+def test_a_long_run_is_worth_a_longer_search_but_not_any(clock, monkeypatch, run_s, tried):
+    """A twentieth of it, and five to fifteen minutes; each layout is compiled for 160 s, and the last one begun is finished."""
+
+    def seconds(layout):
+        clock.now += 160.0
+        return 1.0
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(tuning.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(measurement, "run_s", lambda *_: run_s)
+    begun = experiment()
+    found = tuning.search(begun, begun.layout, tuning.moves(begun), lambda: False)
+    assert len(found.tried) == tried
+    assert len(found.left_out) == len(tuning.moves(begun)) - (tried - 1)
+
+
 def test_steps_that_would_compile_for_too_long_are_not_written_out(clock, monkeypatch):
     few = {"client__epochs": 0, "client__steps": 4, "server__epochs": 0, "server__steps": 1, "server__pretrain": 0}
     tuning.tuned(experiment(**few))
     assert any(one.steps == "unrolled" for one in clock.tried)
     clock.tried.clear()
     monkeypatch.setattr(type(experiment(**few).simulator), "compile_s", 76.0, raising=False)
+    monkeypatch.setattr(measurement, "run_s", lambda *_: 1e6)  # however long it is
     tuning.tuned(experiment(**few, client__batch_size=5))
     assert not any(one.steps == "unrolled" for one in clock.tried)
 
@@ -342,7 +384,7 @@ def test_a_real_search_runs_rounds_and_finds_a_layout_that_trains_alike():
     few = {"client__epochs": 0, "client__steps": 1, "server__epochs": 0, "server__steps": 1, "server__pretrain": 0}
     begun = experiment(cohort_size=2, data__num_clients=4, **few)
     asked = experiment(cohort_size=2, data__num_clients=4, execution__conv="winograd", execution__compiler="default", **few)
-    found = tuning.search(asked, asked.layout, tuning.moves(asked), lambda: False, lambda *_: True)
+    found = tuning.search(asked, asked.layout, tuning.moves(asked), lambda: False)
     assert found.tried[0][0] == tuning.describe(begun.layout)
     assert found.left_out == []
     assert all(seconds > 0 for _, seconds in found.tried)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment import machine, tuning
-from tests.experiment.test_tuning import experiment
+from tests.tiny import left_open as experiment
 
 
 @pytest.mark.parametrize(
