@@ -15,12 +15,14 @@ the best guesses first: XLA's convolution inside a loop takes minutes a step on 
 given, and of OTHERWISE.
 
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
-`fedjax_ssl.tune` looks for each workload's layout, in the first dtype, and this one and the best two of the fixed ones run
-again, round by round in turns: `of best` is the time of the faster of the two over the tuned one's, the median of such ratios
-of all turns. Exit status 1 where that is below WORST, and where anything failed; of fixed layouts some may have no room in
-memory, but not all. As for any long run, a search begins no layout after a quarter of an hour; one that was cut short by the
-budget is marked, and does not count, so that large networks need `--budget inf`. `search_s` in the file is how long it took,
-next to nothing where its result was kept. What there is no time for is named.
+`fedjax_ssl.tune` looks for each workload's layout, in the first dtype. This one runs again, round by round in turns with the
+layout that is usual where nothing is tuned, and with each of the fixed ones that took less than NEAR times as long as the
+fastest, as the machine may have been slower for one than for another. `of best` is the time of the fastest of these over the
+tuned one's, `of usual` that of the usual one, each the median of such ratios of all turns. Exit status 1 where `of best` is
+below WORST, and where anything failed; of fixed layouts some may have no room in memory, but not all. As for any long run, a
+search begins no layout after a quarter of an hour; one that was cut short by the budget is marked, and does not count, so that
+large networks need `--budget inf`. `search_s` in the file is how long it took, next to nothing where its result was kept. What
+there is no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -50,7 +52,7 @@ from benchmarks import ceilings
 from benchmarks.ceilings import Ceilings
 from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
-from benchmarks.workloads import DTYPES, TUNED, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
+from benchmarks.workloads import DTYPES, TUNED, USUAL, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation import memory
@@ -80,6 +82,7 @@ SHARE = {"cpu": 0.4, "accelerator": 0.6}
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
 LEAST_ROUNDS = 3
+NEAR = 1.4
 WORST = 1 / 1.1
 IMAGES = "perf/client_images_per_s"
 
@@ -175,13 +178,13 @@ class Bench:
         most: the ceilings.
 
     Attributes:
-        best: the fastest two of the fixed layouts of each work, with the seconds of a round.
+        near: the fixed layouts of each work that may be the fastest, in the order of their rounds' seconds, and these.
     """
 
     def __init__(self, seconds: float, budget: float, most: Ceilings) -> None:
         self._seconds, self._most = seconds, most
         self._began, self._budget = time.perf_counter(), budget
-        self.best: dict[tuple, list[tuple[float, Running]]] = {}
+        self.near: dict[tuple, list[tuple[float, Running]]] = {}
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds that are left of so much of the budget."""
@@ -191,12 +194,12 @@ class Bench:
         """A fixed layout's rounds."""
         running = start(case)
         (rows,) = in_turns([running], self._seconds)
-        found = [*self.best.get(case.work, []), (median_s(rows), running)]
-        self.best[case.work] = sorted(found, key=lambda pair: pair[0])[:2]
+        found = sorted([*self.near.get(case.work, []), (median_s(rows), running)], key=lambda pair: pair[0])
+        self.near[case.work] = [(seconds, one) for seconds, one in found if seconds < NEAR * found[0][0]]
         return summary(running, rows, self._most)
 
     def tuned(self, case: Case) -> dict[str, Any]:
-        """The tuned layout's rounds, in turns with those of the best fixed ones; the search ends with the budget."""
+        """The tuned layout's rounds, in turns with those of the usual one and the best; the search ends with the budget."""
         cut = False
 
         def give_up() -> bool:
@@ -205,15 +208,22 @@ class Bench:
             return cut
 
         running = start(case, give_up)
-        rivals = [rival for _, rival in self.best.get(case.work, [])]
+        rivals = [rival for _, rival in self.near.get(case.work, [])]
+        layout = experiment(case._replace(loop=USUAL)).layout
+        usual = next((rival for rival in rivals if rival.experiment.layout == layout), None)
+        if usual is None:
+            rivals.append(usual := start(case._replace(loop=USUAL)))
         rows, *others = in_turns([running, *rivals], self._seconds)
         beside = [
-            {**r.case._asdict(), **round_of(own), "ratio_quartiles": ratios(own, rows)}
+            {**r.case._asdict(), **round_of(own), "usual": r is usual, "ratio_quartiles": ratios(own, rows)}
             for r, own in zip(rivals, others, strict=True)
         ]
-        of_best = min((rival["ratio_quartiles"][1] for rival in beside), default=None)
+        of = {
+            "of_best": min(rival["ratio_quartiles"][1] for rival in beside),
+            "of_usual": next(rival["ratio_quartiles"][1] for rival in beside if rival["usual"]),
+        }
         found = {**summary(running, rows, self._most), **round_of(rows)}
-        return {**found, "beside": beside, "of_best": of_best, "search_s": running.search_s, "cut_short": cut}
+        return {**found, "beside": beside, **of, "search_s": running.search_s, "cut_short": cut}
 
 
 def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
@@ -274,7 +284,7 @@ def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str,
         return
 
     def round_s(case: Case) -> float:
-        return min((seconds for seconds, _ in bench.best.get(case.work, ())), default=float("inf"))
+        return min((seconds for seconds, _ in bench.near.get(case.work, ())), default=float("inf"))
 
     for case in sorted(itertools.chain(*works.values()), key=round_s):  # short ones first: their searches are short, too
         of_work = case._replace(conv="", loop=TUNED, compiler="")
@@ -282,12 +292,12 @@ def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str,
             yield attempt(bench.tuned, of_work)
         else:
             yield {**of_work._asdict(), "left_out": "no time"}
-        bench.best.pop(case.work, None)  # and its memory is free
+        bench.near.pop(case.work, None)  # and its memory is free
 
 
 def slow(result: dict[str, Any]) -> bool:
     """Whether a search that had its time has come to a layout that is slower than it may be."""
-    return not result.get("cut_short") and (result.get("of_best") or 1.0) < WORST
+    return not result.get("cut_short") and result.get("of_best", 1.0) < WORST
 
 
 def without_room(results: list[dict[str, Any]]) -> set[str]:
@@ -297,7 +307,7 @@ def without_room(results: list[dict[str, Any]]) -> set[str]:
 
 HEAD = (
     f"{'workload':18} {'conv':8} {'loop':8} {'compiler':8} {'dtype':13} {'M':>4} {'S':>3} {'images/s':>9} {'quartiles':>17} "
-    f"{'useful':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7}"
+    f"{'useful':>6} {'memory':>6} {'compile s':>9} {'peak MB':>8} {'of best':>7} {'of usual':>8}"
 )
 
 
@@ -308,7 +318,7 @@ def line(r: dict[str, Any]) -> str:
     if failed := r.get("error") or r.get("no_room"):
         return f"{what} {r['steps']:3} {failed}"
     spread = "{:,.0f} - {:,.0f}".format(*r["quartiles"])
-    beside = f" {r['of_best']:7.2f}" if r.get("of_best") else ""
+    beside = f" {r['of_best']:7.2f} {r['of_usual']:8.2f}" if "of_best" in r else ""
     return (
         f"{what} {r['steps']:3} {r['images_per_s']:9,.0f} {spread:>17} {r['useful_share']:6.1%} {r['memory_share']:6.1%} "
         f"{r['compile_s']:9.1f} {r['peak_bytes'] / 1e6:8,.0f}{beside}{' (search cut short)' if r.get('cut_short') else ''}"

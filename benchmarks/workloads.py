@@ -50,7 +50,7 @@ class Case(NamedTuple):
     Attributes:
         workload: a key of WORKLOADS.
         conv: the lowering of convolutions.
-        loop: `scan`, `vmap`, `unrolled`, `separate`, a number of clients to a chunk, or TUNED.
+        loop: `scan`, `vmap`, `unrolled`, `separate`, a number of clients to a chunk, USUAL or TUNED.
         compiler: one of COMPILERS.
         dtype: a key of DTYPES.
         cohort: M.
@@ -98,7 +98,8 @@ DTYPES = {
 """What arithmetic is done in, as settings of `execution`: tensorfloat32 is the precision in which float32 is multiplied."""
 WRITTEN_OUT = ("unrolled", "separate")
 """Loops over clients whose local steps are written out."""
-TUNED = "tuned"
+USUAL, TUNED = "usual", "tuned"
+"""The layout that a run has where nothing is said, and measured or not."""
 
 
 def per_device(cohort: int) -> int:
@@ -109,7 +110,7 @@ def per_device(cohort: int) -> int:
 def execution(case: Case) -> dict[str, Any]:
     """The settings of a combination's execution, over all the devices there are, as `launch.run` has it."""
     dtype = DTYPES[case.dtype]
-    if case.loop == TUNED:
+    if case.loop in (USUAL, TUNED):
         return {**dtype}
     layout = {"conv": case.conv, "compiler": case.compiler, "steps": "unrolled" if case.loop in WRITTEN_OUT else "loop"}
     if case.loop == "separate":

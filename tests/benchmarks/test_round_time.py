@@ -37,10 +37,10 @@ def results(monkeypatch, tmp_path):
     return main
 
 
-def running(case, seconds, made=()):
+def running(case, seconds, made=(), layout=None):
     """A combination whose rounds take `seconds`, one after another."""
     rows = ((None, {"time/round_s": s, round_time.IMAGES: 100 / s}) for s in itertools.cycle(seconds))
-    layout = workloads.experiment(CASE).layout
+    layout = layout or workloads.experiment(CASE).layout
     return round_time.Running(case, types.SimpleNamespace(layout=layout, simulator=made), 9.0, rows, 1.5)
 
 
@@ -117,7 +117,7 @@ def test_workloads_share_the_time_and_what_is_left_is_for_tuning(clock):
     class Bench(round_time.Bench):
         def fixed(self, case):
             clock.s += 10.0 if case.workload == "long" else 1.0
-            self.best[case.work] = [(float(case.workload == "long"), None)]
+            self.near[case.work] = [(float(case.workload == "long"), None)]
             return case._asdict()
 
         def tuned(self, case):
@@ -140,8 +140,16 @@ def test_workloads_share_the_time_and_what_is_left_is_for_tuning(clock):
     assert len(everything) == 2 * len(round_time.ON_CPU)
 
 
-def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
-    ran = []
+@pytest.fixture
+def usual(monkeypatch):
+    """The usual layout is that of the case `u`."""
+    monkeypatch.setattr(round_time, "experiment", lambda case: types.SimpleNamespace(layout="u"))
+    monkeypatch.setattr(round_time, "summary", lambda running, rows, most: {**running.case._asdict(), "rounds": len(rows)})
+
+
+@pytest.mark.parametrize("measured", ["abcdu", "abcd"])
+def test_the_tuned_layout_runs_in_turns_with_all_that_may_be_the_best_and_with_the_usual_one(monkeypatch, usual, measured):
+    ran, seconds = [], {"a": [2.8], "b": [1.3], "c": [1.0, 4.0, 1.0, 9.0, 1.5], "d": [1.2], "u": [1.25], "": [2.5]}
 
     class Noted(round_time.Running):
         def round(self):
@@ -149,23 +157,28 @@ def test_the_tuned_layout_runs_in_turns_with_the_best_two(monkeypatch):
             return super().round()
 
     def start(case, give_up=None):
-        return Noted(*running(case, {"a": [3.0], "b": [2.0], "c": [1.0, 4.0, 1.0, 9.0, 1.5, 1.5, 1.5], "": [2.5]}[case.conv]))
+        name = "u" if case.loop == "usual" else case.conv
+        rest = [1.5] if name == "c" else []
+        return Noted(*running(case._replace(conv=name), [*seconds[name], *rest * 9], layout=name))
 
     monkeypatch.setattr(round_time, "start", start)
-    monkeypatch.setattr(round_time, "summary", lambda running, rows, most: {**running.case._asdict(), "rounds": len(rows)})
     bench = round_time.Bench(0.0, 100.0, CEILINGS)
-    for conv in "abc":
+    for conv in measured:
         bench.fixed(CASE._replace(conv=conv))
-    assert [kept.case.conv for _, kept in bench.best[CASE.work]] == ["c", "b"]  # c's median was 1 of 1, 4, 1
+    assert [kept.case.conv for _, kept in bench.near[CASE.work]] == [c for c in "cdub" if c in measured]  # c's median was 1
     ran.clear()
     got = bench.tuned(CASE._replace(conv="", loop=TUNED))
-    assert ran == ["c", "b", *["", "c", "b"] * 3]  # a round each to warm up again
-    assert [(rival["conv"], rival["round_s"]) for rival in got["beside"]] == [("c", 1.5), ("b", 2.0)]
-    assert [rival["round_quartiles_s"] for rival in got["beside"]] == [[1.5, 1.5], [2.0, 2.0]]
+    order = ["c", "d", "u", "b"] if "u" in measured else ["c", "d", "b", "u"]
+    assert ran == [*order, *["", *order] * 3]  # a round each to warm up again
+    assert {rival["conv"]: rival["round_s"] for rival in got["beside"]} == {"c": 1.5, "d": 1.2, "b": 1.3, "u": 1.25}
+    assert [rival["conv"] for rival in got["beside"] if rival["usual"]] == ["u"]
+    assert got["beside"][1]["round_quartiles_s"] == [1.2, 1.2]
     assert (got["round_s"], got["round_quartiles_s"], got["search_s"]) == (2.5, [2.5, 2.5], 9.0)
-    assert got["of_best"] == 0.6  # now, not what was measured before
+    assert got["of_best"] == pytest.approx(1.2 / 2.5)  # now, and not what was measured before
+    assert got["of_usual"] == pytest.approx(1.25 / 2.5)
     assert not got["cut_short"]
-    assert bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))["of_best"] is None  # of other work
+    of_other_work = bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))
+    assert of_other_work["of_best"] == of_other_work["of_usual"]  # no other is there
 
 
 def test_a_rival_is_as_fast_as_in_its_own_turns():
@@ -174,14 +187,13 @@ def test_a_rival_is_as_fast_as_in_its_own_turns():
     assert round_time.ratios(rival, own) == pytest.approx([0.825, 1.5, 1.5])  # .15 is that of the medians
 
 
-def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock):
-    def start(case, give_up):
+def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock, usual):
+    def start(case, give_up=None):
         clock.s = 200.0
-        assert give_up()
-        return running(case, [1.0])
+        assert give_up is None or give_up()
+        return running(case, [1.0], layout="u")
 
     monkeypatch.setattr(round_time, "start", start)
-    monkeypatch.setattr(round_time, "summary", lambda running, rows, most: running.case._asdict())
     bench = round_time.Bench(0.0, 100.0, CEILINGS)
     assert bench.tuned(CASE._replace(loop=TUNED))["cut_short"]
 
@@ -189,10 +201,10 @@ def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock):
 @pytest.mark.parametrize(
     ("result", "is_slow"),
     [
-        ({"of_best": 0.9}, True),
-        ({"of_best": 0.92}, False),
-        ({"of_best": 0.5, "cut_short": True}, False),
-        ({"of_best": None}, False),
+        ({"of_best": 0.9, "of_usual": 1.2}, True),
+        ({"of_best": 0.92, "of_usual": 1.2}, False),
+        ({"of_best": 0.5, "of_usual": 0.5, "cut_short": True}, False),
+        ({}, False),
     ],
 )
 def test_a_tuned_layout_may_be_a_tenth_slower(result, is_slow, results, monkeypatch, capsys):
@@ -242,7 +254,7 @@ def test_a_case_that_fails_is_a_line_and_the_others_go_on(results, monkeypatch, 
 @pytest.mark.parametrize("is_tuned", [False, True])
 def test_a_fixed_layout_without_room_is_no_failure_and_a_tuned_one_is(results, monkeypatch, capsys, is_tuned):
     def start(case, give_up=None):
-        if (case.loop == TUNED) == is_tuned and case.loop != "vmap":
+        if (case.loop == TUNED) == is_tuned and case.loop not in ("vmap", "usual"):
             raise memory.OutOfMemoryError("no memory for\nall")
         return running(case, [1.0], made=types.SimpleNamespace(memory_bytes=7))
 
