@@ -19,8 +19,9 @@ weights; its change of the model must agree with the one here, as ||a - b|| / ||
 which PyTorch computes in float64 there, likewise after two steps on WRN-10, where all lowerings agree to 3e-5: a hundredth
 more of ASAM's radius or of the consistency term, or any part of the method left out, makes more than 1.5e-3. Then each
 program runs alone, in a process of its own, the programs in turns, in orders in which each comes after each other one about as
-often: a round to warm up, then `--rounds`, `--repeats` times. Of pfl and Flower, which run in one process (actor) or several,
-the fastest in the first turn goes on alone, as the rival.
+often: a round to warm up, then `--rounds`, `--repeats` times. Ours is in the layout that a search finds and, where that is
+another one, also in the usual one, which runs have that are too short for a search. Of pfl and Flower, which run in one process
+(actor) or several, the fastest in the first turn goes on alone, as the rival.
 
 A ratio is that of a turn's medians, theirs over ours; of the turns' ratios there are the median, the least and the most, which
 enclose the median of all such turns with 97 % where six of them are independent. Searches for layouts take part of the time
@@ -55,6 +56,7 @@ from benchmarks.spread import quartiles
 from launch.command import ask_for_huge_pages
 
 WARM_UP = 1
+USUAL = f"{OURS}, usual layout"
 TUNING_SHARE = 1 / 8
 """Of the time that a cohort has."""
 
@@ -105,17 +107,19 @@ class Comparison:
         job |= {"clients": max(cohort, job["clients"]), "rounds": self._arguments.rounds or self._kind.rounds}
         tuning = {"warm_up": 0, "rounds": 0, "tuning_limit_s": limits.left * TUNING_SHARE}
         tuned = self._attempt(self._rivals[0], job | tuning, f"timed-{cohort}", limits)
-        results = {OURS: tuned}
+        results, rivals = {OURS: tuned}, self._rivals
         if "layout" in tuned:
-            job["layout"] = tuned["layout"]
-            results = self._check(job["layout"], limits)
-        turns = self._time([r for r in self._rivals if "difference" in results.get(r.name, {})], job, limits)
+            job["layout"], usual = tuned["layout"], tuned["usual_layout"]
+            if usual != tuned["layout"]:
+                rivals = [rivals[0], Rival(USUAL, OURS, {"layout": usual}), *rivals[1:]]
+            results = self._check(rivals, job["layout"], limits)
+        turns = self._time([r for r in rivals if "difference" in results.get(r.name, {})], job, limits)
         for name, reports in turns.items():
             results[name] |= merged(reports)
         if "seconds" in results[OURS]:
             results[OURS]["tuning_s"] = tuned["tuning_s"]
         images, about = cohort * job["per_client"] * job["epochs"], {"kind": self._name, "cohort": cohort}
-        return [{**about, "name": r.name, **summary(results.get(r.name, {}), images, results[OURS])} for r in self._rivals]
+        return [{**about, "name": r.name, **summary(results.get(r.name, {}), images, results[OURS])} for r in rivals]
 
     def _attempt(self, rival: Rival, job: dict[str, Any], stage: str, limits: Limits) -> dict[str, Any]:
         """Runs a job in a folder of the rival's own; the data there are those that ours left at that stage."""
@@ -125,20 +129,20 @@ class Comparison:
             os.link(data, folder / "data.npz")
         return limits.attempt(rival, job, folder, self._environments)
 
-    def _check(self, layout: dict[str, Any], limits: Limits) -> dict[str, dict[str, Any]]:
+    def _check(self, rivals: list[Rival], layout: dict[str, Any], limits: Limits) -> dict[str, dict[str, Any]]:
         """What is wrong with each rival, or the `difference` of its model; the peers' is computed once, ours in each layout."""
         # As many clients in each of pfl's processes: otherwise its second round draws other clients.
-        together = math.lcm(self._kind.checked["cohort"], *(rival.own.get("processes", 1) for rival in self._rivals))
+        together = math.lcm(self._kind.checked["cohort"], *(rival.own.get("processes", 1) for rival in rivals))
         job = self._base | self._kind.checked | {"clients": together, "cohort": together}
         job |= {"warm_up": 0, "precision": "float32", "layout": layout}
         results: dict[str, dict[str, Any]] = {}
-        for rival in self._rivals:
+        for rival in rivals:
             report = self._checked.get(rival.name) or self._attempt(rival, job, "checked", limits)
             if rival.program != OURS and "left_out" not in report:
                 self._checked[rival.name] = report
             if problem := {key: report[key] for key in ("error", "left_out") if key in report}:
                 results[rival.name] = problem
-                if rival.program == OURS:
+                if rival.name == OURS:
                     break
                 continue
             differs = difference(self._scratch / "checked" / OURS, self._scratch / "checked" / rival.name)
@@ -150,7 +154,7 @@ class Comparison:
 
     def _time(self, able: list[Rival], job: dict[str, Any], limits: Limits) -> dict[str, list[dict[str, Any]]]:
         """The reports of each rival, one a turn; empty for a turn that it had no part in."""
-        if not able or able[0].program != OURS:
+        if not able or able[0].name != OURS:
             return {}
         reports: dict[str, list[dict[str, Any]]] = {rival.name: [] for rival in able}
         for turn in range(self._arguments.repeats or self._kind.repeats):
@@ -159,12 +163,12 @@ class Comparison:
             found: dict[str, dict[str, Any]] = {}
             for i in balanced(len(able), turn):
                 found[shuffled[i].name] = self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
-                if shuffled[i].program == OURS and "seconds" not in found[OURS]:
+                if shuffled[i].name == OURS and "seconds" not in found[OURS]:
                     break
             for name in reports:
                 reports[name].append(found.get(name, {}))
             able = fastest([rival for rival in able if "seconds" in found.get(rival.name, {})], found)
-            if not able or able[0].program != OURS:
+            if not able or able[0].name != OURS:
                 break
         return reports
 
@@ -186,8 +190,8 @@ def fastest(rivals: list[Rival], reports: dict[str, dict[str, Any]]) -> list[Riv
     def seconds(rival: Rival) -> float:
         return float(np.median(reports[rival.name]["seconds"]))
 
-    def alike(rival: Rival) -> tuple[Any, ...]:
-        return rival.program, *((key, value) for key, value in rival.own.items() if key != "processes")
+    def alike(rival: Rival) -> tuple[str, str]:
+        return rival.program, json.dumps({key: value for key, value in rival.own.items() if key != "processes"})
 
     best = {alike(rival): rival for rival in sorted(rivals, key=seconds, reverse=True)}
     return [rival for rival in rivals if best[alike(rival)] == rival]

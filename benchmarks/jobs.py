@@ -273,7 +273,8 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """A job's rounds here, in the layout that it has, or else in the fastest, which is looked for first.
 
     Returns:
-        `seconds` of the rounds after the warm-up, `layout`, `tuning_s`, `compile_s`, `device` and `versions`.
+        `seconds` of the rounds after the warm-up, `layout`, `usual_layout`, which it has where nothing is said, `tuning_s`,
+        `compile_s`, `device` and `versions`.
     """
     from benchmarks.provenance import devices, versions
     from fedjax_ssl.experiment.layout import Layout
@@ -281,6 +282,7 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
     kind = KINDS[job["kind"]]
     experiment, began = experiment_of(job, kind.config(job)), time.perf_counter()
+    usual = experiment.layout
     if "layout" in job:
         experiment = in_layout(experiment, Layout(**job["layout"]))
     else:
@@ -296,6 +298,7 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     return {
         "seconds": seconds[job["warm_up"] :],
         "layout": experiment.layout.shrunk(experiment.simulator.execution)._asdict(),
+        "usual_layout": usual._asdict(),
         "tuning_s": tuning_s,
         "compile_s": row["time/compile_s"],
         "device": devices(experiment.layout.devices),

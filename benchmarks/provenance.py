@@ -48,8 +48,10 @@ def provenance(device: str = "") -> dict[str, Any]:
 
 
 def devices(number: int) -> str:
-    """So many of the devices here, in words."""
-    return f"{number} x {jax.devices()[0].device_kind}"
+    """So many of the devices here, in words, of an accelerator with the version of what drives it."""
+    device = jax.devices()[0]
+    driver = "" if device.platform == "cpu" else f" ({device.client.platform_version.splitlines()[-1]})"
+    return f"{number} x {device.device_kind}{driver}"
 
 
 def versions() -> dict[str, str]:

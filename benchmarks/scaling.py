@@ -3,12 +3,13 @@
     python -m benchmarks.scaling [--only cohort clients] [--repeats=7] [--json=benchmarks/results/scaling.json]
 
 FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client,
-no state kept of clients. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is
-measured in three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a
-series in a random order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up,
-then at least 5 and 4 seconds of rounds, whose median counts, and of the processes the one with the median of these. The
-`devices` are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on
-a machine of two, four are no faster than two.
+no state kept of clients, but in `states`, where each has its momentum, and in `hosted`, where these and the images are in the
+host's memory. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is measured in
+three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a series in a random
+order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up, then at least 5 and 4
+seconds of rounds, whose median counts, and of the processes the one with the median of these. The `devices` are virtual ones of
+a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of two, four are no
+faster than two.
 
 Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
@@ -36,7 +37,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,14 +48,32 @@ from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
 from launch.command import ask_for_huge_pages
 
-BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1}
-SERIES: dict[str, tuple[int, ...]] = {
-    "cohort": (10, 20, 50, 100, 200, 500, 1_000),
-    "clients": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000),
-    "steps": (2, 4, 8, 16, 32, 64, 128),
-    "devices": (1, 2, 4),
+BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1, "states": 0, "hosted": 0}
+
+
+class Series(NamedTuple):
+    """A number that changes.
+
+    Attributes:
+        key: of BASE.
+        values: what it takes.
+        also: what a point has in place of BASE's.
+    """
+
+    key: str
+    values: tuple[int, ...]
+    also: Mapping[str, int] = MappingProxyType({})
+
+
+SERIES = {
+    "cohort": Series("cohort", (10, 20, 50, 100, 200, 500, 1_000)),
+    "clients": Series("clients", (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)),
+    "states": Series("clients", (100, 300, 1_000, 3_000, 10_000, 30_000), {"states": 1}),
+    "hosted": Series("clients", (100, 300, 1_000, 3_000, 10_000, 30_000), {"states": 1, "hosted": 1}),
+    "steps": Series("steps", (2, 4, 8, 16, 32, 64, 128)),
+    "devices": Series("devices", (1, 2, 4)),
 }
-CLAIMS = {"cohort": 1, "steps": 1, "clients": 0}
+CLAIMS = {"cohort": 1, "steps": 1, "clients": 0, "states": 0, "hosted": 0}
 """The exponents of a round's seconds that are claimed."""
 CALLED = {1: "linear", 0: "flat"}
 NEAR = {1: 0.25, 0: 0.05}
@@ -85,14 +105,17 @@ def experiment_of(point: dict[str, int], *, rounds: int = 0) -> Any:
             "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
             "client": {
                 "steps": point["steps"], "epochs": 0, "batch_size": BATCH,
-                "optimizer": {"persistent": False, "schedule": "constant"},
+                "optimizer": {"persistent": bool(point["states"]), "schedule": "constant"},
             },
             "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
             "cohort_size": point["cohort"],
             "rounds": rounds or 10**9,
             "eval_every": EVALUATED if rounds else 10**9,
             "checkpoint_every": EVERY,
-            "execution": {"strategy": "sharded" if point["devices"] > 1 else "auto", "devices": point["devices"]},
+            "execution": {
+                "strategy": "sharded" if point["devices"] > 1 else "auto", "devices": point["devices"],
+                "data": "host" if point["hosted"] else "device",
+            },
         },
         from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=labels[:10]),
     )  # fmt: skip
@@ -263,10 +286,11 @@ def worker(point: dict[str, int], *, rounds: int = 0, on_cpu: bool = False) -> d
 
 def series(name: str, repeats: int = REPEATS) -> dict[str, Any]:
     """Measures the points of a series, prints each with the least and the most of its processes, and fits those that ran."""
-    order = [x for x in SERIES[name] for _ in range(repeats)]
+    key, values, also = SERIES[name]
+    order = [x for x in values for _ in range(repeats)]
     random.Random(0).shuffle(order)
-    processes = [(x, worker(BASE | {name: x}, on_cpu=name == "devices")) for x in order]
-    points = {x: [point for at, point in processes if at == x] for x in SERIES[name]}
+    processes = [(x, worker({**BASE, **also, key: x}, on_cpu=name == "devices")) for x in order]
+    points = {x: [point for at, point in processes if at == x] for x in values}
     for x, of_x in points.items():
         print(line(name, x, of_x), flush=True)
     ran = {x: typical(of_x) for x, of_x in points.items() if not any("error" in point for point in of_x)}

@@ -120,24 +120,26 @@ def execution(case: Case) -> dict[str, Any]:
     return {**dtype, **layout, "strategy": "sharded" if own < case.cohort else "chunked", "chunk_size": min(together, own)}
 
 
-def experiment(case: Case, give_up: Callable[[], bool] = lambda: False) -> Experiment:
+def experiment(case: Case, give_up: Callable[[], bool] = lambda: False, *, test_images: int = 10) -> Experiment:
     """A round of the combination's workload: S local steps of each of the cohort's clients, and one of the server.
 
     Args:
         case: the combination.
         give_up: of a tuned one, as in `fedjax_ssl.tune`.
+        test_images: how many an evaluation has.
     """
-    made = _built(case, execution(case))
+    made = _built(case, execution(case), test_images)
     return tune(made, give_up=give_up) if case.loop == TUNED else made
 
 
-def _built(case: Case, settings: dict[str, Any]) -> Experiment:
+def _built(case: Case, settings: dict[str, Any], test_images: int = 10) -> Experiment:
     workload, cohort = WORKLOADS[case.workload], case.cohort
     at_clients = workload.labels_at == "clients"
     per_client = workload.batch_size + (workload.unlabeled_batch_size or workload.batch_size)
     count = cohort * per_client + 10
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (count, *workload.image_shape), np.uint8), np.arange(count) % 10
+    test = rng.integers(0, 256, (test_images, *workload.image_shape), np.uint8)
     local = {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": case.steps}
     labeled = {"labeled_fraction": (workload.batch_size / per_client,)} if at_clients else {"num_labels": 10}
     return build(
@@ -152,7 +154,7 @@ def _built(case: Case, settings: dict[str, Any]) -> Experiment:
             "eval_every": 10**6,
             "execution": settings,
         },
-        from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=labels[:10]),
+        from_arrays(train_images=images, train_labels=labels, test_images=test, test_labels=np.arange(test_images) % 10),
     )
 
 

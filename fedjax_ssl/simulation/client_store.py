@@ -22,6 +22,7 @@ from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RoundData, RunState, gather, prepare, run_cohort_round
 from fedjax_ssl.simulation.simulator import (
+    Compiling,
     Problem,
     Program,
     client_sharding,
@@ -99,7 +100,7 @@ class _Fetched(NamedTuple):
     data: RoundData
 
 
-class HostSimulator:
+class HostSimulator(Compiling):
     """Runs a problem whose training images and client states stay on the host.
 
     It has the methods of `Simulator` and gives the same results. A method whose `broadcast` reads the states of all clients

@@ -29,10 +29,11 @@ class Programs:
     Attributes:
         jobs: (program, job), in the order in which they were run.
         slow: programs that never end.
+        usual: the lowering that ours has where nothing is said; a search finds `found`.
     """
 
     def __init__(self, seconds, changes):
-        self.seconds, self.changes, self.jobs, self.slow = seconds, changes, [], ()
+        self.seconds, self.changes, self.jobs, self.slow, self.usual = seconds, changes, [], (), "found"
 
     def launch(self, rival, job, folder, environments, timeout):
         self.jobs.append((rival.name, job | rival.own))
@@ -45,6 +46,7 @@ class Programs:
             raise subprocess.TimeoutExpired(rival.name, timeout)
         leave(folder, self.changes.get(rival.program, 1.0))
         own = {"layout": {"conv": job.get("layout", {}).get("conv", "found")}, "tuning_s": 0.5, "compile_s": 3.0}
+        own |= {"usual_layout": {"conv": self.usual}}
         own |= {} if "layout" in job else {"tuning_s": 7.0}
         about = {"versions": {rival.program: "1"}, "device": "2 x cpu"}
         return {
@@ -58,9 +60,9 @@ class Programs:
 def compared(monkeypatch, tmp_path, capsys):
     """Compares programs that are stood in for: (exit status, lines, JSON, the programs)."""
 
-    def run(seconds, *words, changes=(), slow=(), missing=None):
+    def run(seconds, *words, changes=(), slow=(), missing=None, usual="found"):
         stand_in, path = Programs(seconds, dict(changes)), tmp_path / "result.json"
-        stand_in.slow = slow
+        stand_in.slow, stand_in.usual = slow, usual
         monkeypatch.setattr(programs, "launch", stand_in.launch)
         monkeypatch.setattr(Environments, "install", lambda self, name: (missing or {}).get(name, ""))
         monkeypatch.setattr(compare.os, "sched_setaffinity", lambda *_: None)
@@ -125,6 +127,24 @@ def test_the_check_and_every_repeat_have_the_layout_that_was_found_for_the_timed
     r = written["results"][0]
     assert (r["layout"], r["tuning_s"], r["compile_s"]) == ({"conv": "found"}, 7.0, 3.0)
     assert (r["versions"], r["device"], r["difference"]) == ({OURS: "1"}, "2 x cpu", 0.0)
+
+
+def test_ours_runs_in_the_usual_layout_too_where_a_search_finds_another(compared):
+    seconds = SECONDS | {"fedjax_ssl, usual layout": 0.3}
+    status, _, written, stand_in = compared(seconds, *CNN, "--cohort", "10", "--repeats=2", usual="plain")
+    assert status == 0
+    assert [r["name"] for r in written["results"]] == [OURS, "fedjax_ssl, usual layout", *NAMES[1:]]
+    ours, usual = written["results"][:2]
+    assert (ours["times_ours"], usual["times_ours"]) == (1.0, pytest.approx(1.5))
+    assert usual["difference"] == 0.0
+    assert "tuning_s" in ours
+    jobs_of = {
+        name: [job["layout"]["conv"] for n, job in stand_in.jobs if n == name and "layout" in job]
+        for name in (OURS, usual["name"])
+    }
+    assert jobs_of == {OURS: ["found"] * 3, usual["name"]: ["plain"] * 3}  # a check and two turns
+    _, _, written, _ = compared(seconds | {OURS: "fails in turn 2"}, *CNN, "--cohort", "10", usual="plain")
+    assert not any("round_s" in result for result in written["results"])
 
 
 def test_programs_take_turns_in_balanced_orders_and_peers_are_checked_once(compared):

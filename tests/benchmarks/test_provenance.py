@@ -1,5 +1,7 @@
 """Where a result says that it is from."""
 
+import types
+
 import jax
 import pytest
 
@@ -23,3 +25,11 @@ def test_a_result_says_where_it_is_from_but_for_names_of_folders(monkeypatch, wo
     assert "cores" in got["machine"]
     monkeypatch.setattr(provenance, "BEGAN", provenance.BEGAN - 100)
     assert 100 <= provenance.provenance()["elapsed_s"] - got["elapsed_s"] < 110
+
+
+def test_of_an_accelerator_the_version_of_what_drives_it_is_named(monkeypatch):
+    client = types.SimpleNamespace(platform_version="PJRT C API\ncuda 13000")
+    monkeypatch.setattr(
+        jax, "devices", lambda: [types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", client=client)]
+    )
+    assert provenance.devices(1) == "1 x NVIDIA H200 (cuda 13000)"

@@ -9,7 +9,8 @@ import pytest
 from benchmarks import scaling
 from benchmarks.scaling import Fit
 
-COHORTS, CLIENTS = scaling.SERIES["cohort"], scaling.SERIES["clients"]
+COHORTS = scaling.SERIES["cohort"].values
+SMALL = scaling.BASE | {"cohort": 3, "clients": 20, "steps": 2}
 
 
 def noisy(values, seed, spread=0.02):
@@ -69,7 +70,7 @@ def points(x, seconds, sizes):
     ],
 )
 def test_a_verdict_may_be_no_and_undecided(name, law, expected, seed):
-    x = scaling.SERIES[name]
+    x = scaling.SERIES[name].values
     found = scaling.fits(name, points(x, noisy([law(at) for at in x], seed), [1] * len(x)))
     assert found["seconds"]["verdict"] == expected
 
@@ -101,16 +102,28 @@ def test_the_devices_peak_counts_where_it_tells_one():
 
 def test_a_point_has_a_rounds_time_and_memory(monkeypatch):
     monkeypatch.setattr(scaling, "LEAST_S", 0.0)
-    got = scaling.measure({"cohort": 3, "clients": 20, "steps": 2, "devices": 1})
+    got, states, hosted = (scaling.measure(SMALL | also) for also in ({}, {"states": 1}, {"states": 1, "hosted": 1}))
     assert (got["rounds"], got["strategy"]) == (scaling.LEAST_ROUNDS, "scan")
-    assert 0 < got["quartiles_s"][0] <= got["round_s"] <= got["quartiles_s"][1]
-    assert got["peak_bytes"] > 1e8 > got["round_bytes"] > 1e4
+    for one in (got, states, hosted):
+        assert 0 < one["quartiles_s"][0] <= one["round_s"] <= one["quartiles_s"][1]
+        assert one["peak_bytes"] > 1e8 > one["round_bytes"] > 1e4
+    assert states["round_bytes"] > got["round_bytes"]  # clients' momentum
+
+
+def test_states_of_clients_are_kept_where_a_series_says_so():
+    for also, kept, data in (
+        ({}, False, "device"),
+        ({"states": 1}, True, "device"),
+        ({"states": 1, "hosted": 1}, True, "host"),
+    ):
+        experiment = scaling.experiment_of(SMALL | also)
+        assert (experiment.settings.client.optimizer.persistent, experiment.settings.execution.data) == (kept, data)
 
 
 def test_memory_of_a_whole_run_is_read_every_so_many_rounds(monkeypatch):
     monkeypatch.setattr(scaling, "EVERY", 2)
     monkeypatch.setattr(scaling, "EVALUATED", 2)
-    monkeypatch.setattr(scaling, "BASE", {"cohort": 3, "clients": 20, "steps": 2, "devices": 1})
+    monkeypatch.setattr(scaling, "BASE", SMALL)
     resident = scaling.measure_memory(6)["resident"]
     assert [number for number, _ in resident] == [2, 4, 6]
     assert all(size > 1e7 for _, size in resident)
@@ -151,7 +164,7 @@ def test_virtual_devices_are_a_cpus_and_nothing_else_is_asked_for(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(scaling.subprocess, "run", run)
     scaling.series("steps")
-    assert asked == [(1, None, "1")] * 3 * len(scaling.SERIES["steps"])
+    assert asked == [(1, None, "1")] * 3 * len(scaling.SERIES["steps"].values)
     asked.clear()
     scaling.series("devices", 5)
     assert sorted(asked) == [(n, "cpu", str(n)) for n in (1, 2, 4) for _ in range(5)]

@@ -1,0 +1,93 @@
+"""How fast an evaluation is, by how many examples a forward pass has.
+
+    python -m benchmarks.evaluation [--workloads fl2_wrn28_2] [--sizes 100 250] --json=benchmarks/results/evaluation_cpu.json
+
+The networks of `round_time` in their usual layout, on random images, so many that each device has whole batches of each size.
+Each size is a program of its own, the sizes take turns, in the other order in every second one: one to warm up, then at least
+LEAST_TURNS, and `--seconds` of the usual size, which is the one that runs have until a search finds a faster one
+(`execution.batch_size=0`). Images per second are medians with quartiles; `of usual` is the usual size's time over that of
+another, the median of the turns' ratios, with quartiles in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from benchmarks.provenance import provenance
+from benchmarks.spread import quartiles
+from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
+from fedjax_ssl.experiment.measurement import FORWARD_SIZES
+from fedjax_ssl.experiment.tuning import in_layout
+from launch.command import ask_for_huge_pages, use_all_cores
+
+LEAST_TURNS = 5
+
+
+def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
+    """An evaluation of a workload's network in each size, the usual one first."""
+    devices = len(jax.devices())
+    images = devices * math.lcm(*sizes)
+    case = Case(workload, "", USUAL, "", "float32", cohort=devices, steps=1)
+    begun = experiment(case, test_images=images)
+    simulators = [in_layout(begun, begun.layout._replace(forward_batch_size=size)).simulator for size in sizes]
+    state, _ = begun.simulator.initialize(0)
+    turns: list[list[float]] = []
+    for simulator in simulators:
+        simulator.evaluate(state)
+    while len(turns) < LEAST_TURNS or sum(turn[0] for turn in turns) < seconds:
+        turn = dict.fromkeys(range(len(sizes)), 0.0)
+        for number in list(turn)[:: 1 if len(turns) % 2 == 0 else -1]:
+            began = time.perf_counter()
+            simulators[number].evaluate(state)  # waits for the result
+            turn[number] = time.perf_counter() - began
+        turns.append(list(turn.values()))
+    return [
+        {
+            "workload": workload,
+            "size": size,
+            "images": images,
+            "turns": len(turns),
+            "images_per_s": quartiles(images / turn[number] for turn in turns),
+            "of_usual": quartiles(turn[0] / turn[number] for turn in turns),
+        }
+        for number, size in enumerate(sizes)
+    ]
+
+
+def main() -> None:
+    """Measures the chosen networks and sizes, prints a table and writes it."""
+    tried = FORWARD_SIZES.get(jax.default_backend(), ())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=tried, help="beside the usual one (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the usual size, at least (%(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
+    arguments = parser.parse_args()
+    if min(arguments.sizes) < 1:
+        parser.error("argument --sizes: at least 1")
+    sizes = [FORWARD_BATCH_SIZE, *(size for size in arguments.sizes if size != FORWARD_BATCH_SIZE)]
+    print(f"{'workload':18} {'size':>5} {'images/s':>9} {'quartiles':>17} {'of usual':>8}")
+    results = []
+    for workload in arguments.workloads:
+        for one in measure(workload, sizes, arguments.seconds):
+            low, median, high = one["images_per_s"]
+            spread = f"{low:,.0f} - {high:,.0f}"
+            print(f"{workload:18} {one['size']:5} {median:9,.0f} {spread:>17} {one['of_usual'][1]:8.2f}", flush=True)
+            results.append(one)
+        if arguments.json:
+            written = {**provenance(), "warm_up_turns": 1, "results": results}
+            arguments.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    ask_for_huge_pages()
+    use_all_cores()
+    main()
