@@ -111,7 +111,7 @@ class Comparison:
         if "layout" in tuned:
             job["layout"], usual = tuned["layout"], tuned["usual_layout"]
             if usual != tuned["layout"]:
-                rivals = [rivals[0], Rival(USUAL, OURS, {"layout": usual}), *rivals[1:]]
+                rivals = [*rivals, Rival(USUAL, OURS, {"layout": usual})]  # last, where there is no time for all
             results = self._check(rivals, job["layout"], limits)
         turns = self._time([r for r in rivals if "difference" in results.get(r.name, {})], job, limits)
         for name, reports in turns.items():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.evaluation [--workloads fl2_wrn28_2] [--sizes 100 250] --json=benchmarks/results/evaluation_cpu.json
 
-The networks of `round_time` in their usual layout, on random images, so many that each device has whole batches of each size.
-Each size is a program of its own, the sizes take turns, in the other order in every second one: one to warm up, then at least
-LEAST_TURNS, and `--seconds` of the usual size, which is the one that runs have until a search finds a faster one
-(`execution.batch_size=0`). Images per second are medians with quartiles; `of usual` is the usual size's time over that of
-another, the median of the turns' ratios, with quartiles in the file.
+The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images, so many that each
+device has whole batches of each size. Each size is a program of its own, the sizes take turns, in the other order in every
+second one: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that runs have until
+a search finds a faster one (`execution.batch_size=0`). Images per second are medians with quartiles; `of usual` is the usual
+size's time over that of another, the median of the turns' ratios, with quartiles in the file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
 
 LEAST_TURNS = 5
+MOST_IMAGES = 10_000
 
 
 def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
     """An evaluation of a workload's network in each size, the usual one first."""
-    devices = len(jax.devices())
+    devices, on_cpu = len(jax.devices()), jax.default_backend() == "cpu"
     images = devices * math.lcm(*sizes)
-    case = Case(workload, "", USUAL, "", "float32", cohort=devices, steps=1)
+    dtype, cohort = ("float32", 2 * devices) if on_cpu else ("tensorfloat32", 10)
+    case = Case(workload, "", USUAL, "", dtype, cohort, steps=1)
     begun = experiment(case, test_images=images)
     simulators = [in_layout(begun, begun.layout._replace(forward_batch_size=size)).simulator for size in sizes]
     state, _ = begun.simulator.initialize(0)
@@ -54,6 +56,8 @@ def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, A
             "workload": workload,
             "size": size,
             "images": images,
+            "dtype": dtype,
+            "layout": begun.layout._replace(forward_batch_size=size)._asdict(),
             "turns": len(turns),
             "images_per_s": quartiles(images / turn[number] for turn in turns),
             "of_usual": quartiles(turn[0] / turn[number] for turn in turns),
@@ -73,7 +77,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.sizes) < 1:
         parser.error("argument --sizes: at least 1")
-    sizes = [FORWARD_BATCH_SIZE, *(size for size in arguments.sizes if size != FORWARD_BATCH_SIZE)]
+    sizes = list(dict.fromkeys([FORWARD_BATCH_SIZE, *arguments.sizes]))
+    if (images := math.lcm(*sizes)) > MOST_IMAGES:
+        parser.error(
+            f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: {MOST_IMAGES:,}"
+        )
     print(f"{'workload':18} {'size':>5} {'images/s':>9} {'quartiles':>17} {'of usual':>8}")
     results = []
     for workload in arguments.workloads:

@@ -273,8 +273,8 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """A job's rounds here, in the layout that it has, or else in the fastest, which is looked for first.
 
     Returns:
-        `seconds` of the rounds after the warm-up, `layout`, `usual_layout`, which it has where nothing is said, `tuning_s`,
-        `compile_s`, `device` and `versions`.
+        `seconds` of the rounds after the warm-up, `layout`, `compile_s`, `device` and `versions`; of a search also `tuning_s`
+        and `usual_layout`, in which the job would be without one.
     """
     from benchmarks.provenance import devices, versions
     from fedjax_ssl.experiment.layout import Layout
@@ -282,12 +282,13 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
     kind = KINDS[job["kind"]]
     experiment, began = experiment_of(job, kind.config(job)), time.perf_counter()
-    usual = experiment.layout
+    search: dict[str, Any] = {}
     if "layout" in job:
         experiment = in_layout(experiment, Layout(**job["layout"]))
     else:
+        search["usual_layout"] = experiment.layout._asdict()
         experiment = tuned(experiment, give_up=lambda: time.perf_counter() - began > job["tuning_limit_s"])
-    tuning_s = time.perf_counter() - began
+        search["tuning_s"] = time.perf_counter() - began
     experiment, state, row, rows, weights = kind.start(experiment)
     write_data(folder, experiment, rows, weights)
     seconds, rounds = [], experiment.rounds(state, row)
@@ -298,8 +299,7 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     return {
         "seconds": seconds[job["warm_up"] :],
         "layout": experiment.layout.shrunk(experiment.simulator.execution)._asdict(),
-        "usual_layout": usual._asdict(),
-        "tuning_s": tuning_s,
+        **search,
         "compile_s": row["time/compile_s"],
         "device": devices(experiment.layout.devices),
         "versions": versions(),

@@ -48,10 +48,10 @@ def provenance(device: str = "") -> dict[str, Any]:
 
 
 def devices(number: int) -> str:
-    """So many of the devices here, in words, of an accelerator with the version of what drives it."""
+    """So many of the devices here, in words, of an accelerator with what JAX was built for, such as a version of CUDA."""
     device = jax.devices()[0]
-    driver = "" if device.platform == "cpu" else f" ({device.client.platform_version.splitlines()[-1]})"
-    return f"{number} x {device.device_kind}{driver}"
+    built_for = "" if device.platform == "cpu" else f" ({' '.join(device.client.platform_version.split()[-2:])})"
+    return f"{number} x {device.device_kind}{built_for}"
 
 
 def versions() -> dict[str, str]:

@@ -16,13 +16,13 @@ given, and of OTHERWISE.
 
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
 `fedjax_ssl.tune` looks for each workload's layout, in the first dtype. This one runs again, round by round in turns with the
-layout that is usual where nothing is tuned, and with each of the fixed ones that took less than NEAR times as long as the
-fastest, as the machine may have been slower for one than for another. `of best` is the time of the fastest of these over the
-tuned one's, `of usual` that of the usual one, each the median of such ratios of all turns. Exit status 1 where `of best` is
-below WORST, and where anything failed; of fixed layouts some may have no room in memory, but not all. As for any long run, a
-search begins no layout after a quarter of an hour; one that was cut short by the budget is marked, and does not count, so that
-large networks need `--budget inf`. `search_s` in the file is how long it took, next to nothing where its result was kept. What
-there is no time for is named.
+layout that is usual where nothing is tuned, and with the KEPT fastest of the fixed ones that took less than NEAR times as long
+as the fastest, as the machine may have been slower for one than for another. Of each of these there is the median of its times
+over the tuned one's, turn by turn: `of best` is the least of these medians, `of usual` the usual layout's. Exit status 1 where
+`of best` is below WORST, and where anything failed; of fixed layouts some may have no room in memory, but not all. As for any
+long run, a search begins no layout after a quarter of an hour; one that was cut short by the budget is marked and compared with
+nothing, so that large networks need `--budget inf`, with which one workload follows another. `search_s` in the file is how long
+it took, next to nothing where its result was kept. What there is no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -39,6 +39,7 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import pathlib
 import sys
 import time
@@ -81,8 +82,8 @@ SHARE = {"cpu": 0.4, "accelerator": 0.6}
 """Seconds, and how much of them the fixed layouts have: a search takes up to 17 minutes for a large network on a CPU."""
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
-LEAST_ROUNDS = 3
-NEAR = 1.4
+LEAST_ROUNDS, LEAST_TURNS = 3, 6
+NEAR, KEPT = 1.4, 4
 WORST = 1 / 1.1
 IMAGES = "perf/client_images_per_s"
 
@@ -158,13 +159,14 @@ def ratios(rival: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[float
     return quartiles(a["time/round_s"] / b["time/round_s"] for a, b in zip(rival, own, strict=True))
 
 
-def in_turns(all_: list[Running], seconds: float) -> list[list[dict[str, Any]]]:
-    """The rows of their next rounds, A B C A B C ...: of each at least LEAST_ROUNDS, and of the first `seconds`."""
+def in_turns(all_: list[Running], seconds: float, least: int) -> list[list[dict[str, Any]]]:
+    """The rows of their next rounds, A B C C B A A ...: of each at least so many, and of the first `seconds`."""
     rows: list[list[dict[str, Any]]] = [[] for _ in all_]
     for running in all_[1:]:  # they ran long ago: a round to warm up again
         running.round()
-    while len(rows[0]) < LEAST_ROUNDS or sum(row["time/round_s"] for row in rows[0]) < seconds:
-        for own, running in zip(rows, all_, strict=True):
+    while len(rows[0]) < least or sum(row["time/round_s"] for row in rows[0]) < seconds:
+        both = list(zip(rows, all_, strict=True))
+        for own, running in both if len(rows[0]) % 2 == 0 else reversed(both):
             own.append(running.round())
     return rows
 
@@ -193,9 +195,9 @@ class Bench:
     def fixed(self, case: Case) -> dict[str, Any]:
         """A fixed layout's rounds."""
         running = start(case)
-        (rows,) = in_turns([running], self._seconds)
+        (rows,) = in_turns([running], self._seconds, LEAST_ROUNDS)
         found = sorted([*self.near.get(case.work, []), (median_s(rows), running)], key=lambda pair: pair[0])
-        self.near[case.work] = [(seconds, one) for seconds, one in found if seconds < NEAR * found[0][0]]
+        self.near[case.work] = [(seconds, one) for seconds, one in found[:KEPT] if seconds < NEAR * found[0][0]]
         return summary(running, rows, self._most)
 
     def tuned(self, case: Case) -> dict[str, Any]:
@@ -208,22 +210,22 @@ class Bench:
             return cut
 
         running = start(case, give_up)
-        rivals = [rival for _, rival in self.near.get(case.work, [])]
-        layout = experiment(case._replace(loop=USUAL)).layout
-        usual = next((rival for rival in rivals if rival.experiment.layout == layout), None)
-        if usual is None:
-            rivals.append(usual := start(case._replace(loop=USUAL)))
-        rows, *others = in_turns([running, *rivals], self._seconds)
+        rivals = [] if cut else self._rivals(case)
+        rows, *others = in_turns([running, *rivals], self._seconds, LEAST_TURNS)
         beside = [
-            {**r.case._asdict(), **round_of(own), "usual": r is usual, "ratio_quartiles": ratios(own, rows)}
-            for r, own in zip(rivals, others, strict=True)
+            {**rival.case._asdict(), **round_of(own), "ratio_quartiles": ratios(own, rows)}
+            for rival, own in zip(rivals, others, strict=True)
         ]
-        of = {
-            "of_best": min(rival["ratio_quartiles"][1] for rival in beside),
-            "of_usual": next(rival["ratio_quartiles"][1] for rival in beside if rival["usual"]),
-        }
+        medians = [rival["ratio_quartiles"][1] for rival in beside]
+        of = {"of_best": min(medians), "of_usual": medians[0]} if medians else {}
         found = {**summary(running, rows, self._most), **round_of(rows)}
         return {**found, "beside": beside, **of, "search_s": running.search_s, "cut_short": cut}
+
+    def _rivals(self, case: Case) -> list[Running]:
+        """What a tuned layout is compared with: the usual one, and then those that may be the best."""
+        near, layout = [one for _, one in self.near.get(case.work, [])], experiment(case._replace(loop=USUAL)).layout
+        usual = next((one for one in near if one.experiment.layout == layout), None) or start(case._replace(loop=USUAL))
+        return [usual, *(one for one in near if one is not usual)]
 
 
 def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
@@ -271,12 +273,19 @@ def combinations(axes: argparse.Namespace, workload: str, kind: str) -> list[Cas
 
 def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str, Any]]:
     """The results, one after another."""
+    if math.isinf(bench.left_s()) and len(axes.workloads) > 1:  # what may be the best stays in memory
+        for workload in axes.workloads:
+            yield from run(argparse.Namespace(**{**vars(axes), "workloads": [workload]}), kind, bench)
+        return
     waiting = {workload: combinations(axes, workload, kind) for workload in axes.workloads}
     spent, works = dict.fromkeys(axes.workloads, 0.0), {w: cases[: len(axes.cohort)] for w, cases in waiting.items()}
     while bench.left_s(1.0 if axes.fixed else SHARE[kind]) > 0 and any(waiting.values()):
         workload = min((w for w in waiting if waiting[w]), key=lambda w: spent[w])
         began = time.perf_counter()
-        yield attempt(bench.fixed, waiting[workload].pop(0))
+        case = waiting[workload].pop(0)
+        yield attempt(bench.fixed, case)
+        if axes.fixed or case.dtype != axes.dtype[0]:  # it is compared with nothing
+            bench.near.pop(case.work, None)
         spent[workload] += time.perf_counter() - began
     for case in itertools.chain(*waiting.values()):
         yield {**case._asdict(), "left_out": "no time"}

@@ -117,7 +117,11 @@ def execution(case: Case) -> dict[str, Any]:
         return {**dtype, **layout, "strategy": "separate"}
     own = per_device(case.cohort)
     together = own if case.loop == "vmap" else int(case.loop) if case.loop.isdecimal() else 1
-    return {**dtype, **layout, "strategy": "sharded" if own < case.cohort else "chunked", "chunk_size": min(together, own)}
+    if own < case.cohort:
+        return {**dtype, **layout, "strategy": "sharded", "chunk_size": min(together, own)}
+    if 1 < together < own:
+        return {**dtype, **layout, "strategy": "chunked", "chunk_size": together}
+    return {**dtype, **layout, "strategy": "scan" if together == 1 else "vmap"}
 
 
 def experiment(case: Case, give_up: Callable[[], bool] = lambda: False, *, test_images: int = 10) -> Experiment:

@@ -155,6 +155,12 @@ class HostSimulator(Compiling):
         """Seconds spent compiling so far."""
         return sum(program.compile_s for program in (self._cohorts, self._prepare, self._round, self._evaluate))
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one device that a round needs at most, with the next cohort's images; 0 before round 1."""
+        ahead = 0 if self._ahead is None else sum(x.nbytes for x in jax.tree.leaves(self._ahead.data))
+        return super().memory_bytes + ahead
+
     def template(self, seed: int) -> RunState:
         """The shapes, dtypes and placement of a run's state, without computing one; client states are NumPy's."""
         server, clients = jax.eval_shape(self._init, jax.random.key(seed))

@@ -63,8 +63,9 @@ def test_one_command_evaluates_every_image_in_every_size(monkeypatch, tmp_path, 
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["small", "50"]
 
 
-def test_a_size_is_at_least_one(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["x", "--sizes", "0"])
+@pytest.mark.parametrize(("sizes", "line"), [(["0"], "at least 1"), (["64", "96"], "a device would have 24,000 images")])
+def test_sizes_that_cannot_be_measured_are_refused(monkeypatch, capsys, sizes, line):
+    monkeypatch.setattr("sys.argv", ["x", "--sizes", *sizes])
     with pytest.raises(SystemExit):
         evaluation.main()
-    assert "argument --sizes: at least 1" in capsys.readouterr().err
+    assert f"argument --sizes: {line}" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
     report = jobs.run(job, tmp_path)
     assert len(report["seconds"]) == 1
     assert report["layout"] == layout
-    assert report["usual_layout"].keys() == layout.keys()
+    assert not {"tuning_s", "usual_layout"} & report.keys()  # no search
     assert report["versions"].keys() >= {"python", "jax"}
     assert (report["device"], report["compile_s"] > 0) == ("2 x cpu", True)
     with np.load(tmp_path / "data.npz") as data:

@@ -27,7 +27,7 @@ def test_a_result_says_where_it_is_from_but_for_names_of_folders(monkeypatch, wo
     assert 100 <= provenance.provenance()["elapsed_s"] - got["elapsed_s"] < 110
 
 
-def test_of_an_accelerator_the_version_of_what_drives_it_is_named(monkeypatch):
+def test_of_an_accelerator_what_jax_was_built_for_is_named(monkeypatch):
     client = types.SimpleNamespace(platform_version="PJRT C API\ncuda 13000")
     monkeypatch.setattr(
         jax, "devices", lambda: [types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", client=client)]

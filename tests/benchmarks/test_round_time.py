@@ -60,7 +60,7 @@ def test_a_line_has_the_rate_and_the_shares_of_measured_ceilings(results, capsys
 def test_a_share_is_what_is_computed_over_time_and_ceiling(monkeypatch):
     monkeypatch.setattr(round_time, "arithmetic_of", lambda case: Arithmetic(flops=3000, bytes=10))
     one = running(CASE, [0.5, 0.1, 0.2, 0.3], made=types.SimpleNamespace(memory_bytes=7))
-    (rows,) = round_time.in_turns([one], seconds=1.0)
+    (rows,) = round_time.in_turns([one], seconds=1.0, least=3)
     assert len(rows) == 4
     got = round_time.summary(one, rows, CEILINGS)
     assert got["round_s"] == 0.25
@@ -143,13 +143,19 @@ def test_workloads_share_the_time_and_what_is_left_is_for_tuning(clock):
 @pytest.fixture
 def usual(monkeypatch):
     """The usual layout is that of the case `u`."""
-    monkeypatch.setattr(round_time, "experiment", lambda case: types.SimpleNamespace(layout="u"))
+
+    def experiment(case):
+        assert (case.loop, case.conv) == ("usual", "")
+        return types.SimpleNamespace(layout="u")
+
+    monkeypatch.setattr(round_time, "experiment", experiment)
     monkeypatch.setattr(round_time, "summary", lambda running, rows, most: {**running.case._asdict(), "rounds": len(rows)})
 
 
-@pytest.mark.parametrize("measured", ["abcdu", "abcd"])
+@pytest.mark.parametrize("measured", ["abcdue", "abcd"])
 def test_the_tuned_layout_runs_in_turns_with_all_that_may_be_the_best_and_with_the_usual_one(monkeypatch, usual, measured):
-    ran, seconds = [], {"a": [2.8], "b": [1.3], "c": [1.0, 4.0, 1.0, 9.0, 1.5], "d": [1.2], "u": [1.25], "": [2.5]}
+    ran = []
+    seconds = {"a": [2.8], "b": [1.3], "c": [1.0, 4.0, 1.0, 9.0, *[1.5] * 9], "d": [1.2], "u": [1.25], "e": [1.35], "": [2.5]}
 
     class Noted(round_time.Running):
         def round(self):
@@ -158,27 +164,63 @@ def test_the_tuned_layout_runs_in_turns_with_all_that_may_be_the_best_and_with_t
 
     def start(case, give_up=None):
         name = "u" if case.loop == "usual" else case.conv
-        rest = [1.5] if name == "c" else []
-        return Noted(*running(case._replace(conv=name), [*seconds[name], *rest * 9], layout=name))
+        return Noted(*running(case._replace(conv=name), seconds[name], layout=name))
 
     monkeypatch.setattr(round_time, "start", start)
     bench = round_time.Bench(0.0, 100.0, CEILINGS)
     for conv in measured:
         bench.fixed(CASE._replace(conv=conv))
-    assert [kept.case.conv for _, kept in bench.near[CASE.work]] == [c for c in "cdub" if c in measured]  # c's median was 1
+    near = [c for c in "cdub" if c in measured]  # c's median was 1; a is too slow, e one too many
+    assert [kept.case.conv for _, kept in bench.near[CASE.work]] == near
     ran.clear()
-    got = bench.tuned(CASE._replace(conv="", loop=TUNED))
-    order = ["c", "d", "u", "b"] if "u" in measured else ["c", "d", "b", "u"]
-    assert ran == [*order, *["", *order] * 3]  # a round each to warm up again
+    tuned = CASE._replace(conv="", loop=TUNED)
+    got = bench.tuned(tuned)
+    order = ["u", *(c for c in near if c != "u")]
+    turn = ["", *order]
+    assert ran == [*order, *[*turn, *reversed(turn)] * 3]  # a round each to warm up again
     assert {rival["conv"]: rival["round_s"] for rival in got["beside"]} == {"c": 1.5, "d": 1.2, "b": 1.3, "u": 1.25}
-    assert [rival["conv"] for rival in got["beside"] if rival["usual"]] == ["u"]
-    assert got["beside"][1]["round_quartiles_s"] == [1.2, 1.2]
+    assert got["beside"][2]["round_quartiles_s"] == [1.2, 1.2]
     assert (got["round_s"], got["round_quartiles_s"], got["search_s"]) == (2.5, [2.5, 2.5], 9.0)
     assert got["of_best"] == pytest.approx(1.2 / 2.5)  # now, and not what was measured before
     assert got["of_usual"] == pytest.approx(1.25 / 2.5)
     assert not got["cut_short"]
-    of_other_work = bench.tuned(CASE._replace(conv="", loop=TUNED, cohort=3))
+    of_other_work = bench.tuned(tuned._replace(cohort=3))
     assert of_other_work["of_best"] == of_other_work["of_usual"]  # no other is there
+
+
+@pytest.mark.parametrize(("words", "kept"), [([], {"float32"}), (["--fixed"], set())])
+def test_what_is_compared_with_nothing_does_not_stay_in_memory(words, kept):
+    class Bench(round_time.Bench):
+        def fixed(self, case):
+            self.near[case.work] = [(1.0, None)]
+            return case._asdict()
+
+        def tuned(self, case):
+            seen.update(dtype for _, dtype, *_ in self.near)
+            return case._asdict()
+
+    axes = round_time.arguments_of(["--workloads", "small", "--dtype", "float32", "bfloat16", *words], "cpu")
+    seen, bench = set(), Bench(0.0, 1e6, CEILINGS)
+    list(round_time.run(axes, "cpu", bench))
+    assert seen == kept
+    assert not bench.near
+
+
+def test_without_a_budget_one_workload_follows_another():
+    class Bench(round_time.Bench):
+        def fixed(self, case):
+            self.near[case.work] = [(1.0, None)]
+            assert len(self.near) == 1
+            return case._asdict()
+
+        def tuned(self, case):
+            return case._asdict()
+
+    axes = round_time.arguments_of(["--workloads", "long", "small"], "cpu")
+    results = list(round_time.run(axes, "cpu", Bench(0.0, float("inf"), CEILINGS)))
+    number = len(round_time.ON_CPU) + 1
+    assert [r["workload"] for r in results] == ["long"] * number + ["small"] * number
+    assert [r["loop"] for r in results if r["loop"] == TUNED] == [TUNED] * 2
 
 
 def test_a_rival_is_as_fast_as_in_its_own_turns():
@@ -195,7 +237,9 @@ def test_a_search_that_is_cut_short_is_marked(monkeypatch, clock, usual):
 
     monkeypatch.setattr(round_time, "start", start)
     bench = round_time.Bench(0.0, 100.0, CEILINGS)
-    assert bench.tuned(CASE._replace(loop=TUNED))["cut_short"]
+    got = bench.tuned(CASE._replace(loop=TUNED))
+    assert got["cut_short"]
+    assert not got["beside"]
 
 
 @pytest.mark.parametrize(

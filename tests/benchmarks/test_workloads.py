@@ -1,7 +1,5 @@
 """What the benchmark of local steps runs: what it counts, and how it lays a combination out."""
 
-import math
-
 import jax
 import pytest
 
@@ -43,21 +41,31 @@ def test_a_count_is_of_the_work_and_not_of_its_layout():
     assert bfloat16.bytes == pytest.approx(counted.bytes / 2, rel=0.05)  # the last layer is float32
 
 
-def layout(devices, **changes):
+def layout(**changes):
     settings = workloads.execution(CASE._replace(**changes))
     return [settings.get(key) for key in ("strategy", "chunk_size", "steps")]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_loop_is_over_the_clients_of_each_device(monkeypatch, devices):
-    monkeypatch.setattr(jax, "devices", lambda *_: [None] * devices)
-    own, strategy = math.ceil(5 / devices), "sharded" if devices > 1 else "chunked"
-    assert layout(devices, loop="scan") == [strategy, 1, "loop"]
-    assert layout(devices, loop="vmap") == [strategy, own, "loop"]
-    assert layout(devices, loop="2") == [strategy, 2, "loop"]
-    assert layout(devices, loop="4") == [strategy, min(4, own), "loop"]
-    assert layout(devices, loop="unrolled") == [strategy, 1, "unrolled"]
-    assert layout(devices, loop="separate") == ["separate", None, "unrolled"]
+def test_a_loop_is_over_the_clients_of_each_device(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda *_: [None] * 2)
+    assert layout(loop="scan") == ["sharded", 1, "loop"]
+    assert layout(loop="vmap") == layout(loop="4") == ["sharded", 3, "loop"]
+    assert layout(loop="2") == ["sharded", 2, "loop"]
+    assert layout(loop="unrolled") == ["sharded", 1, "unrolled"]
+    assert layout(loop="separate") == ["separate", None, "unrolled"]
+
+
+def test_a_loop_on_one_device_has_the_name_that_a_run_has_for_it(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda *_: [None])
+    assert layout(loop="scan") == layout(loop="1") == ["scan", None, "loop"]
+    assert layout(loop="vmap") == layout(loop="5") == layout(loop="7") == ["vmap", None, "loop"]
+    assert layout(loop="4") == ["chunked", 4, "loop"]
+    assert layout(loop="unrolled") == ["scan", None, "unrolled"]
+
+
+def test_the_usual_layout_is_among_the_fixed_ones():
+    usual = workloads.experiment(CASE._replace(loop=workloads.USUAL)).layout
+    assert workloads.experiment(CASE._replace(conv="winograd", loop="scan")).layout == usual
 
 
 def test_a_combination_is_built_over_all_devices(monkeypatch):
