@@ -15,8 +15,8 @@ Exponents, with 95 % intervals: of seconds against clients and devices that of s
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
 when a and b are fitted anew for each c, by relative residuals. Two kinds of bytes are fitted in the latter
 form: a round's, data and states included, as the compiler counts them, and the peak: the device's where it tells, else the
-process's. A verdict says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for numbers of
-clients; of bytes: no more than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
+process's. A verdict says whether the interval holds the exponent of a claim (of seconds: 1 for cohort and steps, 0 for
+numbers of clients; of bytes: no more than 1) and lies near it; it may be no, and it is undecided where the interval is wide.
 
 `rounds` runs 10,000 of a linear network as `launch.run` does, with an evaluation every 10, a checkpoint every 500, the log and
 TensorBoard's events, and fits the growth of resident memory over all but the first 1,000, in bytes a round; memory is flat
