@@ -2,11 +2,11 @@
 
     python -m benchmarks.evaluation [--workloads fl2_wrn28_2] [--sizes 100 250] --json=benchmarks/results/evaluation_cpu.json
 
-The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images, so many that each
-device has whole batches of each size. Each size is a program of its own, the sizes take turns, in the other order in every
-second one: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that runs have until
-a search finds a faster one (`execution.batch_size=0`). Images per second are medians with quartiles; `of usual` is the usual
-size's time over that of another, the median of the turns' ratios, with quartiles in the file.
+The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images, EVALUATED of each
+device or as many more as are whole batches of each size. Each size is a program of its own, the sizes take turns, in the other
+order in every second one: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that
+runs have until a search finds a faster one (`execution.batch_size=0`). Images per second are medians with quartiles; `of usual`
+is the usual size's time over that of another, the median of the turns' ratios, with quartiles in the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import jax
 from benchmarks.provenance import provenance
 from benchmarks.spread import quartiles
 from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
-from fedjax_ssl.experiment.measurement import FORWARD_SIZES
+from fedjax_ssl.experiment.layout import forward_batch_size
+from fedjax_ssl.experiment.measurement import EVALUATED, FORWARD_SIZES
 from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
 
@@ -35,7 +35,8 @@ MOST_IMAGES = 10_000
 def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
     """An evaluation of a workload's network in each size, the usual one first."""
     devices, on_cpu = len(jax.devices()), jax.default_backend() == "cpu"
-    images = devices * math.lcm(*sizes)
+    whole, least = math.lcm(*sizes), EVALUATED[jax.default_backend()]
+    images = devices * whole * math.ceil(least / whole)
     dtype, cohort = ("float32", 2 * devices) if on_cpu else ("tensorfloat32", 10)
     case = Case(workload, "", USUAL, "", dtype, cohort, steps=1)
     begun = experiment(case, test_images=images)
@@ -68,7 +69,7 @@ def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, A
 
 def main() -> None:
     """Measures the chosen networks and sizes, prints a table and writes it."""
-    tried = FORWARD_SIZES.get(jax.default_backend(), ())
+    tried = FORWARD_SIZES[jax.default_backend()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--sizes", nargs="+", type=int, default=tried, help="beside the usual one (%(default)s)")
@@ -77,7 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.sizes) < 1:
         parser.error("argument --sizes: at least 1")
-    sizes = list(dict.fromkeys([FORWARD_BATCH_SIZE, *arguments.sizes]))
+    sizes = list(dict.fromkeys([forward_batch_size(jax.default_backend(), "static"), *arguments.sizes]))
     if (images := math.lcm(*sizes)) > MOST_IMAGES:
         parser.error(
             f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: {MOST_IMAGES:,}"

@@ -39,8 +39,10 @@ LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
 """Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
 CLEAR = 1.3
 """How many times as long a candidate takes in the first turn for it to be the last one."""
-FORWARD_SIZES = {"cpu": (100, 50, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
+FORWARD_SIZES = {"cpu": (50, 100), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
 """Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
+EVALUATED = {"cpu": 1_000, "gpu": 4_000, "tpu": 4_000}
+"""Images of each device in an evaluation that is measured, whole batches of all these, by platform."""
 
 
 def has_few_steps(experiment: Experiment) -> bool:
@@ -105,7 +107,7 @@ def accepting_all(settings: Settings) -> dict[str, Any]:
 
 def evaluated_images(experiment: Experiment) -> int:
     """How many images of the test set matter for how fast it is evaluated: so many that no device is idle in any batches."""
-    most = max(FORWARD_SIZES.get(jax.default_backend(), (0,))) * experiment.layout.devices
+    most = EVALUATED.get(jax.default_backend(), 0) * experiment.layout.devices
     return min(len(experiment.problem.data.test.labels), most)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment import build, measurement
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
+from fedjax_ssl.experiment.layout import forward_batch_size
 from tests import tiny
 from tests.tiny import left_open as experiment
 
@@ -114,9 +114,10 @@ def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is
     pool = type(whole.problem.data.test)(np.zeros((50_000, 8, 8, 1), np.uint8), np.zeros(50_000, np.int32))
     whole = dataclasses.replace(whole, problem=whole.problem._replace(data=whole.problem.data._replace(test=pool)))
     images = len(measurement.piece(whole)[1].test.labels)
-    assert images == devices * max(measurement.FORWARD_SIZES["cpu"])
-    for size in (*measurement.FORWARD_SIZES["cpu"], FORWARD_BATCH_SIZE):
-        assert images % (size * devices) == 0
+    assert images == devices * measurement.EVALUATED["cpu"]
+    for platform, sizes in measurement.FORWARD_SIZES.items():
+        for size in (*sizes, forward_batch_size(platform, "static")):
+            assert measurement.EVALUATED[platform] % size == 0
 
 
 def test_a_server_with_many_steps_is_not_written_out():

@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.layout import Layout
 from tests import tiny
 from tests.tiny import left_open as experiment
 
-USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default", 250)
+USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default", 25)
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +89,11 @@ def test_what_the_config_says_is_not_changed(clock):
         "execution__compiler": "default",
         "execution__conv": "winograd",
         "execution__steps": "loop",
-        "execution__batch_size": 250,
+        "execution__batch_size": 25,
     }
     assert tuning.tuned(experiment(**given)).layout == USUAL
     assert {one.strategy for one in clock.tried} == {"sharded", "separate"}
-    assert {one.forward_batch_size for one in clock.tried} == {250}
+    assert {one.forward_batch_size for one in clock.tried} == {25}
     clock.tried.clear()
     assert tuning.tuned(experiment(execution__data="host")).layout.compiler == "lean"
     assert {one.strategy for one in clock.tried} == {"sharded"}
@@ -231,7 +231,7 @@ def test_the_rest_of_a_search_may_be_of_the_evaluation_alone(clock, cache, monke
 
 def test_what_had_no_room_is_kept_as_what_it_came_to(clock, monkeypatch):
     """And others are tried in the chunks that were asked for: they may have room."""
-    fast = Layout("sharded", 2, 4, "winograd", "loop", "lean", 250)
+    fast = Layout("sharded", 2, 4, "winograd", "loop", "lean", 25)
 
     class Timed(tuning.Timed):
         def __init__(self, piece, *, evaluates):
@@ -412,7 +412,7 @@ def test_a_run_goes_on_in_the_layout_it_began_in(clock, tmp_path, caplog):
     fields = lean._asdict()
     del fields["forward_batch_size"]  # as an earlier version wrote it
     noted.write_text(json.dumps({"layout": fields, "platform": "cpu"}))
-    assert run() == lean
+    assert run() == lean._replace(forward_batch_size=250)
     noted.write_text(json.dumps({"layout": lean._replace(devices=5)._asdict(), "platform": "cpu"}))
     assert run(execution__tune="never") == USUAL
     assert "layout.json: got 5 devices, there are 4 of cpu here" in caplog.text
