@@ -17,7 +17,7 @@ from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, cl
 FORWARD_BATCH_SIZE = 250
 """Examples per forward-only pass, over the test set or a client's, where nothing else is said, or measured."""
 EVALUATED_ON_A_CPU = 25
-"""The same over the test set on a CPU: on five networks 1.2 to 1.6 times as fast (`benchmarks.evaluation`)."""
+"""The same over the test set on a CPU: on five networks 1.3 to 1.6 times as fast (`benchmarks.evaluation`)."""
 
 
 class Layout(NamedTuple):
