@@ -30,6 +30,7 @@ from launch.command import ask_for_huge_pages, use_all_cores
 
 LEAST_TURNS = 5
 MOST_IMAGES = 10_000
+"""Of a device: sizes that have no small common multiple would take hours."""
 
 
 def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
@@ -46,12 +47,13 @@ def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, A
     for simulator in simulators:
         simulator.evaluate(state)
     while len(turns) < LEAST_TURNS or sum(turn[0] for turn in turns) < seconds:
-        turn = dict.fromkeys(range(len(sizes)), 0.0)
-        for number in list(turn)[:: 1 if len(turns) % 2 == 0 else -1]:
+        backwards = len(turns) % 2 == 1
+        turn = []
+        for simulator in reversed(simulators) if backwards else simulators:
             began = time.perf_counter()
-            simulators[number].evaluate(state)  # waits for the result
-            turn[number] = time.perf_counter() - began
-        turns.append(list(turn.values()))
+            simulator.evaluate(state)  # waits for the result
+            turn.append(time.perf_counter() - began)
+        turns.append(turn[::-1] if backwards else turn)
     return [
         {
             "workload": workload,
