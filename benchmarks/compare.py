@@ -52,7 +52,7 @@ import numpy as np
 from benchmarks.jobs import KINDS
 from benchmarks.programs import OURS, PEERS, Environments, Limits, Rival, has_gpu, processes_of
 from benchmarks.provenance import provenance
-from benchmarks.spread import quartiles
+from benchmarks.spread import balanced, quartiles
 from launch.command import ask_for_huge_pages
 
 WARM_UP = 1
@@ -111,7 +111,7 @@ class Comparison:
         if "layout" in tuned:
             job["layout"], usual = tuned["layout"], tuned["usual_layout"]
             if usual != tuned["layout"]:
-                rivals = [*rivals, Rival(USUAL, OURS, {"layout": usual})]  # last, where there is no time for all
+                rivals = [*rivals, Rival(USUAL, OURS, {"layout": usual})]
             results = self._check(rivals, job["layout"], limits)
         turns = self._time([r for r in rivals if "difference" in results.get(r.name, {})], job, limits)
         for name, reports in turns.items():
@@ -160,10 +160,13 @@ class Comparison:
         for turn in range(self._arguments.repeats or self._kind.repeats):
             others = random.Random(f"{self._name} {job['cohort']}").sample(able[1:], len(able) - 1)
             shuffled = [able[0], *others]  # ours is the first of the first turn: without it the others say nothing
+            order = [shuffled[i] for i in balanced(len(able), turn)]
+            if turn == 0:
+                order.sort(key=lambda rival: rival.name == USUAL)  # last, as there may be no time for all
             found: dict[str, dict[str, Any]] = {}
-            for i in balanced(len(able), turn):
-                found[shuffled[i].name] = self._attempt(shuffled[i], job, f"timed-{job['cohort']}", limits)
-                if shuffled[i].name == OURS and "seconds" not in found[OURS]:
+            for rival in order:
+                found[rival.name] = self._attempt(rival, job, f"timed-{job['cohort']}", limits)
+                if rival.name == OURS and "seconds" not in found[OURS]:
                     break
             for name in reports:
                 reports[name].append(found.get(name, {}))
@@ -171,17 +174,6 @@ class Comparison:
             if not able or able[0].name != OURS:
                 break
         return reports
-
-
-def balanced(count: int, turn: int) -> list[int]:
-    """The order of a turn, in which each of so many comes once.
-
-    Over `count` turns, twice as many where that is odd, each has each place, and comes after each other one, as often as any
-    (Williams, Experimental designs balanced for the estimation of residual effects, 1949).
-    """
-    zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
-    order = [(number + turn) % count for number in zigzag]
-    return order[::-1] if count % 2 and turn // count % 2 else order
 
 
 def fastest(rivals: list[Rival], reports: dict[str, dict[str, Any]]) -> list[Rival]:

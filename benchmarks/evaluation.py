@@ -2,9 +2,9 @@
 
     python -m benchmarks.evaluation [--workloads fl2_wrn28_2] [--sizes 100 250] --json=benchmarks/results/evaluation_cpu.json
 
-The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images, EVALUATED of each
-device or as many more as are whole batches of each size. Each size is a program of its own, the sizes take turns, in the other
-order in every second one: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that
+The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images: of each device as
+many as a search measures, or as many more as are whole batches of each size. Each size is a program of its own, the sizes take
+turns, in balanced orders: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that
 runs have until a search finds a faster one (`execution.batch_size=0`). Images per second are medians with quartiles; `of usual`
 is the usual size's time over that of another, the median of the turns' ratios, with quartiles in the file.
 """
@@ -21,25 +21,26 @@ from typing import Any
 import jax
 
 from benchmarks.provenance import provenance
-from benchmarks.spread import quartiles
+from benchmarks.spread import balanced, quartiles
 from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
-from fedjax_ssl.experiment.layout import forward_batch_size
-from fedjax_ssl.experiment.measurement import EVALUATED, FORWARD_SIZES
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
+from fedjax_ssl.experiment.measurement import FORWARD_SIZES, TEST_IMAGES
 from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
 
-LEAST_TURNS = 5
+LEAST_TURNS = 6
 MOST_IMAGES = 10_000
 """Of a device: sizes that have no small common multiple would take hours."""
 
 
 def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """An evaluation of a workload's network in each size, the usual one first."""
+    """An evaluation of a workload's network in its usual size and then in each other one."""
     devices, on_cpu = len(jax.devices()), jax.default_backend() == "cpu"
-    whole, least = math.lcm(*sizes), EVALUATED[jax.default_backend()]
-    images = devices * whole * math.ceil(least / whole)
     dtype, cohort = ("float32", 2 * devices) if on_cpu else ("tensorfloat32", 10)
     case = Case(workload, "", USUAL, "", dtype, cohort, steps=1)
+    sizes = list(dict.fromkeys([experiment(case).layout.forward_batch_size, *sizes]))
+    whole, least = math.lcm(*sizes), TEST_IMAGES[jax.default_backend()]
+    images = devices * whole * math.ceil(least / whole)
     begun = experiment(case, test_images=images)
     simulators = [in_layout(begun, begun.layout._replace(forward_batch_size=size)).simulator for size in sizes]
     state, _ = begun.simulator.initialize(0)
@@ -47,13 +48,12 @@ def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, A
     for simulator in simulators:
         simulator.evaluate(state)
     while len(turns) < LEAST_TURNS or sum(turn[0] for turn in turns) < seconds:
-        backwards = len(turns) % 2 == 1
-        turn = []
-        for simulator in reversed(simulators) if backwards else simulators:
+        turn = [0.0] * len(sizes)
+        for number in balanced(len(sizes), len(turns)):
             began = time.perf_counter()
-            simulator.evaluate(state)  # waits for the result
-            turn.append(time.perf_counter() - began)
-        turns.append(turn[::-1] if backwards else turn)
+            simulators[number].evaluate(state)  # waits for the result
+            turn[number] = time.perf_counter() - began
+        turns.append(turn)
     return [
         {
             "workload": workload,
@@ -80,15 +80,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.sizes) < 1:
         parser.error("argument --sizes: at least 1")
-    sizes = list(dict.fromkeys([forward_batch_size(jax.default_backend(), "static"), *arguments.sizes]))
-    if (images := math.lcm(*sizes)) > MOST_IMAGES:
+    if (images := math.lcm(FORWARD_BATCH_SIZE, *arguments.sizes)) > MOST_IMAGES:  # of which usual sizes are divisors
         parser.error(
-            f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: {MOST_IMAGES:,}"
+            f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: at most {MOST_IMAGES:,}"
         )
     print(f"{'workload':18} {'size':>5} {'images/s':>9} {'quartiles':>17} {'of usual':>8}")
     results = []
     for workload in arguments.workloads:
-        for one in measure(workload, sizes, arguments.seconds):
+        for one in measure(workload, arguments.sizes, arguments.seconds):
             low, median, high = one["images_per_s"]
             spread = f"{low:,.0f} - {high:,.0f}"
             print(f"{workload:18} {one['size']:5} {median:9,.0f} {spread:>17} {one['of_usual'][1]:8.2f}", flush=True)

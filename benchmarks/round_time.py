@@ -15,14 +15,15 @@ the best guesses first: XLA's convolution inside a loop takes minutes a step on 
 given, and of OTHERWISE.
 
 Workloads take turns, the one next that has had the least time, until SHARE of `--budget` is over. In the rest of it
-`fedjax_ssl.tune` looks for each workload's layout, in the first dtype. This one runs again, round by round in turns with the
-layout that is usual where nothing is tuned, and with the KEPT fastest of the fixed ones that took less than NEAR times as long
-as the fastest, as the machine may have been slower for one than for another. Of each of these there is the median of its times
-over the tuned one's, turn by turn: `of best` is the least of these medians, `of usual` the usual layout's. Exit status 1 where
-`of best` is below WORST, and where anything failed; of fixed layouts some may have no room in memory, but not all. As for any
-long run, a search begins no layout after a quarter of an hour; one that was cut short by the budget is marked and compared with
-nothing, so that large networks need `--budget inf`, with which one workload follows another. `search_s` in the file is how long
-it took, next to nothing where its result was kept. What there is no time for is named.
+`fedjax_ssl.tune` looks for each workload's layout, in the first dtype. This one runs again, a round a turn, in balanced orders
+with the layout that is usual where nothing is tuned (the first of `beside` in the file) and with the KEPT fastest of the fixed
+ones that took less than NEAR times as long as the fastest, as the machine may have been slower for one than for another. Of
+each of these there is the median of its times over the tuned one's, turn by turn: `of best` is the least of these medians, `of
+usual` the usual layout's. Exit status 1 where `of best` is below WORST, and where anything failed; of fixed layouts some may
+have no room in memory, but not all. As for any long run, a search begins no layout after a quarter of an hour; one that was cut
+short by the budget is marked and compared with nothing, so that large networks need `--budget inf`, with which one workload
+follows another. `search_s` in the file is how long it took, next to nothing where its result was kept. What there is no time
+for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:
@@ -30,7 +31,8 @@ its convolutions and matrix products as direct ones, whatever lowering runs. `us
 arithmetic reached: what a lowering does besides does not count, and Winograd's, which multiplies half as much, may pass 100 %.
 `memory` is likewise by the bytes of their operands and results, each read or written once by each of them; what lies between
 them (batch norm, activations, the optimizer) is not in it. Peak memory is what a device's largest program asks for, arguments
-included. One round to warm up, then at least LEAST_ROUNDS and `--seconds` of rounds: median and quartiles of images per second.
+included. One round to warm up, then at least LEAST_ROUNDS, or of a tuned layout LEAST_TURNS, and `--seconds` of rounds: median
+and quartiles of images per second.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ import numpy as np
 from benchmarks import ceilings
 from benchmarks.ceilings import Ceilings
 from benchmarks.provenance import provenance
-from benchmarks.spread import quartiles
+from benchmarks.spread import balanced, quartiles
 from benchmarks.workloads import DTYPES, TUNED, USUAL, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
@@ -83,8 +85,11 @@ SHARE = {"cpu": 0.4, "accelerator": 0.6}
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
 LEAST_ROUNDS, LEAST_TURNS = 3, 6
+"""Rounds of a fixed layout, and of each that is compared in turns: enough for balanced orders of two, three or six."""
 NEAR, KEPT = 1.4, 4
+"""Fixed layouts that take less than NEAR times as long as the fastest may be the best, KEPT of them at most."""
 WORST = 1 / 1.1
+"""The share of the best fixed layout's speed that a tuned one has at least."""
 IMAGES = "perf/client_images_per_s"
 
 
@@ -160,14 +165,13 @@ def ratios(rival: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[float
 
 
 def in_turns(all_: list[Running], seconds: float, least: int) -> list[list[dict[str, Any]]]:
-    """The rows of their next rounds, A B C C B A A ...: of each at least so many, and of the first `seconds`."""
+    """The rows of their next rounds, in balanced orders: of each at least so many, and of the first `seconds`."""
     rows: list[list[dict[str, Any]]] = [[] for _ in all_]
     for running in all_[1:]:  # they ran long ago: a round to warm up again
         running.round()
     while len(rows[0]) < least or sum(row["time/round_s"] for row in rows[0]) < seconds:
-        both = list(zip(rows, all_, strict=True))
-        for own, running in both if len(rows[0]) % 2 == 0 else reversed(both):
-            own.append(running.round())
+        for number in balanced(len(all_), len(rows[0])):
+            rows[number].append(all_[number].round())
     return rows
 
 
@@ -221,6 +225,11 @@ class Bench:
         found = {**summary(running, rows, self._most), **round_of(rows)}
         return {**found, "beside": beside, **of, "search_s": running.search_s, "cut_short": cut}
 
+    def forget(self, case: Case) -> None:
+        """Frees the fixed layouts of its work."""
+        self.near.pop(case.work, None)
+        gc.collect()  # programs and what they hold refer to each other
+
     def _rivals(self, case: Case) -> list[Running]:
         """What a tuned layout is compared with: the usual one, and then those that may be the best."""
         near, layout = [one for _, one in self.near.get(case.work, [])], experiment(case._replace(loop=USUAL)).layout
@@ -237,7 +246,7 @@ def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, 
         return {**case._asdict(), kind: " ".join([f"{type(error).__name__}:", *str(error).split()])[:200]}
     finally:
         jax.clear_caches()
-        gc.collect()  # programs and what they hold refer to each other
+        gc.collect()
 
 
 def client_loop(word: str) -> str:
@@ -272,20 +281,23 @@ def combinations(axes: argparse.Namespace, workload: str, kind: str) -> list[Cas
 
 
 def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str, Any]]:
-    """The results, one after another."""
-    if math.isinf(bench.left_s()) and len(axes.workloads) > 1:  # what may be the best stays in memory
-        for workload in axes.workloads:
-            yield from run(argparse.Namespace(**{**vars(axes), "workloads": [workload]}), kind, bench)
-        return
-    waiting = {workload: combinations(axes, workload, kind) for workload in axes.workloads}
-    spent, works = dict.fromkeys(axes.workloads, 0.0), {w: cases[: len(axes.cohort)] for w, cases in waiting.items()}
+    """The results, one after another; without a budget of one workload after another, as what may be the best is in memory."""
+    groups = [[workload] for workload in axes.workloads] if math.isinf(bench.left_s()) else [axes.workloads]
+    for workloads in groups:
+        yield from run_together(workloads, axes, kind, bench)
+
+
+def run_together(workloads: list[str], axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str, Any]]:
+    """The results of some workloads that take turns, one after another."""
+    waiting = {workload: combinations(axes, workload, kind) for workload in workloads}
+    spent, works = dict.fromkeys(workloads, 0.0), {w: cases[: len(axes.cohort)] for w, cases in waiting.items()}
     while bench.left_s(1.0 if axes.fixed else SHARE[kind]) > 0 and any(waiting.values()):
         workload = min((w for w in waiting if waiting[w]), key=lambda w: spent[w])
         began = time.perf_counter()
         case = waiting[workload].pop(0)
         yield attempt(bench.fixed, case)
         if axes.fixed or case.dtype != axes.dtype[0]:  # it is compared with nothing
-            bench.near.pop(case.work, None)
+            bench.forget(case)
         spent[workload] += time.perf_counter() - began
     for case in itertools.chain(*waiting.values()):
         yield {**case._asdict(), "left_out": "no time"}
@@ -301,7 +313,7 @@ def run(axes: argparse.Namespace, kind: str, bench: Bench) -> Iterator[dict[str,
             yield attempt(bench.tuned, of_work)
         else:
             yield {**of_work._asdict(), "left_out": "no time"}
-        bench.near.pop(case.work, None)  # and its memory is free
+        bench.forget(case)
 
 
 def slow(result: dict[str, Any]) -> bool:

@@ -31,7 +31,6 @@ from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
-FEATURE_MODELS = ("linear", "mlp")
 """Models that take vectors, not only images."""
 
 
@@ -222,8 +221,8 @@ def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> 
     """The shape of one of the network's inputs: (H, W, ch), or (D,) for features."""
     one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
     shape = jax.eval_shape(views.plain, one).shape[1:]
-    if len(shape) == 1 and settings.model["name"] not in FEATURE_MODELS:
-        accepted = ", ".join(FEATURE_MODELS)
+    if len(shape) == 1 and settings.model["name"] not in models.FEATURE_MODELS:
+        accepted = ", ".join(models.FEATURE_MODELS)
         raise ValueError(f"model.name: got {settings.model['name']} for text features, accepted: {accepted}")
     return shape
 

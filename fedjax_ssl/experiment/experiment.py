@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import steps
 from fedjax_ssl.simulation.client_store import HostSimulator
@@ -149,7 +149,7 @@ class Experiment:
 
         Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
         """
-        size = self.layout.forward_batch_size
+        size = self.settings.execution.batch_size or FORWARD_BATCH_SIZE
         logits = []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])

@@ -15,9 +15,9 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, client_mesh
 
 FORWARD_BATCH_SIZE = 250
-"""Examples per forward-only pass, over the test set or a client's, where nothing else is said, or measured."""
+"""Examples per forward-only pass over a client's images, or the test set, where nothing else is said."""
 EVALUATED_ON_A_CPU = 25
-"""The same over the test set on a CPU: on five networks 1.3 to 1.6 times as fast (`benchmarks.evaluation`)."""
+"""The same over the test set by convolutions on a CPU: on five networks 1.3 to 1.6 times as fast (`benchmarks.evaluation`)."""
 
 
 class Layout(NamedTuple):
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
         conv: a key of `fedjax_ssl.models.convolution.LOWERINGS`.
         steps: `loop` or `unrolled`.
         compiler: one of COMPILERS.
-        forward_batch_size: examples per forward-only pass over the test set.
+        forward_batch_size: examples per forward pass of an evaluation.
     """
 
     strategy: str
@@ -127,10 +127,16 @@ def resolve(settings: Settings) -> Layout:
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
     steps = "loop" if given.steps == "auto" else given.steps
     compiler = "default" if given.compiler == "auto" else given.compiler
-    evaluated = given.batch_size or forward_batch_size(available[0].platform, settings.model["norm"])
+    evaluated = given.batch_size or usual_forward_batch_size(available[0].platform, settings)
     return Layout(strategy, chunk_size, devices, conv, steps, compiler, evaluated)
 
 
-def forward_batch_size(platform: str, norm: str) -> int:
+def usual_forward_batch_size(platform: str, settings: Settings) -> int:
     """Examples per forward pass of an evaluation where nothing is said: batch norm's statistics may depend on how many."""
-    return EVALUATED_ON_A_CPU if platform == "cpu" and norm != "batch" else FORWARD_BATCH_SIZE
+    few = platform == "cpu" and convolves(settings) and settings.model["norm"] != "batch"
+    return EVALUATED_ON_A_CPU if few else FORWARD_BATCH_SIZE
+
+
+def convolves(settings: Settings) -> bool:
+    """Whether the network has convolutions."""
+    return settings.model["name"] not in models.FEATURE_MODELS

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedjax_ssl import arithmetic, models
 from fedjax_ssl.data.federated import TABLES, FederatedData, Pool, Table
-from fedjax_ssl.experiment.build import FEATURE_MODELS
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layout import convolves
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import SERVER_ALONE
 
@@ -39,20 +39,15 @@ LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
 """Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
 CLEAR = 1.3
 """How many times as long a candidate takes in the first turn for it to be the last one."""
-FORWARD_SIZES = {"cpu": (50, 100), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
+FORWARD_SIZES = {"cpu": (50, 100, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
 """Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
-EVALUATED = {"cpu": 1_000, "gpu": 4_000, "tpu": 4_000}
+TEST_IMAGES = {"cpu": 1_000, "gpu": 4_000, "tpu": 4_000}
 """Images of each device in an evaluation that is measured, whole batches of all these, by platform."""
 
 
 def has_few_steps(experiment: Experiment) -> bool:
     """Whether steps are taken, and neither a client nor the server takes more of them than are tried written out."""
     return 0 < experiment.most_steps <= FEW_STEPS
-
-
-def convolves(settings: Settings) -> bool:
-    """Whether the network has convolutions."""
-    return settings.model["name"] not in FEATURE_MODELS
 
 
 def clients_a_device(settings: Settings) -> int:
@@ -94,8 +89,7 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
         server=_cut(data.server, alone, of_server),
         pooled=_cut(data.pooled, alone, average),
     )
-    if on_cpu:
-        cut = cut._replace(test=Pool(*(x[: evaluated_images(experiment)] for x in data.test)))
+    cut = cut._replace(test=Pool(*(x[: evaluated_images(experiment)] for x in data.test)))
     return small, _with_its_images_alone(cut)
 
 
@@ -107,7 +101,7 @@ def accepting_all(settings: Settings) -> dict[str, Any]:
 
 def evaluated_images(experiment: Experiment) -> int:
     """How many images of the test set matter for how fast it is evaluated: so many that no device is idle in any batches."""
-    most = EVALUATED.get(jax.default_backend(), 0) * experiment.layout.devices
+    most = TEST_IMAGES.get(jax.default_backend(), 4_000) * experiment.layout.devices
     return min(len(experiment.problem.data.test.labels), most)
 
 

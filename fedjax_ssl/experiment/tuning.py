@@ -26,9 +26,9 @@ import jax
 from fedjax_ssl.experiment import measurement
 from fedjax_ssl.experiment.build import assembled
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.layout import Layout, convolves
 from fedjax_ssl.experiment.machine import cache_folder, cores, processor, sources
-from fedjax_ssl.experiment.measurement import FORWARD_SIZES, Timed, convolves, has_few_steps
+from fedjax_ssl.experiment.measurement import FORWARD_SIZES, Timed, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation import memory

@@ -21,7 +21,7 @@ from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = ["MODELS", "ModelFns", "build", "default_options", "predictor", "resolve_conv"]
+__all__ = ["FEATURE_MODELS", "MODELS", "ModelFns", "build", "default_options", "predictor", "resolve_conv"]
 
 PyTree = Any
 
@@ -36,6 +36,9 @@ MODELS: dict[str, Any] = {
     "mlp": MLP,
     "linear": Linear,
 }
+
+FEATURE_MODELS = ("linear", "mlp")
+"""Networks without convolutions, which take vectors of features as well as images."""
 
 IMAGE_SIZE = {"resnet9": 32, "cifar_cnn": 32}
 """The side of the images that these networks are made for, by their last pool or first linear layer."""

@@ -174,7 +174,10 @@ class HostSimulator(Compiling):
         """The state before round 1, and the metrics of the server's preparation."""
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self._init)(jax.random.key(seed))
-        clients = jax.tree.map(np.array, clients)  # copies that can be written to
+        leaves, tree = jax.tree.flatten(clients)
+        del clients  # so that each leaf is freed once it is copied, and not all states are there twice
+        copies = [np.array(leaves.pop(0)) for _ in range(len(leaves))]  # can be written to
+        clients = jax.tree.unflatten(tree, copies)
         zero = jnp.zeros((), jnp.int32)
         key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
         run = _identity(key)

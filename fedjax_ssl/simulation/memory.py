@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 MARGIN = 0.9
-"""The share of a device's memory that a chunk may take by extrapolation: programs hold more than their clients' shares."""
+"""The share of a device's memory that a chunk may take by extrapolation, as programs hold more than their clients' shares; and
+the share of what is free on a CPU that a program may: the system ends a process that comes to more than it asked for."""
 MEMORY = pathlib.Path("/proc/meminfo")
 """Where Linux says how much memory is free."""
 GROUP, GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
@@ -55,8 +56,8 @@ def accelerator_bytes() -> int:
 
 
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
-    """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share of what is
-    free, and no more than one of what the machine has, or its container; 0: unknown.
+    """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share of MARGIN
+    of what is free, and no more than one of what the machine has, or its container; 0: unknown.
 
     Args:
         sharing: how many devices share a CPU's memory; 0: all.
@@ -67,7 +68,7 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
     if jax.local_devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
         share = sharing or jax.local_device_count()
         rooms = [_of_machine(), *_of_groups()]
-        return max(1, min(min(room.all // share, room.free // share + held) for room in rooms))
+        return max(1, min(min(room.all // share, int(MARGIN * room.free) // share + held) for room in rooms))
     return 0
 
 

@@ -1,6 +1,5 @@
 """The comparison with peers: who is timed, and what is printed. No peer is installed here."""
 
-import itertools
 import json
 import os
 import pathlib
@@ -174,14 +173,13 @@ def test_of_a_budget_a_kinds_first_cohort_in_which_its_peers_are_checked_has_mor
     assert limits == pytest.approx([500 * 3 / 8 / 8, 500 * 2 / 5 / 8, 500 / 8], rel=0.02)  # those stood in for take no time
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
-def test_each_has_each_place_and_comes_after_each_other_as_often(count):
-    turns = [compare.balanced(count, turn) for turn in range(2 * count)]
-    assert all(sorted(turn) == list(range(count)) for turn in turns)
-    for places in zip(*turns, strict=True):
-        assert [places.count(one) for one in range(count)] == [2] * count
-    after = [pair for turn in turns for pair in itertools.pairwise(turn)]
-    assert all(after.count((a, b)) == 2 for a in range(count) for b in range(count) if a != b)
+@pytest.mark.parametrize("processes", [["1", "2"], ["1"], ["1", "2", "4"]])
+def test_in_the_first_turn_all_rivals_come_before_our_second_layout(compared, processes):
+    seconds = SECONDS | {compare.USUAL: 0.3}
+    _, _, _, stand_in = compared(seconds, *CNN, "--processes", *processes, "--repeats=1", usual="plain")
+    for cohort in (10, 50):
+        timed = [name for name, job in stand_in.jobs if job["warm_up"] and job["cohort"] == cohort]
+        assert (timed[0], timed[-1]) == (OURS, compare.USUAL)
 
 
 def test_a_peer_whose_model_differs_is_not_timed(compared):

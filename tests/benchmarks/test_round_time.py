@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import ceilings, round_time, workloads
 from benchmarks.ceilings import Ceilings
+from benchmarks.spread import balanced
 from benchmarks.workloads import TUNED, Case, Workload
 from fedjax_ssl.arithmetic import Arithmetic
 from fedjax_ssl.simulation import memory
@@ -176,8 +177,9 @@ def test_the_tuned_layout_runs_in_turns_with_all_that_may_be_the_best_and_with_t
     tuned = CASE._replace(conv="", loop=TUNED)
     got = bench.tuned(tuned)
     order = ["u", *(c for c in near if c != "u")]
-    turn = ["", *order]
-    assert ran == [*order, *[*turn, *reversed(turn)] * 3]  # a round each to warm up again
+    all_ = ["", *order]
+    turns = [[all_[i] for i in balanced(len(all_), turn)] for turn in range(round_time.LEAST_TURNS)]
+    assert ran == [*order, *itertools.chain(*turns)]  # a round each to warm up again
     assert {rival["conv"]: rival["round_s"] for rival in got["beside"]} == {"c": 1.5, "d": 1.2, "b": 1.3, "u": 1.25}
     assert got["beside"][2]["round_quartiles_s"] == [1.2, 1.2]
     assert (got["round_s"], got["round_quartiles_s"], got["search_s"]) == (2.5, [2.5, 2.5], 9.0)

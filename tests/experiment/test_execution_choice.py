@@ -1,5 +1,6 @@
 """Which strategy `auto` is, and on how many devices."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -38,6 +39,22 @@ def test_auto_shards_over_the_devices_that_the_cohort_can_use(method, overrides,
     experiment = build(tiny.config(method, execution__strategy="auto", **overrides))
     assert experiment.layout.strategy == strategy
     assert len(experiment.simulator.template(0).key.sharding.device_set) == experiment.layout.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("platform", "network", "norm", "size"),
+    [
+        ("cpu", "cnn", "static", layout.EVALUATED_ON_A_CPU),
+        ("cpu", "cnn", "batch", layout.FORWARD_BATCH_SIZE),  # its statistics are the batch's
+        ("cpu", "linear", "static", layout.FORWARD_BATCH_SIZE),
+        ("gpu", "cnn", "static", layout.FORWARD_BATCH_SIZE),
+        ("tpu", "cnn", "static", layout.FORWARD_BATCH_SIZE),
+    ],
+)
+def test_an_evaluation_has_few_examples_a_forward_pass_where_that_is_faster_and_no_other_result(platform, network, norm, size):
+    settings = build(tiny.config("fedavg", network=network)).settings
+    settings = dataclasses.replace(settings, model={**settings.model, "norm": norm})
+    assert layout.usual_forward_batch_size(platform, settings) == size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment import build, measurement
-from fedjax_ssl.experiment.layout import forward_batch_size
+from fedjax_ssl.experiment.layout import usual_forward_batch_size
 from tests import tiny
 from tests.tiny import left_open as experiment
 
@@ -114,10 +114,10 @@ def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is
     pool = type(whole.problem.data.test)(np.zeros((50_000, 8, 8, 1), np.uint8), np.zeros(50_000, np.int32))
     whole = dataclasses.replace(whole, problem=whole.problem._replace(data=whole.problem.data._replace(test=pool)))
     images = len(measurement.piece(whole)[1].test.labels)
-    assert images == devices * measurement.EVALUATED["cpu"]
+    assert images == devices * measurement.TEST_IMAGES["cpu"]
     for platform, sizes in measurement.FORWARD_SIZES.items():
-        for size in (*sizes, forward_batch_size(platform, "static")):
-            assert measurement.EVALUATED[platform] % size == 0
+        for size in (*sizes, usual_forward_batch_size(platform, whole.settings)):
+            assert measurement.TEST_IMAGES[platform] % size == 0
 
 
 def test_a_server_with_many_steps_is_not_written_out():

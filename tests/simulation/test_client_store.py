@@ -121,6 +121,16 @@ def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     assert order == ["round", "gather", "write back", "report"]
 
 
+def test_a_round_needs_its_program_and_the_next_cohorts_images():
+    host = HostSimulator(toy.problem(), toy.executions()["vmap"], 4)
+    state, _ = host.initialize(0)
+    assert host.memory_bytes == 0
+    host.round(state)
+    images = sum(x.nbytes for x in jax.tree.leaves(host._ahead.data))
+    assert images > 0
+    assert host.memory_bytes == host._round.memory_bytes + images
+
+
 def test_the_next_cohorts_images_are_there_while_it_is_found_out_what_fits(monkeypatch):
     host, happened = HostSimulator(toy.problem(), Execution(0, shrinks=True), 4), []
     gather, fit = HostSimulator._gather, client_store.in_chunks_that_fit

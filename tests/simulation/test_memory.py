@@ -1,5 +1,7 @@
 """A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -304,25 +306,27 @@ def test_a_container_has_what_it_may_take_and_does_not_hold_yet(system, groups, 
     limit.write_text("max\n")
     assert memory.device_bytes(1) == of_machine
     limit.write_text("4096\n")
-    assert memory.device_bytes(1) == 4096 - 3000 + 200
-    assert memory.device_bytes(2, held=100) == 1296 // 2 + 100
+    free = 4096 - 3000 + 200
+    assert memory.device_bytes(1) == int(0.9 * free)
+    assert memory.device_bytes(2, held=100) == int(0.9 * free) // 2 + 100
     assert memory.device_bytes(2, held=9999) == 4096 // 2
     usage.write_text("9000\n")
     assert memory.device_bytes(1) == 1  # and not 0, which is unknown
     stat.unlink()
-    assert memory.device_bytes(1) == 4096
+    assert memory.device_bytes(1) == int(0.9 * 4096)
     limit.write_text(str(2**62))  # what the first version says where there is none
     assert memory.device_bytes(1) == of_machine
 
 
 def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
-    whole = memory.device_bytes()
-    assert 2**28 < whole < 2**45
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory.device_bytes(1) == int(0.9 * whole)  # it does not say how much is free
     (system / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
-    assert memory.device_bytes(2) == 4096
-    assert memory.device_bytes(2, held=100) == 4196  # which the arguments have of it already
-    assert memory.device_bytes(2, held=2**50) == whole * jax.local_device_count() // 2
-    assert memory.device_bytes() == 8192 // jax.local_device_count()
+    free = int(0.9 * 8192)
+    assert memory.device_bytes(2) == free // 2
+    assert memory.device_bytes(2, held=100) == free // 2 + 100  # which the arguments have of it already
+    assert memory.device_bytes(2, held=2**50) == whole // 2
+    assert memory.device_bytes() == free // jax.local_device_count()
 
 
 def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
