@@ -264,9 +264,10 @@ class ExecutionSettings:
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core. Several runs share the devices; each has its clients on one, or, with `strategy=auto` and twice
             as many devices as runs, on several.
-        batch_size: examples per forward-only pass (evaluation, pseudo-labels); 0: 250, and in an evaluation 25 on a CPU, or as
-            many as `tune` finds to be the fastest (not with `model.norm=batch`, where an example is normalized by its batch).
-            Static batch norm has batches of its own, `server.sbn_*_batch_size`, as its statistics depend on them.
+        batch_size: examples per forward-only pass (evaluation, pseudo-labels); 0: 250, and in an evaluation 25 on a CPU if the
+            network has convolutions, or as many as `tune` finds to be the fastest (not with `model.norm=batch`, where an
+            example is normalized by its batch). Static batch norm has batches of its own, `server.sbn_*_batch_size`, as its
+            statistics depend on them.
         rounds_per_dispatch: how many rounds are one program's run, so that short rounds do not wait for the host in between;
             `rounds`, `eval_every` and `checkpoint_every` are multiples of it. Rounding differs from that of single rounds.
         data: where the training images and client states live: on the `device`, or on the `host` and fetched for each cohort.

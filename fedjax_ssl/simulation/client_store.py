@@ -175,7 +175,7 @@ class HostSimulator(Compiling):
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self._init)(jax.random.key(seed))
         leaves, tree = jax.tree.flatten(clients)
-        del clients  # so that each leaf is freed once it is copied, and not all states are there twice
+        del clients  # so that each leaf is freed once it is copied, and no more than one is there twice
         copies = [np.array(leaves.pop(0)) for _ in range(len(leaves))]  # can be written to
         clients = jax.tree.unflatten(tree, copies)
         zero = jnp.zeros((), jnp.int32)
