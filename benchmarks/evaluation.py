@@ -21,10 +21,10 @@ from typing import Any
 import jax
 
 from benchmarks.provenance import provenance
-from benchmarks.spread import balanced, quartiles
+from benchmarks.spread import balanced, quartiles, whole
 from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
-from fedjax_ssl.experiment.measurement import FORWARD_SIZES, TEST_IMAGES
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, FORWARD_BATCH_SIZE_ON_A_CPU
+from fedjax_ssl.experiment.measurement import forward_sizes, images_a_device
 from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
 
@@ -33,21 +33,23 @@ MOST_IMAGES = 10_000
 """Of a device: sizes that have no small common multiple would take hours."""
 
 
-def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """An evaluation of a workload's network in its usual size and then in each other one."""
+def measure(workload: str, sizes: list[int] | None, seconds: float) -> list[dict[str, Any]]:
+    """An evaluation of a workload's network in its usual size and in each other one, or each that a search tries."""
     devices, on_cpu = len(jax.devices()), jax.default_backend() == "cpu"
     dtype, cohort = ("float32", 2 * devices) if on_cpu else ("tensorfloat32", 10)
     case = Case(workload, "", USUAL, "", dtype, cohort, steps=1)
-    sizes = list(dict.fromkeys([experiment(case).layout.forward_batch_size, *sizes]))
-    whole, least = math.lcm(*sizes), TEST_IMAGES[jax.default_backend()]
-    images = devices * whole * math.ceil(least / whole)
+    usual = experiment(case)
+    others = forward_sizes(usual.settings) if sizes is None else sizes
+    sizes = list(dict.fromkeys([usual.layout.forward_batch_size, *others]))
+    batches = math.lcm(*sizes)
+    images = devices * batches * math.ceil(images_a_device() / batches)
     begun = experiment(case, test_images=images)
     simulators = [in_layout(begun, begun.layout._replace(forward_batch_size=size)).simulator for size in sizes]
     state, _ = begun.simulator.initialize(0)
     turns: list[list[float]] = []
     for simulator in simulators:
         simulator.evaluate(state)
-    while len(turns) < LEAST_TURNS or sum(turn[0] for turn in turns) < seconds:
+    while len(turns) < LEAST_TURNS or len(turns) % whole(len(sizes)) or sum(turn[0] for turn in turns) < seconds:
         turn = [0.0] * len(sizes)
         for number in balanced(len(sizes), len(turns)):
             began = time.perf_counter()
@@ -71,16 +73,16 @@ def measure(workload: str, sizes: list[int], seconds: float) -> list[dict[str, A
 
 def main() -> None:
     """Measures the chosen networks and sizes, prints a table and writes it."""
-    tried = FORWARD_SIZES[jax.default_backend()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--sizes", nargs="+", type=int, default=tried, help="beside the usual one (%(default)s)")
+    parser.add_argument("--sizes", nargs="+", type=int, help="beside the usual one; else those that a search tries")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the usual size, at least (%(default)s)")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
     arguments = parser.parse_args()
-    if min(arguments.sizes) < 1:
+    given = arguments.sizes or [1]
+    if min(given) < 1:
         parser.error("argument --sizes: at least 1")
-    if (images := math.lcm(FORWARD_BATCH_SIZE, *arguments.sizes)) > MOST_IMAGES:  # of which usual sizes are divisors
+    if (images := math.lcm(FORWARD_BATCH_SIZE, FORWARD_BATCH_SIZE_ON_A_CPU, *given)) > MOST_IMAGES:
         parser.error(
             f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: at most {MOST_IMAGES:,}"
         )

@@ -34,9 +34,9 @@ FL2_CHECKED = {
 }  # fmt: skip
 """A job of each kind, and what differs where it is checked: few steps, in which rounding grows, that no order of examples
 changes, as each of the CNN's clients has one image many times, and (FL)^2's batches are all that a client has. How many
-images those are was chosen by how well our convolutions agree on a CPU: with 8 they do best; with more
-they differ more, probably where rounding turns a unit that is near to 0, which was not looked at unit by unit. `float64` is how
-a peer computes."""
+images those are was chosen by how well our convolutions agree on a CPU: in a trial of five sizes best with 8, less with
+more, probably where rounding turns a unit that is near to 0, which was not looked at unit by unit. `float64` is how a peer
+computes."""
 CLASSIFIER = 5.0
 """(FL)^2's classifier begins so many times as large: else all examples are of one class, and equally confident."""
 

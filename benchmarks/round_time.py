@@ -54,7 +54,7 @@ import numpy as np
 from benchmarks import ceilings
 from benchmarks.ceilings import Ceilings
 from benchmarks.provenance import provenance
-from benchmarks.spread import balanced, quartiles
+from benchmarks.spread import balanced, quartiles, whole
 from benchmarks.workloads import DTYPES, TUNED, USUAL, WORKLOADS, WRITTEN_OUT, Case, arithmetic_of, experiment
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.models.convolution import LOWERINGS
@@ -85,7 +85,7 @@ SHARE = {"cpu": 0.4, "accelerator": 0.6}
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
 LEAST_ROUNDS, LEAST_TURNS = 3, 6
-"""Rounds of a fixed layout, and of each that is compared in turns: enough for balanced orders of two, three or six."""
+"""Rounds of a fixed layout at least, and of each that is compared in turns."""
 NEAR, KEPT = 1.4, 4
 """Fixed layouts that take less than NEAR times as long as the fastest may be the best, KEPT of them at most."""
 WORST = 1 / 1.1
@@ -165,11 +165,12 @@ def ratios(rival: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[float
 
 
 def in_turns(all_: list[Running], seconds: float, least: int) -> list[list[dict[str, Any]]]:
-    """The rows of their next rounds, in balanced orders: of each at least so many, and of the first `seconds`."""
+    """The rows of their next rounds, in whole sets of balanced orders: of each at least so many, and of the first `seconds`."""
     rows: list[list[dict[str, Any]]] = [[] for _ in all_]
     for running in all_[1:]:  # they ran long ago: a round to warm up again
         running.round()
-    while len(rows[0]) < least or sum(row["time/round_s"] for row in rows[0]) < seconds:
+    turns = whole(len(all_))
+    while len(rows[0]) < least or len(rows[0]) % turns or sum(row["time/round_s"] for row in rows[0]) < seconds:
         for number in balanced(len(all_), len(rows[0])):
             rows[number].append(all_[number].round())
     return rows

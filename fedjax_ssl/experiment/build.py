@@ -31,8 +31,6 @@ from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.separate import SeparateSimulator
 from fedjax_ssl.simulation.simulator import Problem, Simulator
 
-"""Models that take vectors, not only images."""
-
 
 def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None = None) -> Experiment:
     """An experiment from a config; reads the data, compiles nothing.

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, Layout
+from fedjax_ssl.experiment.layout import Layout, evaluation_batch_size
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import steps
 from fedjax_ssl.simulation.client_store import HostSimulator
@@ -147,9 +147,10 @@ class Experiment:
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
 
-        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise.
+        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise. A forward pass has
+        `execution.batch_size` of them, or as many as an evaluation has that no search has changed; the last is padded.
         """
-        size = self.settings.execution.batch_size or FORWARD_BATCH_SIZE
+        size = self.settings.execution.batch_size or evaluation_batch_size(jax.default_backend(), self.settings)
         logits = []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])

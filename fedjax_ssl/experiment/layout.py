@@ -16,7 +16,7 @@ from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, cl
 
 FORWARD_BATCH_SIZE = 250
 """Examples per forward-only pass over a client's images, or the test set, where nothing else is said."""
-EVALUATED_ON_A_CPU = 25
+FORWARD_BATCH_SIZE_ON_A_CPU = 25
 """The same over the test set by convolutions on a CPU: on five networks 1.3 to 1.6 times as fast (`benchmarks.evaluation`)."""
 
 
@@ -127,14 +127,17 @@ def resolve(settings: Settings) -> Layout:
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
     steps = "loop" if given.steps == "auto" else given.steps
     compiler = "default" if given.compiler == "auto" else given.compiler
-    evaluated = given.batch_size or usual_forward_batch_size(available[0].platform, settings)
+    evaluated = given.batch_size or evaluation_batch_size(available[0].platform, settings)
     return Layout(strategy, chunk_size, devices, conv, steps, compiler, evaluated)
 
 
-def usual_forward_batch_size(platform: str, settings: Settings) -> int:
-    """Examples per forward pass of an evaluation where nothing is said: batch norm's statistics may depend on how many."""
+def evaluation_batch_size(platform: str, settings: Settings) -> int:
+    """Examples per forward pass of an evaluation where nothing is said: few for convolutions on a CPU, which are then faster.
+
+    With batch norm, whose statistics may depend on how many, as many as elsewhere.
+    """
     few = platform == "cpu" and convolves(settings) and settings.model["norm"] != "batch"
-    return EVALUATED_ON_A_CPU if few else FORWARD_BATCH_SIZE
+    return FORWARD_BATCH_SIZE_ON_A_CPU if few else FORWARD_BATCH_SIZE
 
 
 def convolves(settings: Settings) -> bool:

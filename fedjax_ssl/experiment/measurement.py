@@ -39,10 +39,18 @@ LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
 """Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
 CLEAR = 1.3
 """How many times as long a candidate takes in the first turn for it to be the last one."""
-FORWARD_SIZES = {"cpu": (50, 100, 1_000), "gpu": (1_000, 4_000), "tpu": (1_000, 4_000)}
-"""Examples per forward pass of an evaluation that are tried beside the usual number, by platform."""
-TEST_IMAGES = {"cpu": 1_000, "gpu": 4_000, "tpu": 4_000}
-"""Images of each device in an evaluation that is measured, whole batches of all these, by platform."""
+
+
+def forward_sizes(settings: Settings) -> tuple[int, ...]:
+    """Examples per forward pass of an evaluation that are tried beside the usual number."""
+    if jax.default_backend() != "cpu":
+        return (1_000, 4_000)
+    return (50, 100) if convolves(settings) else (1_000,)  # 1,000 are slow with convolutions (`benchmarks.evaluation`)
+
+
+def images_a_device() -> int:
+    """Images of each device in an evaluation that is measured, whole batches of all sizes."""
+    return 1_000 if jax.default_backend() == "cpu" else 4_000
 
 
 def has_few_steps(experiment: Experiment) -> bool:
@@ -101,8 +109,7 @@ def accepting_all(settings: Settings) -> dict[str, Any]:
 
 def evaluated_images(experiment: Experiment) -> int:
     """How many images of the test set matter for how fast it is evaluated: so many that no device is idle in any batches."""
-    most = TEST_IMAGES.get(jax.default_backend(), 4_000) * experiment.layout.devices
-    return min(len(experiment.problem.data.test.labels), most)
+    return min(len(experiment.problem.data.test.labels), images_a_device() * experiment.layout.devices)
 
 
 def counts(data: FederatedData) -> np.ndarray:

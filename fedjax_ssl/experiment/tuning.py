@@ -3,7 +3,8 @@
 What `execution.*` leaves open begins as `layout.resolve` has it. Then one thing after another is tried (another lowering of
 convolutions, the compiler's other options, another loop over clients, steps written out, other numbers of examples per forward
 pass), and kept where it is faster. Layouts are compared on a few clients with a few batches each, whole rounds of them, in
-turns, by the median of the turns' ratios; see `measurement`.
+turns, by the median of the turns' ratios; see `measurement`. In the end what was found is compared once more with what the
+search began from, both made anew: of many tries one is lucky, and of two instances of one program one is faster.
 
     experiment = fedjax_ssl.tune(fedjax_ssl.build(config))
 """
@@ -28,7 +29,7 @@ from fedjax_ssl.experiment.build import assembled
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, convolves
 from fedjax_ssl.experiment.machine import cache_folder, cores, processor, sources
-from fedjax_ssl.experiment.measurement import FORWARD_SIZES, Timed, has_few_steps
+from fedjax_ssl.experiment.measurement import Timed, forward_sizes, has_few_steps
 from fedjax_ssl.experiment.writers import write_json
 from fedjax_ssl.methods import SERVER_ALONE
 from fedjax_ssl.simulation import memory
@@ -251,9 +252,7 @@ def moves(experiment: Experiment) -> list[Move]:
         tried += convolutions
     if given.batch_size == 0 and settings.model["norm"] != "batch":  # else the batch says what the statistics are
         tried += [
-            {"forward_batch_size": size}
-            for size in FORWARD_SIZES.get(platform, ())
-            if size <= len(experiment.problem.data.test.labels)
+            {"forward_batch_size": size} for size in forward_sizes(settings) if size <= len(experiment.problem.data.test.labels)
         ]
     there = layout._asdict()
     return [move for move in tried if not any(name in fixed and there[name] != value for name, value in move.items())]
@@ -280,7 +279,7 @@ class Contest:
 
     def __init__(self, experiment: Experiment, layout: Layout) -> None:
         self._whole, (self._settings, self._data) = experiment, measurement.piece(experiment)
-        self.layout = layout
+        self.layout = self._begun = layout
         self.tried: dict[str, float] = {}  # and not what was timed, which holds memory
         self._best: Timed | None = None
         self._ran: Execution | None = None  # the best rounds, in chunks that had room
@@ -321,6 +320,22 @@ class Contest:
         if taken:
             self.layout, self._ran = layout, self._ran if evaluates else other.piece.simulator.execution
         return True
+
+    def confirm(self, evaluates: bool, stop: Callable[[], bool]) -> None:
+        """Goes back to the rounds, or the evaluation, that it began with, unless the best ones, made anew, are faster still."""
+        rounds, evaluation = (self.layout, self._begun) if evaluates else (self._begun, self.layout)
+        begun = rounds._replace(forward_batch_size=evaluation.forward_batch_size)
+        if begun == self.layout or stop():
+            return
+        self._best = None  # its memory is free
+        usual, best = self._timed(begun, evaluates), self._timed(self.layout, evaluates)
+        if usual is None:
+            return
+        gain = 0.0 if best is None else _gain(usual, best, f"{describe(self.layout, evaluates)}, once more", stop)
+        if stop() or gain is None or gain > GAIN:  # of both there may be no room
+            return
+        _log.info("  no faster once more: %s it is", describe(begun, evaluates))
+        self.layout, self._ran = begun, self._ran if evaluates else usual.piece.simulator.execution
 
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
@@ -366,8 +381,13 @@ def search(
         time_is_up = give_up() or time.perf_counter() - began > limit_s
         if time_is_up or not contest.attempt(move, give_up):
             _log.info("  %d more are not tried", len(todo) - number)
-            return contest.found(todo[number:])
-    return contest.found([])
+            todo = todo[number:]
+            break
+    else:
+        todo = []
+    for evaluates in (False, True):
+        contest.confirm(evaluates, give_up)
+    return contest.found(todo)
 
 
 def _takes_long(experiment: Experiment, looped: Timed) -> bool:
@@ -375,14 +395,14 @@ def _takes_long(experiment: Experiment, looped: Timed) -> bool:
     return experiment.most_steps * looped.piece.simulator.compile_s > LEAST_LIMIT_S
 
 
-def _gain(best: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> float | None:
-    """How many times as fast as the best another is; None where both together have no memory, or fail otherwise."""
+def _gain(one: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> float | None:
+    """How many times as fast as one another is; None where both together have no memory, or fail otherwise."""
     try:
-        gain = best.times(other, stop)
+        gain = one.times(other, stop)
     except (ValueError, RuntimeError) as error:
         _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
         return None
-    _log.info("  %s: %.3g times as fast as the best so far, in turns", words, gain)
+    _log.info("  %s: %.3g times as fast, in turns", words, gain)
     return gain
 
 

@@ -8,6 +8,7 @@ and the device waits. A client may take part in the next round too, and a second
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -175,9 +176,8 @@ class HostSimulator(Compiling):
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self._init)(jax.random.key(seed))
         leaves, tree = jax.tree.flatten(clients)
-        del clients  # so that each leaf is freed once it is copied, and no more than one is there twice
-        copies = [np.array(leaves.pop(0)) for _ in range(len(leaves))]  # can be written to
-        clients = jax.tree.unflatten(tree, copies)
+        del clients  # of which each leaf is freed once it is copied
+        clients = jax.tree.unflatten(tree, copied_one_by_one(leaves))
         zero = jnp.zeros((), jnp.int32)
         key, server, number = jax.device_put((jax.random.key(seed), server, zero), self._placement)
         run = _identity(key)
@@ -236,6 +236,12 @@ class HostSimulator(Compiling):
             ids = self._cohorts(key, jax.device_put(np.int32(first), self._placement))
             self._drawn = _Drawn(run, first, np.asarray(ids))
         return Cohort(self._drawn.ids[number - first], np.asarray(number, np.int32))
+
+
+def copied_one_by_one(leaves: list[jax.Array]) -> Iterator[np.ndarray]:
+    """Copies in NumPy that can be written to; the list loses each leaf before the next is copied: only one is there twice."""
+    while leaves:
+        yield np.array(leaves.pop(0))
 
 
 def cpu() -> jax.Device | None:

@@ -17,8 +17,9 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 MARGIN = 0.9
-"""The share of a device's memory that a chunk may take by extrapolation, as programs hold more than their clients' shares; and
-the share of what is free on a CPU that a program may: the system ends a process that comes to more than it asked for."""
+"""The share of what a program may have that a chunk may take by extrapolation, as programs hold more than their clients'."""
+FREE_SHARE = 0.9
+"""The share of a CPU's free memory that a program may have: it takes more than it asks for, and then the system ends it."""
 MEMORY = pathlib.Path("/proc/meminfo")
 """Where Linux says how much memory is free."""
 GROUP, GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
@@ -56,8 +57,8 @@ def accelerator_bytes() -> int:
 
 
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
-    """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share of MARGIN
-    of what is free, and no more than one of what the machine has, or its container; 0: unknown.
+    """Bytes of one device that a program may have: what JAX may take of an accelerator's memory; of a CPU's, a share
+    of FREE_SHARE of what is free, and no more than one of what the machine has, or its container; 0: unknown.
 
     Args:
         sharing: how many devices share a CPU's memory; 0: all.
@@ -68,7 +69,7 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
     if jax.local_devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
         share = sharing or jax.local_device_count()
         rooms = [_of_machine(), *_of_groups()]
-        return max(1, min(min(room.all // share, int(MARGIN * room.free) // share + held) for room in rooms))
+        return max(1, min(min(room.all // share, int(FREE_SHARE * room.free) // share + held) for room in rooms))
     return 0
 
 
@@ -139,7 +140,7 @@ def _number(name: str, path: pathlib.Path) -> int:
 def check(needed: int, sharing: int = 0, held: int = 0) -> None:
     """Raises OutOfMemoryError where a program needs more bytes than it may have, arguments included, see `device_bytes`."""
     if 0 < (there := device_bytes(sharing, held)) < needed:
-        raise OutOfMemoryError(f"needs {needed / 1e9:.3g} GB of a device with {there / 1e9:.3g} GB")
+        raise OutOfMemoryError(f"needs {needed / 1e9:.3g} GB of a device, and may have {there / 1e9:.3g} GB of it")
 
 
 def in_chunks_that_fit(

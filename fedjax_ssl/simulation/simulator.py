@@ -256,7 +256,8 @@ class Simulator(Compiling):
 def run_if_it_fits(program: Program, devices: int, *args: Any) -> Any:
     """The results of a round's program, over so many devices, in an execution that stays as it is.
 
-    On a CPU, where the system ends a process that takes too much memory, it is not begun if it asks for more than is free.
+    On a CPU, where the system ends a process that takes too much memory, it is not begun if it asks for more than nine tenths
+    of what is free.
 
     Raises:
         OutOfMemoryError: the message says what to do.

@@ -19,7 +19,7 @@ def small(monkeypatch):
     monkeypatch.setitem(workloads.WORKLOADS, "small", Workload({"name": "fl2"}, model, (8, 8, 1), "server", 16, {}, 1))
 
 
-def test_sizes_take_turns_in_both_orders_and_are_compared_within_them(monkeypatch):
+def test_sizes_take_turns_in_balanced_orders_and_are_compared_within_them(monkeypatch):
     now, ran, takes = types.SimpleNamespace(s=0.0), [], itertools.count()
 
     def evaluate(self, state):

@@ -44,7 +44,7 @@ def test_auto_shards_over_the_devices_that_the_cohort_can_use(method, overrides,
 @pytest.mark.parametrize(
     ("platform", "network", "norm", "size"),
     [
-        ("cpu", "cnn", "static", layout.EVALUATED_ON_A_CPU),
+        ("cpu", "cnn", "static", layout.FORWARD_BATCH_SIZE_ON_A_CPU),
         ("cpu", "cnn", "batch", layout.FORWARD_BATCH_SIZE),  # its statistics are the batch's
         ("cpu", "linear", "static", layout.FORWARD_BATCH_SIZE),
         ("gpu", "cnn", "static", layout.FORWARD_BATCH_SIZE),
@@ -54,7 +54,18 @@ def test_auto_shards_over_the_devices_that_the_cohort_can_use(method, overrides,
 def test_an_evaluation_has_few_examples_a_forward_pass_where_that_is_faster_and_no_other_result(platform, network, norm, size):
     settings = build(tiny.config("fedavg", network=network)).settings
     settings = dataclasses.replace(settings, model={**settings.model, "norm": norm})
-    assert layout.usual_forward_batch_size(platform, settings) == size
+    assert layout.evaluation_batch_size(platform, settings) == size
+
+
+@pytest.mark.parametrize(("given", "size"), [({}, layout.FORWARD_BATCH_SIZE_ON_A_CPU), ({"execution__batch_size": 9}, 9)])
+def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
+    experiment, sizes = tiny.left_open(**given), []
+    experiment.__dict__["_predict"] = lambda _, images, mask: (
+        sizes.append((len(images), int(mask.sum()))) or np.zeros((size, 3))
+    )
+    state, _ = experiment.simulator.initialize(0)
+    assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 3)
+    assert sizes == [(size, size), (size, 1)]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment import build, measurement
-from fedjax_ssl.experiment.layout import usual_forward_batch_size
+from fedjax_ssl.experiment.layout import evaluation_batch_size
 from tests import tiny
 from tests.tiny import left_open as experiment
 
@@ -109,15 +110,23 @@ def test_rounds_are_the_last_tenth_of_the_run_again_and_again(monkeypatch, toget
 
 
 @pytest.mark.parametrize(("given", "devices"), [({}, 4), ({"cohort_size": 3}, 3), ({"execution__strategy": "scan"}, 1)])
-def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is_tried(given, devices):
+def test_a_devices_share_of_an_evaluation_is_whole_batches_of_every_size_that_is_tried(monkeypatch, given, devices):
     whole = experiment(**given)
     pool = type(whole.problem.data.test)(np.zeros((50_000, 8, 8, 1), np.uint8), np.zeros(50_000, np.int32))
     whole = dataclasses.replace(whole, problem=whole.problem._replace(data=whole.problem.data._replace(test=pool)))
     images = len(measurement.piece(whole)[1].test.labels)
-    assert images == devices * measurement.TEST_IMAGES["cpu"]
-    for platform, sizes in measurement.FORWARD_SIZES.items():
-        for size in (*sizes, usual_forward_batch_size(platform, whole.settings)):
-            assert measurement.TEST_IMAGES[platform] % size == 0
+    assert images == devices * measurement.images_a_device()
+    linear = dataclasses.replace(whole.settings, model={**whole.settings.model, "name": "linear"})
+    for platform, settings, tried in (
+        ("cpu", whole.settings, (50, 100)),
+        ("cpu", linear, (1_000,)),
+        ("gpu", whole.settings, (1_000, 4_000)),
+        ("tpu", linear, (1_000, 4_000)),
+    ):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        assert measurement.forward_sizes(settings) == tried
+        for size in (*tried, evaluation_batch_size(platform, settings)):
+            assert measurement.images_a_device() % size == 0
 
 
 def test_a_server_with_many_steps_is_not_written_out():

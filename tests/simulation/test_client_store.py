@@ -1,5 +1,7 @@
 """Data on the host: what is fetched for a round, for which run, and when."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,6 +149,16 @@ def test_the_next_cohorts_images_are_there_while_it_is_found_out_what_fits(monke
     monkeypatch.setattr(HostSimulator, "_gather", noted_gather)
     run(host, 0, 3)
     assert happened == [0, 0, 1, "fit", 2, 3]  # before round 1 for the server's preparation
+
+
+def test_of_client_states_only_one_leaf_is_there_twice():
+    leaves = [jnp.full(size, float(size)) for size in (2, 3, 4)]
+    there = [weakref.ref(leaf) for leaf in leaves]
+    for number, copy in enumerate(client_store.copied_one_by_one(leaves)):
+        np.testing.assert_array_equal(copy, np.full(number + 2, number + 2.0))
+        assert copy.flags.writeable
+        assert [one() is not None for one in there] == [later > number for later in range(3)]
+    assert leaves == []
 
 
 def test_client_states_are_made_where_jax_has_no_cpu(without_cpu):

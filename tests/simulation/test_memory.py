@@ -253,7 +253,8 @@ def test_a_round_that_stays_as_it_is_and_does_not_fit_into_a_machines_memory_is_
     simulator = kind(toy.problem(), Execution(1), 4)
     for _ in range(2):  # it is not begun the second time either, when it is compiled already
         with pytest.raises(
-            memory.OutOfMemoryError, match=r"no memory \(needs .* of a device with .*\): lower client.batch_size, "
+            memory.OutOfMemoryError,
+            match=r"no memory \(needs .* of a device, and may have .* of it\): lower client.batch_size, ",
         ):
             simulator.round(simulator.initialize(0)[0])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # which says so itself
