@@ -4,8 +4,9 @@
 
 The networks and cohorts of `round_time` in their usual layout, on a GPU in TensorFloat-32, on random images: of each device as
 many as a search measures, or as many more as are whole batches of each size. Each size is a program of its own, the sizes take
-turns, in balanced orders: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, which is the one that
-runs have until a search finds a faster one (`execution.batch_size=0`). Images per second are medians with quartiles; `of usual`
+turns, in balanced orders: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, and as many more as
+complete a set of these orders. The usual size is the one that runs have until a search finds a faster one
+(`execution.batch_size=0`). Images per second are medians with quartiles; `of usual`
 is the usual size's time over that of another, the median of the turns' ratios, with quartiles in the file.
 """
 
@@ -23,7 +24,7 @@ import jax
 from benchmarks.provenance import provenance
 from benchmarks.spread import balanced, quartiles, whole
 from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, FORWARD_BATCH_SIZE_ON_A_CPU
+from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
 from fedjax_ssl.experiment.measurement import forward_sizes, images_a_device
 from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
@@ -79,13 +80,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of the usual size, at least (%(default)s)")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
     arguments = parser.parse_args()
-    given = arguments.sizes or [1]
-    if min(given) < 1:
-        parser.error("argument --sizes: at least 1")
-    if (images := math.lcm(FORWARD_BATCH_SIZE, FORWARD_BATCH_SIZE_ON_A_CPU, *given)) > MOST_IMAGES:
-        parser.error(
-            f"argument --sizes: a device would have {images:,} images, whole batches of each, accepted: at most {MOST_IMAGES:,}"
-        )
+    if arguments.sizes:
+        if min(arguments.sizes) < 1:
+            parser.error("argument --sizes: at least 1")
+        if (images := math.lcm(FORWARD_BATCH_SIZE, *arguments.sizes)) > MOST_IMAGES:
+            whole_batches = f"a device would have {images:,} images, whole batches of each"
+            parser.error(f"argument --sizes: {whole_batches}, accepted: at most {MOST_IMAGES:,}")
     print(f"{'workload':18} {'size':>5} {'images/s':>9} {'quartiles':>17} {'of usual':>8}")
     results = []
     for workload in arguments.workloads:

@@ -7,9 +7,10 @@ no state kept of clients, but in `states`, where each has its momentum, and in `
 host's memory. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is measured in
 three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a series in a random
 order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up, then at least 5 and 4
-seconds of rounds, whose median counts. The table has the process with the median of these; fits are over all processes. The
-`devices` are virtual ones of a CPU (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on
-a machine of two, four are no faster than two.
+seconds of rounds, whose median counts. The table has the process with the median of these. Fits of seconds are over all
+processes; those of bytes, in which these hardly differ, over the ones of the table. The `devices` are virtual ones of a CPU
+(`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of two, four are no faster
+than two.
 
 Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves
@@ -247,21 +248,22 @@ def peak(point: dict[str, Any]) -> int:
 def fits(name: str, points: dict[int, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """The fits of a series, of a round's seconds and of bytes, with a verdict where something is claimed.
 
-    Over all processes of each point: intervals are made of what they differ by.
+    Those of seconds are over all processes of each point: intervals are made of what they differ by. Those of bytes are over
+    the typical ones: the same number three times is not three times as sure.
     """
-    x, at = [x for x, of_x in points.items() for _ in of_x], [one for of_x in points.values() for one in of_x]
-    seconds = [point["round_s"] for point in at]
+    x, seconds = zip(*[(x, point["round_s"]) for x, of_x in points.items() for point in of_x], strict=True)
     claim = CLAIMS.get(name)
     of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(points) > 2 else power(x, seconds)
     found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
     if claim is None or len(points) < 3:  # devices divide a round's memory, and the process has all of them
         return found
+    at = [typical(of_x) for of_x in points.values()]
     kinds = {
         "round's bytes": [point["round_bytes"] for point in at],
         "peak bytes": [peak(point) for point in at],
     }
     for kind, sizes in kinds.items():
-        fit = power_and_fixed(x, sizes)
+        fit = power_and_fixed(list(points), sizes)
         found[kind] = {**fit._asdict(), "verdict": verdict_on_bytes(fit)}
     return found
 

@@ -38,7 +38,7 @@ LEAST_RUNS, LEAST_S, ENOUGH_S = 2, 0.5, 3.0
 LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
 """Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
 CLEAR = 1.3
-"""How many times as long a candidate takes in the first turn for it to be the last one."""
+"""How many times as long a candidate takes that is clearly slower."""
 
 
 def forward_sizes(settings: Settings) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ class Timed:
         self.seconds = min(self.seconds, seconds)
         return seconds
 
-    def times(self, other: Timed, stop: Callable[[], bool]) -> float:
+    def times(self, other: Timed, stop: Callable[[], bool], *, least_turns: int) -> float:
         """How many times as long as a candidate this takes: the median over turns, as the machine is now faster, now slower.
 
         In a turn this runs first and last, and the candidate twice in between, so that neither gains where it becomes slower.
@@ -200,6 +200,7 @@ class Timed:
         Args:
             other: the candidate.
             stop: whether the turns so far have to do.
+            least_turns: after which a candidate is given up that is clearly slower in each.
         """
         self._dispatched = other._dispatched = 0  # the same rounds
         began, ratios = time.perf_counter(), list[float]()
@@ -208,7 +209,7 @@ class Timed:
             ratios.append((first + last) / sum(twice))
             spent = time.perf_counter() - began
             enough = spent >= MOST_S or (len(ratios) >= LEAST_TURNS and spent >= TURNS_S)
-            if enough or ratios[0] < 1 / CLEAR or stop():
+            if enough or (len(ratios) >= least_turns and max(ratios) < 1 / CLEAR) or stop():
                 return statistics.median(ratios)
 
 

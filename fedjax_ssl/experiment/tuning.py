@@ -4,7 +4,8 @@ What `execution.*` leaves open begins as `layout.resolve` has it. Then one thing
 convolutions, the compiler's other options, another loop over clients, steps written out, other numbers of examples per forward
 pass), and kept where it is faster. Layouts are compared on a few clients with a few batches each, whole rounds of them, in
 turns, by the median of the turns' ratios; see `measurement`. In the end what was found is compared once more with what the
-search began from, both made anew: of many tries one is lucky, and of two instances of one program one is faster.
+search began from, both made anew, and given up if it is no faster: of many tries one is lucky, and of two instances of one
+program one is faster.
 
     experiment = fedjax_ssl.tune(fedjax_ssl.build(config))
 """
@@ -45,8 +46,8 @@ GAIN_ALONE = 1.3
 FAR = 1.5
 """How many times as long as the best a candidate takes alone that is not compared with it in turns."""
 SHARE, LEAST_LIMIT_S, MOST_LIMIT_S = 0.05, 300.0, 900.0
-"""Of a run's time, after which no other layout is begun, and the least and most seconds that this comes to: a large network
-takes a minute to compile on a CPU."""
+"""Of a run's time, after which no other layout is tried, and the least and most seconds that this comes to: a large network
+takes a minute to compile on a CPU. What was found by then is still compared once more, which makes two anew."""
 
 Move = dict[str, Any]
 
@@ -202,7 +203,8 @@ class Found(NamedTuple):
     Attributes:
         layout: the best.
         tried: what was measured, in words, and the seconds of its rounds, or of its evaluation, the least of those alone, or,
-            where it was compared with the best in turns, in proportion to that one's; empty where nothing was.
+            where it was compared in turns, in proportion to the seconds of what it was last compared with; empty where nothing
+            was.
         left_out: the moves for which there was no time, or nothing to compare them with.
     """
 
@@ -308,7 +310,7 @@ class Contest:
         other = self._timed(layout, evaluates)
         if other is None or other.seconds > FAR * best.seconds:
             return True
-        gain = _gain(best, other, describe(layout, evaluates), stop)
+        gain = _gain(best, other, describe(layout, evaluates), stop, least_turns=1)
         if stop():  # before they were compared enough
             return False
         if gain is None:
@@ -322,20 +324,28 @@ class Contest:
         return True
 
     def confirm(self, evaluates: bool, stop: Callable[[], bool]) -> None:
-        """Goes back to the rounds, or the evaluation, that it began with, unless the best ones, made anew, are faster still."""
+        """Goes back to the rounds, or the evaluation, that it began with, where the best are no faster when compared once more.
+
+        Both are made anew. Where they cannot be compared, as there is no room for both, the best stay: that was measured once.
+        """
         rounds, evaluation = (self.layout, self._begun) if evaluates else (self._begun, self.layout)
         begun = rounds._replace(forward_batch_size=evaluation.forward_batch_size)
         if begun == self.layout or stop():
             return
         self._best = None  # its memory is free
-        usual, best = self._timed(begun, evaluates), self._timed(self.layout, evaluates)
-        if usual is None:
+        usual = self._timed(begun, evaluates)
+        best = None if usual is None else self._timed(self.layout, evaluates)
+        if usual is None or best is None or (not evaluates and best.piece.simulator.execution != self._ran):
+            return  # the latter are other chunks than it has alone
+        words = describe(self.layout, evaluates)
+        beside = f"{words}, once more, beside {describe(begun, evaluates)}"
+        gain = _gain(usual, best, beside, stop, least_turns=measurement.LEAST_TURNS)
+        if stop() or gain is None:
             return
-        gain = 0.0 if best is None else _gain(usual, best, f"{describe(self.layout, evaluates)}, once more", stop)
-        if stop() or gain is None or gain > GAIN:  # of both there may be no room
-            return
-        _log.info("  no faster once more: %s it is", describe(begun, evaluates))
-        self.layout, self._ran = begun, self._ran if evaluates else usual.piece.simulator.execution
+        self.tried[words] = self.tried[describe(begun, evaluates)] / gain
+        if gain <= GAIN:
+            _log.info("  no faster once more: %s it is", describe(begun, evaluates))
+            self.layout, self._ran = begun, self._ran if evaluates else usual.piece.simulator.execution
 
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
@@ -395,10 +405,10 @@ def _takes_long(experiment: Experiment, looped: Timed) -> bool:
     return experiment.most_steps * looped.piece.simulator.compile_s > LEAST_LIMIT_S
 
 
-def _gain(one: Timed, other: Timed, words: str, stop: Callable[[], bool]) -> float | None:
+def _gain(one: Timed, other: Timed, words: str, stop: Callable[[], bool], *, least_turns: int) -> float | None:
     """How many times as fast as one another is; None where both together have no memory, or fail otherwise."""
     try:
-        gain = one.times(other, stop)
+        gain = one.times(other, stop, least_turns=least_turns)
     except (ValueError, RuntimeError) as error:
         _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
         return None

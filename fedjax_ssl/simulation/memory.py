@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 MARGIN = 0.9
-"""The share of what a program may have that a chunk may take by extrapolation, as programs hold more than their clients'."""
+"""The share of what a program may have that chunks are made for: what these ask for is extrapolated, and may come to more."""
 FREE_SHARE = 0.9
 """The share of a CPU's free memory that a program may have: it takes more than it asks for, and then the system ends it."""
 MEMORY = pathlib.Path("/proc/meminfo")

@@ -62,6 +62,16 @@ def test_one_command_evaluates_every_image_in_every_size(monkeypatch, tmp_path, 
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["small", "50"]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "measured", "turns"), [(None, [25, 50, 100], 6), ([5, 10, 50, 125], [25, 5, 10, 50, 125], 10)]
+)
+def test_turns_are_whole_sets_of_orders_of_the_sizes_a_search_tries_and_of_others(monkeypatch, sizes, measured, turns):
+    monkeypatch.setattr(Simulator, "evaluate", lambda self, state: {})
+    found = evaluation.measure("small", sizes, 0.0)
+    assert [one["size"] for one in found] == measured
+    assert {one["turns"] for one in found} == {turns}
+
+
 @pytest.mark.parametrize(("sizes", "line"), [(["0"], "at least 1"), (["64", "96", "125"], "a device would have 24,000 images")])
 def test_sizes_that_cannot_be_measured_are_refused(monkeypatch, capsys, sizes, line):
     monkeypatch.setattr("sys.argv", ["x", "--sizes", *sizes])

@@ -106,6 +106,16 @@ def test_all_processes_of_a_point_count():
     assert scaling.fits("clients", alone)["seconds"]["exponent"] == pytest.approx(0)
 
 
+def test_the_same_bytes_in_each_process_are_no_surer_than_in_one():
+    sizes = noisy([1e7 + 1e5 * x for x in COHORTS], 0, 0.05)
+    once = points(COHORTS, COHORTS, sizes)
+    thrice = {x: 3 * of_x for x, of_x in once.items()}
+    found = scaling.fits("cohort", thrice)["round's bytes"]
+    assert found == scaling.fits("cohort", once)["round's bytes"]
+    low, high = found["interval"]
+    assert high - low > 0.05
+
+
 def test_the_devices_peak_counts_where_it_tells_one():
     at = points(COHORTS, COHORTS, [1] * len(COHORTS))
     for x, (point,) in at.items():

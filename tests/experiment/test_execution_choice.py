@@ -60,9 +60,12 @@ def test_an_evaluation_has_few_examples_a_forward_pass_where_that_is_faster_and_
 @pytest.mark.parametrize(("given", "size"), [({}, layout.FORWARD_BATCH_SIZE_ON_A_CPU), ({"execution__batch_size": 9}, 9)])
 def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
     experiment, sizes = tiny.left_open(**given), []
-    experiment.__dict__["_predict"] = lambda _, images, mask: (
-        sizes.append((len(images), int(mask.sum()))) or np.zeros((size, 3))
-    )
+
+    def predict(_, images, mask):
+        sizes.append((len(images), int(mask.sum())))
+        return np.zeros((size, 3))
+
+    experiment.__dict__["_predict"] = predict
     state, _ = experiment.simulator.initialize(0)
     assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 3)
     assert sizes == [(size, size), (size, 1)]

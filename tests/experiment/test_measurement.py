@@ -165,12 +165,18 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize(("other", "ran"), [(0.5, "bccb" * 3), (1.0, "bccb" * 3), (1.2, "bccb" * 3), (1.4, "bccb")])
 def test_two_layouts_are_compared_within_turns_whatever_else_slows_the_machine_down(fake, other, ran):
-    assert fake("b", 1.0).times(fake("c", other), lambda: False) == pytest.approx(1 / other, rel=1e-6)
+    assert fake("b", 1.0).times(fake("c", other), lambda: False, least_turns=1) == pytest.approx(1 / other, rel=1e-6)
     assert fake.ran == ran
 
 
+def test_a_candidate_that_is_clearly_slower_has_as_many_turns_as_are_asked_for(fake, monkeypatch):
+    monkeypatch.setattr(measurement, "TURNS_S", 3.0)
+    assert fake("b", 1.0).times(fake("c", 1.4), lambda: False, least_turns=3) == pytest.approx(1 / 1.4)
+    assert fake.ran == "bccb" * 3
+
+
 def test_a_comparison_for_which_there_is_no_time_is_one_turn(fake):
-    assert fake("b", 1.1).times(fake("c", 1.0), lambda: True) == pytest.approx(1.1)
+    assert fake("b", 1.1).times(fake("c", 1.0), lambda: True, least_turns=3) == pytest.approx(1.1)
     assert fake.ran == "bccb"
 
 
@@ -208,7 +214,7 @@ def test_alone_a_layout_runs_for_half_a_second_and_twice_unless_it_takes_seconds
 def test_turns_are_three_for_three_seconds_and_fewer_where_these_take_long(clock, fake, monkeypatch, seconds, turns):
     monkeypatch.setattr(measurement, "TURNS_S", 3.0)
     monkeypatch.setattr(fake, "once", lambda self: setattr(fake, "ran", fake.ran + "x") or clock.tick(seconds) or 1.0)
-    fake("b", 1.0).times(fake("c", 1.0), lambda: False)
+    fake("b", 1.0).times(fake("c", 1.0), lambda: False, least_turns=1)
     assert len(fake.ran) == pytest.approx(4 * turns, abs=4 if seconds < 0.1 else 0)
 
 

@@ -50,7 +50,7 @@ def clock(monkeypatch):
             self.piece, self.evaluates = piece, evaluates
             self.seconds, self.works = clock.seconds(piece.layout), clock.works
 
-        def times(self, other, stop):
+        def times(self, other, stop, *, least_turns):
             return self.seconds / other.seconds
 
     monkeypatch.setattr(tuning, "Timed", Timed)
@@ -142,7 +142,9 @@ def test_separate_programs_are_not_tried_where_they_cannot_be_and_chunks_are(cha
 )
 def test_turns_say_which_layout_is_faster_and_not_what_it_takes_alone(clock, monkeypatch, alone, gain, taken):
     monkeypatch.setattr(clock, "seconds", lambda layout: alone if layout.compiler == "lean" else 1.0)
-    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop: gain if self.piece.layout == USUAL else 0.9)
+    monkeypatch.setattr(
+        tuning.Timed, "times", lambda self, other, stop, *, least_turns: gain if self.piece.layout == USUAL else 0.9
+    )
     monkeypatch.setattr(tuning, "moves", lambda _: [{"compiler": "lean"}])
     assert (tuning.tuned(experiment()).layout.compiler == "lean") == taken
 
@@ -151,13 +153,14 @@ def test_turns_say_which_layout_is_faster_and_not_what_it_takes_alone(clock, mon
     ("once_more", "taken"),
     [({}, ("lean", 50)), ({"lean": 1.02}, ("default", 50)), ({50: 0.9}, ("lean", 25)), (None, ("lean", 50))],
 )
-def test_what_is_no_faster_once_more_is_not_taken(clock, monkeypatch, caplog, once_more, taken):
-    compared = []
+def test_what_is_no_faster_once_more_is_not_taken(clock, cache, monkeypatch, caplog, once_more, taken):
+    compared, least = [], []
 
-    def times(self, other, stop):
+    def times(self, other, stop, *, least_turns):
         tried = other.piece.layout.forward_batch_size if self.evaluates else other.piece.layout.compiler
         again = tried in compared
         compared.append(tried)
+        least.append(least_turns)
         if again and once_more is None:
             raise RuntimeError("RESOURCE_EXHAUSTED")
         return once_more.get(tried, 1.2) if again else 1.2
@@ -168,6 +171,7 @@ def test_what_is_no_faster_once_more_is_not_taken(clock, monkeypatch, caplog, on
         layout = tuning.tuned(experiment()).layout
     assert (layout.compiler, layout.forward_batch_size) == taken
     assert compared == ["lean", 50, "lean", 50]
+    assert least == [1, 1, measurement.LEAST_TURNS, measurement.LEAST_TURNS]  # one slow turn decides nothing the second time
     assert clock.tried[-4:] == [  # all made anew
         USUAL._replace(forward_batch_size=50),
         USUAL._replace(forward_batch_size=50, compiler="lean"),
@@ -175,12 +179,53 @@ def test_what_is_no_faster_once_more_is_not_taken(clock, monkeypatch, caplog, on
         layout._replace(forward_batch_size=50),
     ]
     assert caplog.text.count("no faster once more") == (taken[0] == "default") + (taken[1] == 25)
+    assert "  50 examples per forward pass, once more, beside 25 examples per forward pass: " in caplog.text
+    (kept,) = cache.glob("*.json")
+    tried = dict(json.loads(kept.read_text())["tried"])
+    assert tried["sharded 1, winograd, loop, lean"] == pytest.approx(1 / (once_more or {}).get("lean", 1.2))  # the last time's
+    assert tried["50 examples per forward pass"] == pytest.approx(0.5 / (once_more or {}).get(50, 1.2))
+
+
+@pytest.mark.parametrize("compiler", ["default", "lean"])
+def test_what_was_found_is_kept_where_either_cannot_be_made_once_more(clock, monkeypatch, compiler):
+    usual = clock.seconds
+
+    def seconds(layout):
+        if layout.compiler == compiler and clock.tried.count(layout) > 1:
+            raise RuntimeError("out of memory")
+        return usual(layout)
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(tuning, "moves", lambda _: [{"compiler": "lean"}])
+    assert tuning.tuned(experiment()).layout == USUAL._replace(compiler="lean")
+    assert (
+        clock.tried
+        == [USUAL, USUAL._replace(compiler="lean"), USUAL, USUAL._replace(compiler="lean")][: 3 + (compiler == "lean")]
+    )
+
+
+@pytest.mark.parametrize(("chunk_size", "taken"), [(2, "default"), (1, "lean")])
+def test_what_has_room_for_other_chunks_beside_the_usual_is_not_compared_with_it(clock, monkeypatch, chunk_size, taken):
+    class Timed(tuning.Timed):
+        def __init__(self, piece, *, evaluates):
+            super().__init__(piece, evaluates=evaluates)
+            self.again = clock.tried.count(piece.layout) > 1
+            if self.again and piece.layout.compiler == "lean":
+                piece.simulator.execution = piece.simulator.execution._replace(chunk_size=chunk_size)
+
+        def times(self, other, stop, *, least_turns):
+            return 0.9 if other.again else 1.2
+
+    monkeypatch.setattr(tuning, "Timed", Timed)
+    monkeypatch.setattr(tuning, "moves", lambda _: [{"compiler": "lean"}])
+    begun = tuning.in_layout(experiment(), USUAL._replace(chunk_size=2))
+    assert tuning.tuned(begun).layout == begun.layout._replace(compiler=taken)
 
 
 def failing(monkeypatch):
     """No layout can be compared with one of other options, as where memory is enough for one of them alone."""
 
-    def times(self, other, stop):
+    def times(self, other, stop, *, least_turns):
         if other.piece.layout.compiler != self.piece.layout.compiler:
             raise RuntimeError("RESOURCE_EXHAUSTED\nat length")
         return self.seconds / other.seconds
@@ -352,6 +397,21 @@ def test_a_search_for_which_time_runs_out_goes_on_the_next_time(clock, cache, mo
     tried = len(clock.tried)
     tuning.tuned(usual)
     assert len(clock.tried) == tried
+
+
+def test_what_was_found_when_time_ran_out_is_compared_once_more(clock, monkeypatch):
+    def seconds(layout):
+        clock.now += 160.0
+        return 0.5 if layout.compiler == "lean" else 1.0
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(tuning.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(measurement, "run_s", lambda *_: 0.0)
+    begun = experiment()
+    found = tuning.search(begun, begun.layout, tuning.moves(begun), lambda: False)
+    lean = USUAL._replace(compiler="lean")
+    assert (found.layout, found.left_out) == (lean, tuning.moves(begun)[1:])
+    assert clock.tried == [USUAL, lean, USUAL, lean]
 
 
 @pytest.mark.parametrize(("run_s", "tried"), [(3_000.0, 2), (6_000.0, 2), (10_000.0, 4), (15_000.0, 5), (1e6, 6)])
