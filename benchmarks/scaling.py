@@ -8,7 +8,7 @@ host's memory. One number changes at a time from 10 of 1,000 clients, 8 local st
 three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a series in a random
 order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up, then at least 5 and 4
 seconds of rounds, whose median counts. The table has the process with the median of these. Fits of seconds are over all
-processes; those of bytes, in which these hardly differ, over the ones of the table. The `devices` are virtual ones of a CPU
+processes; those of bytes over a point's medians. The `devices` are virtual ones of a CPU
 (`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of two, four are no faster
 than two.
 
@@ -30,10 +30,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import os
 import pathlib
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -208,8 +210,10 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit:
 
     For each c of EXPONENTS, a and b are a linear problem with one best solution. The interval is of those c whose sum of
     squares is at most 1 + F / (n - 3) times the least one, F being the distribution's .95 with 1 and n - 3 degrees of freedom.
-    An end at the last of them says that there is none.
+    An end at the last of them says that there is none. Of equal y any c will do: 0, without an interval.
     """
+    if min(y) == max(y):
+        return Fit(0.0, None, 1.0)
     at, size, freedom = np.asarray(x, float) / x[-1], np.asarray(y, float), len(x) - 3
     found = [optimize.nnls(np.stack([np.ones_like(at), at**c], axis=1) / size[:, None], np.ones_like(at)) for c in EXPONENTS]
     squares = np.array([residual**2 for _, residual in found])
@@ -249,7 +253,7 @@ def fits(name: str, points: dict[int, list[dict[str, Any]]]) -> dict[str, dict[s
     """The fits of a series, of a round's seconds and of bytes, with a verdict where something is claimed.
 
     Those of seconds are over all processes of each point: intervals are made of what they differ by. Those of bytes are over
-    the typical ones: the same number three times is not three times as sure.
+    each point's medians: the same number three times is not three times as sure.
     """
     x, seconds = zip(*[(x, point["round_s"]) for x, of_x in points.items() for point in of_x], strict=True)
     claim = CLAIMS.get(name)
@@ -257,13 +261,9 @@ def fits(name: str, points: dict[int, list[dict[str, Any]]]) -> dict[str, dict[s
     found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
     if claim is None or len(points) < 3:  # devices divide a round's memory, and the process has all of them
         return found
-    at = [typical(of_x) for of_x in points.values()]
-    kinds = {
-        "round's bytes": [point["round_bytes"] for point in at],
-        "peak bytes": [peak(point) for point in at],
-    }
-    for kind, sizes in kinds.items():
-        fit = power_and_fixed(list(points), sizes)
+    kinds = {"round's bytes": operator.itemgetter("round_bytes"), "peak bytes": peak}
+    for kind, size in kinds.items():
+        fit = power_and_fixed(list(points), [statistics.median(size(point) for point in of_x) for of_x in points.values()])
         found[kind] = {**fit._asdict(), "verdict": verdict_on_bytes(fit)}
     return found
 

@@ -36,7 +36,7 @@ LONGEST = 4
 LEAST_RUNS, LEAST_S, ENOUGH_S = 2, 0.5, 3.0
 """A layout is measured alone for so many runs and seconds at least; a run is enough that takes ENOUGH_S."""
 LEAST_TURNS, TURNS_S, MOST_S = 3, 3.0, 20.0
-"""Two layouts are compared for so many turns and seconds at least; but no turn is begun after MOST_S."""
+"""Two layouts are compared for so many turns and seconds at least; but after MOST_S none is begun unless more are asked for."""
 CLEAR = 1.3
 """How many times as long a candidate takes that is clearly slower."""
 
@@ -200,7 +200,8 @@ class Timed:
         Args:
             other: the candidate.
             stop: whether the turns so far have to do.
-            least_turns: after which a candidate is given up that is clearly slower in each.
+            least_turns: so many at least, where `stop` does not say so; after them a candidate is given up that is clearly
+                slower in each.
         """
         self._dispatched = other._dispatched = 0  # the same rounds
         began, ratios = time.perf_counter(), list[float]()
@@ -209,7 +210,7 @@ class Timed:
             ratios.append((first + last) / sum(twice))
             spent = time.perf_counter() - began
             enough = spent >= MOST_S or (len(ratios) >= LEAST_TURNS and spent >= TURNS_S)
-            if enough or (len(ratios) >= least_turns and max(ratios) < 1 / CLEAR) or stop():
+            if (len(ratios) >= least_turns and (enough or max(ratios) < 1 / CLEAR)) or stop():
                 return statistics.median(ratios)
 
 

@@ -335,9 +335,12 @@ class Contest:
         self._best = None  # its memory is free
         usual = self._timed(begun, evaluates)
         best = None if usual is None else self._timed(self.layout, evaluates)
-        if usual is None or best is None or (not evaluates and best.piece.simulator.execution != self._ran):
-            return  # the latter are other chunks than it has alone
+        if usual is None or best is None:
+            return
         words = describe(self.layout, evaluates)
+        if not evaluates and best.piece.simulator.execution != self._ran:
+            _log.info("  %s: other chunks than it was found with, not compared once more", words)
+            return
         beside = f"{words}, once more, beside {describe(begun, evaluates)}"
         gain = _gain(usual, best, beside, stop, least_turns=measurement.LEAST_TURNS)
         if stop() or gain is None:

@@ -116,6 +116,23 @@ def test_the_same_bytes_in_each_process_are_no_surer_than_in_one():
     assert high - low > 0.05
 
 
+def test_bytes_that_are_all_equal_have_no_exponent():
+    found = scaling.fits("cohort", points(COHORTS, COHORTS, [3_779_368] * len(COHORTS)))["round's bytes"]
+    assert found == {"exponent": 0.0, "interval": None, "growth": 1.0, "verdict": "flat"}
+
+
+def test_a_points_peak_is_the_median_of_its_processes_whichever_took_the_median_time():
+    at = points(COHORTS, COHORTS, [1] * len(COHORTS))
+    for x, of_x in at.items():
+        (point,) = of_x
+        of_x[:] = [
+            {**point, "peak_bytes": 3 * x**2, "round_s": 2 * x},
+            {**point, "peak_bytes": 9e9},
+            {**point, "peak_bytes": 1},
+        ]
+    assert scaling.fits("cohort", at)["peak bytes"]["exponent"] == pytest.approx(2)
+
+
 def test_the_devices_peak_counts_where_it_tells_one():
     at = points(COHORTS, COHORTS, [1] * len(COHORTS))
     for x, (point,) in at.items():

@@ -210,12 +210,27 @@ def test_alone_a_layout_runs_for_half_a_second_and_twice_unless_it_takes_seconds
     assert timed.seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("seconds", "turns"), [(0.01, 75), (0.5, 3), (1.0, 3), (2.0, 3), (3.0, 2), (5.0, 1), (14.0, 1)])
-def test_turns_are_three_for_three_seconds_and_fewer_where_these_take_long(clock, fake, monkeypatch, seconds, turns):
+@pytest.mark.parametrize(
+    ("seconds", "least", "turns"),
+    [(0.01, 1, 75), (0.5, 1, 3), (1.0, 1, 3), (2.0, 1, 3), (3.0, 1, 2), (5.0, 1, 1), (14.0, 1, 1), (14.0, 3, 3), (1.0, 3, 3)],
+)
+def test_turns_are_three_for_three_seconds_and_fewer_where_these_take_long(clock, fake, monkeypatch, seconds, least, turns):
     monkeypatch.setattr(measurement, "TURNS_S", 3.0)
     monkeypatch.setattr(fake, "once", lambda self: setattr(fake, "ran", fake.ran + "x") or clock.tick(seconds) or 1.0)
-    fake("b", 1.0).times(fake("c", 1.0), lambda: False, least_turns=1)
+    fake("b", 1.0).times(fake("c", 1.0), lambda: False, least_turns=least)
     assert len(fake.ran) == pytest.approx(4 * turns, abs=4 if seconds < 0.1 else 0)
+
+
+def test_a_candidate_that_was_clearly_slower_in_one_turn_has_as_many_as_others(clock, fake, monkeypatch):
+    def once(self):
+        fake.ran += self.name
+        clock.tick(0.25)
+        return 1.4 if fake.ran in ("bc", "bcc") else 1.0
+
+    monkeypatch.setattr(measurement, "TURNS_S", 5.0)
+    monkeypatch.setattr(fake, "once", once)
+    assert fake("b", 1.0).times(fake("c", 1.0), lambda: False, least_turns=3) == 1.0
+    assert fake.ran == "bccb" * 5
 
 
 def test_rounds_of_a_dispatch_are_measured_together():

@@ -222,6 +222,15 @@ def test_what_has_room_for_other_chunks_beside_the_usual_is_not_compared_with_it
     assert tuning.tuned(begun).layout == begun.layout._replace(compiler=taken)
 
 
+def test_what_goes_back_has_the_chunks_that_it_began_with(clock, monkeypatch):
+    gains = iter([1.2, 0.9])
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    monkeypatch.setattr(tuning, "moves", lambda _: [{"chunk_size": 1}])
+    begun = tuning.in_layout(experiment(), USUAL._replace(chunk_size=2))
+    assert tuning.tuned(begun).layout == begun.layout
+    assert next(gains, None) is None
+
+
 def failing(monkeypatch):
     """No layout can be compared with one of other options, as where memory is enough for one of them alone."""
 
