@@ -84,7 +84,7 @@ def main() -> None:
         if min(arguments.sizes) < 1:
             parser.error("argument --sizes: at least 1")
         if (images := math.lcm(FORWARD_BATCH_SIZE, *arguments.sizes)) > MOST_IMAGES:
-            whole_batches = f"a device would have up to {images:,} images, whole batches of each"
+            whole_batches = f"up to {images:,} images a device, whole batches of each"
             parser.error(f"argument --sizes: {whole_batches}, accepted: at most {MOST_IMAGES:,}")
     print(f"{'workload':18} {'size':>5} {'images/s':>9} {'quartiles':>17} {'of usual':>8}")
     results = []
