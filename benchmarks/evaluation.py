@@ -6,8 +6,8 @@ The networks and cohorts of `round_time` in their usual layout, on a GPU in Tens
 many as a search measures, or as many more as are whole batches of each size. Each size is a program of its own, the sizes take
 turns, in balanced orders: one to warm up, then at least LEAST_TURNS, and `--seconds` of the usual size, and as many more as
 complete a set of these orders. The usual size is the one that runs have until a search finds a faster one
-(`execution.batch_size=0`). Images per second are medians with quartiles; `of usual`
-is the usual size's time over that of another, the median of the turns' ratios, with quartiles in the file.
+(`execution.batch_size=0`). Images per second are medians with quartiles; `of usual` is the usual size's time over that of
+another, the median of the turns' ratios, with quartiles in the file.
 """
 
 from __future__ import annotations

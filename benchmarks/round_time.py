@@ -20,10 +20,10 @@ with the layout that is usual where nothing is tuned (the first of `beside` in t
 ones that took less than NEAR times as long as the fastest, as the machine may have been slower for one than for another. Of
 each of these there is the median of its times over the tuned one's, turn by turn: `of best` is the least of these medians, `of
 usual` the usual layout's. Exit status 1 where `of best` is below WORST, and where anything failed; of fixed layouts some may
-have no room in memory, but not all. As for any long run, a search tries no layout after a quarter of an hour; one that was cut
-short by the budget is marked and compared with nothing, so that large networks need `--budget inf`, with which one workload
-follows another. `search_s` in the file is how long it took, next to nothing where its result was kept. What there is no time
-for is named.
+have no room in memory, but not all. As for any long run, a search tries no other layout after a quarter of an hour; one that
+was cut short by the budget is marked and compared with nothing, so that large networks need `--budget inf`, with which one
+workload follows another. `search_s` in the file is how long it took, next to nothing where its result was kept. What there is
+no time for is named.
 
 Ceilings are measured first: a large matrix product in each dtype, and adding 1 to a vector in place, counting the bytes that
 are read and written. What a round computes is counted in its traced program, clients and server, by `fedjax_ssl.arithmetic`:

@@ -8,9 +8,8 @@ host's memory. One number changes at a time from 10 of 1,000 clients, 8 local st
 three processes (`--repeats`: where a verdict is undecided, more of them make intervals narrower), those of a series in a random
 order, as from one process to the next the same work takes some percent more or less: 2 rounds to warm up, then at least 5 and 4
 seconds of rounds, whose median counts. The table has the process with the median of these. Fits of seconds are over all
-processes; those of bytes over a point's medians. The `devices` are virtual ones of a CPU
-(`--xla_force_host_platform_device_count`), whatever else there is, and share its cores: on a machine of two, four are no faster
-than two.
+processes; those of bytes over a point's medians. The `devices` are virtual ones of a CPU, whatever else there is
+(`--xla_force_host_platform_device_count`), and share its cores: on a machine of two, four are no faster than two.
 
 Exponents, with 95 % intervals: of seconds against clients and devices that of s = b x^c, the slope of the logarithms; against
 cohort and steps that of s = a + b x^c, as a round has a fixed cost. The interval of c there is what F's distribution leaves

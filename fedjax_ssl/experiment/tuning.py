@@ -327,6 +327,7 @@ class Contest:
         """Goes back to the rounds, or the evaluation, that it began with, where the best are no faster when compared once more.
 
         Both are made anew. Where they cannot be compared, as there is no room for both, the best stay: that was measured once.
+        What was the best in between does not come back.
         """
         rounds, evaluation = (self.layout, self._begun) if evaluates else (self._begun, self.layout)
         begun = rounds._replace(forward_batch_size=evaluation.forward_batch_size)
@@ -334,7 +335,7 @@ class Contest:
             return
         self._best = None  # its memory is free
         usual = self._timed(begun, evaluates)
-        best = None if usual is None else self._timed(self.layout, evaluates)
+        best = None if usual is None or stop() else self._timed(self.layout, evaluates)
         if usual is None or best is None:
             return
         words = describe(self.layout, evaluates)

@@ -63,7 +63,8 @@ def test_one_command_evaluates_every_image_in_every_size(monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "measured", "turns"), [(None, [25, 50, 100], 6), ([5, 10, 50, 125], [25, 5, 10, 50, 125], 10)]
+    ("sizes", "measured", "turns"),
+    [(None, [25, 50, 100], 6), ([25, 5, 10, 50, 125, 250, 500], [25, 5, 10, 50, 125, 250, 500], 14)],
 )
 def test_turns_are_whole_sets_of_orders_of_the_sizes_a_search_tries_and_of_others(monkeypatch, sizes, measured, turns):
     monkeypatch.setattr(Simulator, "evaluate", lambda self, state: {})

@@ -198,10 +198,8 @@ def test_what_was_found_is_kept_where_either_cannot_be_made_once_more(clock, mon
     monkeypatch.setattr(clock, "seconds", seconds)
     monkeypatch.setattr(tuning, "moves", lambda _: [{"compiler": "lean"}])
     assert tuning.tuned(experiment()).layout == USUAL._replace(compiler="lean")
-    assert (
-        clock.tried
-        == [USUAL, USUAL._replace(compiler="lean"), USUAL, USUAL._replace(compiler="lean")][: 3 + (compiler == "lean")]
-    )
+    lean = USUAL._replace(compiler="lean")
+    assert clock.tried == {"default": [USUAL, lean, USUAL], "lean": [USUAL, lean, USUAL, lean]}[compiler]
 
 
 @pytest.mark.parametrize(("chunk_size", "taken"), [(2, "default"), (1, "lean")])
@@ -384,6 +382,33 @@ def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
     clock.tried.clear()
     assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 2).layout == USUAL  # as it was being compared
     assert not list(cache.glob("*.json"))
+
+
+@pytest.mark.parametrize("made", [3, 4])  # before and while what was found is compared once more
+def test_a_search_that_is_given_up_in_the_end_keeps_what_it_found(clock, monkeypatch, made):
+    gains = iter([1.2, 0.9])
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    begun = experiment()
+    found = tuning.search(begun, begun.layout, [{"compiler": "lean"}], lambda: len(clock.tried) >= made)
+    assert found.layout == USUAL._replace(compiler="lean")
+    assert len(clock.tried) == made
+
+
+def test_of_a_search_that_is_given_up_before_it_nothing_is_made_once_more(clock, monkeypatch):
+    asked = iter([False, False, False])  # at the start, before the move and after it
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: 1.2)
+    begun = experiment()
+    found = tuning.search(begun, begun.layout, [{"compiler": "lean"}], lambda: next(asked, True))
+    assert found.layout == USUAL._replace(compiler="lean")
+    assert len(clock.tried) == 2
+
+
+def test_numbers_of_examples_are_compared_once_more_where_nothing_else_was_tried(clock, monkeypatch):
+    gains = iter([1.2, 0.9])
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    monkeypatch.setattr(tuning, "moves", lambda _: [{"forward_batch_size": 50}])
+    assert tuning.tuned(experiment()).layout == USUAL
+    assert next(gains, None) is None
 
 
 def test_a_search_for_which_time_runs_out_goes_on_the_next_time(clock, cache, monkeypatch):
