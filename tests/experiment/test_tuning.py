@@ -220,9 +220,15 @@ def test_what_has_room_for_other_chunks_beside_the_usual_is_not_compared_with_it
     assert tuning.tuned(begun).layout == begun.layout._replace(compiler=taken)
 
 
+def in_turns(monkeypatch, *gains):
+    """Comparisons in turns come to these, one after the other; what is left of them."""
+    left = iter(gains)
+    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(left))
+    return left
+
+
 def test_what_goes_back_has_the_chunks_that_it_began_with(clock, monkeypatch):
-    gains = iter([1.2, 0.9])
-    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    gains = in_turns(monkeypatch, 1.2, 0.9)
     monkeypatch.setattr(tuning, "moves", lambda _: [{"chunk_size": 1}])
     begun = tuning.in_layout(experiment(), USUAL._replace(chunk_size=2))
     assert tuning.tuned(begun).layout == begun.layout
@@ -386,8 +392,7 @@ def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
 
 @pytest.mark.parametrize("made", [3, 4])  # before and while what was found is compared once more
 def test_a_search_that_is_given_up_in_the_end_keeps_what_it_found(clock, monkeypatch, made):
-    gains = iter([1.2, 0.9])
-    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    in_turns(monkeypatch, 1.2, 0.9)
     begun = experiment()
     found = tuning.search(begun, begun.layout, [{"compiler": "lean"}], lambda: len(clock.tried) >= made)
     assert found.layout == USUAL._replace(compiler="lean")
@@ -396,7 +401,7 @@ def test_a_search_that_is_given_up_in_the_end_keeps_what_it_found(clock, monkeyp
 
 def test_of_a_search_that_is_given_up_before_it_nothing_is_made_once_more(clock, monkeypatch):
     asked = iter([False, False, False])  # at the start, before the move and after it
-    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: 1.2)
+    in_turns(monkeypatch, 1.2)
     begun = experiment()
     found = tuning.search(begun, begun.layout, [{"compiler": "lean"}], lambda: next(asked, True))
     assert found.layout == USUAL._replace(compiler="lean")
@@ -404,8 +409,7 @@ def test_of_a_search_that_is_given_up_before_it_nothing_is_made_once_more(clock,
 
 
 def test_numbers_of_examples_are_compared_once_more_where_nothing_else_was_tried(clock, monkeypatch):
-    gains = iter([1.2, 0.9])
-    monkeypatch.setattr(tuning.Timed, "times", lambda self, other, stop, *, least_turns: next(gains))
+    gains = in_turns(monkeypatch, 1.2, 0.9)
     monkeypatch.setattr(tuning, "moves", lambda _: [{"forward_batch_size": 50}])
     assert tuning.tuned(experiment()).layout == USUAL
     assert next(gains, None) is None
