@@ -57,6 +57,10 @@ def compiler_options(platform: str, compiler: str = "default") -> dict[str, str 
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
+LARGE_S = 2.0
+"""Seconds of compiling from which on what it leaves is worth giving back, which takes up to .2 s."""
+
+
 class Program:
     """A function that is compiled at its first call, ahead of time, and never traced again.
 
@@ -113,6 +117,8 @@ class Program:
                 self._compiled = compile_with_known(lowered, compiler_options(jax.default_backend(), self._execution.compiler))
             finally:
                 self.compile_s += time.perf_counter() - start
+            if self.compile_s > LARGE_S:
+                memory.give_back()
         return self._compiled
 
 

@@ -1,6 +1,8 @@
 """A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
+import ctypes
 import os
+import pathlib
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.simulation import many as many_module
 from fedjax_ssl.simulation import memory
+from fedjax_ssl.simulation import simulator as simulator_module
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.execution import Execution, client_mesh
 from fedjax_ssl.simulation.many import ManyProblem, ManySimulator, Spread
@@ -359,3 +362,36 @@ def test_a_copied_state_stays_and_can_be_gone_on_from(kind, shrinks):
     for later in (simulator, kind(toy.problem(), Execution(0, shrinks=shrinks), 4)):  # the same one, or one that begins
         again, _ = later.round(copied(kept))
         assert (float(again.server["w"]), np.asarray(again.clients).tolist()) == expected
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
+def test_memory_that_was_freed_among_what_is_in_use_is_given_back():
+    def resident():
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    libc, size, number = ctypes.CDLL(None), 64 << 10, 4_000
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    pieces = [libc.malloc(size) for _ in range(number)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    for piece in pieces[:-1]:
+        libc.free(piece)
+    kept = resident()
+    memory.give_back()
+    assert kept - resident() > 0.9 * number * size
+    libc.free(pieces[-1])
+
+
+def test_where_the_c_library_keeps_nothing_to_give_back_that_does_nothing(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    memory.give_back()
+
+
+@pytest.mark.parametrize(("large_s", "times"), [(0.0, 1), (1e6, 0)])
+def test_what_compiling_a_large_program_took_is_given_back_once(monkeypatch, large_s, times):
+    given = []
+    monkeypatch.setattr(simulator_module, "LARGE_S", large_s)
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(None))
+    program = Program(lambda x: x + 1, Execution())
+    assert [int(program(jax.numpy.int32(x))) for x in (1, 2)] == [2, 3]
+    assert len(given) == times
