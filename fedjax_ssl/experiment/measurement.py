@@ -21,8 +21,8 @@ from fedjax_ssl.experiment.layout import convolves
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import SERVER_ALONE
 
-LONG_S = 600.0
-"""A run is worth tuning for that takes longer."""
+LONG_S = 1800.0
+"""A run is worth tuning for that takes longer: a search takes up to five minutes of it, besides what was begun by then."""
 FASTEST = {"cpu": 1e11, "gpu": 5e13, "tpu": 2e13}
 """Floating-point operations per second that a run does at most, all in all, by platform."""
 SLOWEST = 0.1

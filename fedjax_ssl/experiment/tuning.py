@@ -55,17 +55,19 @@ Move = dict[str, Any]
 def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False, only_long: bool = False) -> Experiment:
     """The experiment in the fastest layout among those that its settings leave open.
 
-    Measures where no result is kept (see `cache_folder`) for the same work on the same devices, in a minute or more.
+    Measures where no result is kept (see `cache_folder`) for the same work on the same devices: in a minute or two for a small
+    network, in up to a quarter of an hour, and what was begun by then, for a large one on a CPU.
 
     Args:
         experiment: as `build` made it.
         give_up: asked between candidates; once it is true, the best so far is taken, and nothing is kept.
-        only_long: leave a run as it is that is over in some ten minutes anyway. What is kept is not even looked for: the key
+        only_long: leave a run as it is that is over in half an hour anyway. What is kept is not even looked for: the key
             takes a trace of the whole program.
     """
     if only_long and not measurement.may_be_long(experiment):
         return experiment
-    path = _path(key(experiment))
+    work = key(experiment)
+    path = _path(work)
     kept = _found(path) if path is not None else None
     if kept is not None and not kept.left_out:
         return in_layout(experiment, kept.layout)
@@ -73,7 +75,7 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     begun, todo = (kept.layout, kept.left_out) if kept else (experiment.layout, moves(experiment))
     found = search(experiment, begun, todo, give_up, measurement.LONG_S if only_long else 0.0)
     if path is not None and found.tried and not give_up():
-        _keep(path, {"key": key(experiment), **found._asdict(), "layout": found.layout._asdict()})
+        _keep(path, {"key": work, **found._asdict(), "layout": found.layout._asdict()})
     return in_layout(experiment, found.layout)
 
 
@@ -156,7 +158,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
         "test": measurement.evaluated_images(experiment),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
-        "memory_gb": memory.accelerator_bytes() >> 30,
+        "memory_gb": memory.whole_bytes() >> 30,
         "processor": f"{processor()}, {cores()} cores",
         "jax": [jax.__version__, metadata.version("jaxlib")],
         "sources": sources(),
@@ -354,6 +356,7 @@ class Contest:
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
         words, settings = describe(layout, evaluates), self._settings
+        memory.give_back()  # what was dropped before
         spec = self._whole.problem.spec._replace(num_clients=settings.data.num_clients)
         try:
             made = assembled(layout.pinned(settings), self._whole.views, spec, self._data, given=settings)

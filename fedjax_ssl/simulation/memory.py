@@ -1,4 +1,5 @@
-"""Cohorts that do not fit into memory at once: how many clients at a time do, by what the compiled programs say they need."""
+"""What memory there is, and cohorts that do not fit into it at once: how many clients at a time do, by what their compiled
+programs say they need."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ GROUP, GROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"
 """Where Linux says in which control groups this process is, as those of a container are, and how much memory they may take."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16 or, of a single "
-    "run whose data are on the device, execution.data=host; of several, execution.devices to at most their number"
+    "run whose data are on the device, execution.data=host; of several, execution.devices to at most their number; where a "
+    "search has chosen the layout, execution.tune=never"
 )
 FEW = 2
 """Clients of the small chunk that the extrapolation begins with; one alone is not vmapped, and says little of many."""
@@ -56,6 +58,13 @@ def explained(error: BaseException) -> str:
 def accelerator_bytes() -> int:
     """What JAX may take of an accelerator's memory; 0: unknown, as of a CPU's."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
+def whole_bytes() -> int:
+    """What there is for JAX, used or not: of an accelerator's memory, or of the machine's and its container's; 0: unknown."""
+    if limit := accelerator_bytes():
+        return limit
+    return min(room.all for room in [_of_machine(), *_of_groups()]) if hasattr(os, "sysconf") else 0
 
 
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
@@ -142,8 +151,8 @@ def _number(name: str, path: pathlib.Path) -> int:
 def give_back() -> None:
     """Gives the system back what the C library keeps of the memory that was freed, where that is glibc; else does nothing.
 
-    Compiling a large network for a CPU leaves some two gigabytes with it, in small pieces among what is still in use, and so
-    does a program that is dropped: no other process has them, nor does a round, whose buffers are taken from the system.
+    Compiling a large network for a CPU leaves gigabytes with it, in pieces among what is still in use, and so does a program
+    that is dropped. Whoever asks how much memory is free does not see them.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or another system
         ctypes.CDLL(None).malloc_trim(0)

@@ -41,6 +41,9 @@ ON_GPU: dict[str, str | bool] = {
 """Options for GPUs, so that the same run gives the same bits: no sums in whatever order threads come, and nothing that is
 chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
 
+LARGE_S = 2.0
+"""Seconds of compiling from which on what it leaves is worth giving back, which takes up to .2 s."""
+
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
     """What XLA is asked for; the environment variable XLA_FLAGS goes first.
@@ -55,10 +58,6 @@ def compiler_options(platform: str, compiler: str = "default") -> dict[str, str 
     on_cpu = {"xla_backend_optimization_level": "2"} | (LEAN if compiler == "lean" else {})
     options = {"cpu": on_cpu, "gpu": ON_GPU}.get(platform, {})
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
-
-
-LARGE_S = 2.0
-"""Seconds of compiling from which on what it leaves is worth giving back, which takes up to .2 s."""
 
 
 class Program:
@@ -116,9 +115,9 @@ class Program:
                     lowered = self._jitted.lower(*args)
                 self._compiled = compile_with_known(lowered, compiler_options(jax.default_backend(), self._execution.compiler))
             finally:
+                if time.perf_counter() - start > LARGE_S:
+                    memory.give_back()
                 self.compile_s += time.perf_counter() - start
-            if self.compile_s > LARGE_S:
-                memory.give_back()
         return self._compiled
 
 

@@ -93,7 +93,7 @@ def test_views_are_those_of_the_dataset_unless_they_are_named():
         assert (tuning.key(named("mnist", **views)) == tuning.key(named("fashion_mnist", **views))) == same
 
 
-def test_an_accelerators_memory_counts(monkeypatch):
+def test_the_memory_that_there_is_counts(monkeypatch):
     usual = tuning.key(experiment())
-    monkeypatch.setattr(tuning.memory, "accelerator_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(tuning.memory, "whole_bytes", lambda: 80 * 2**30)
     assert tuning.key(experiment()) == usual | {"memory_gb": 80}

@@ -313,6 +313,7 @@ def test_a_container_has_what_it_may_take_and_does_not_hold_yet(system, groups, 
     free = 4096 - 3000 + 200
     assert memory.device_bytes(1) == int(0.9 * free)
     assert memory.device_bytes(2, held=100) == int(0.9 * free) // 2 + 100
+    assert memory.whole_bytes() == 4096
     assert memory.device_bytes(2, held=9999) == 4096 // 2
     usage.write_text("9000\n")
     assert memory.device_bytes(1) == 1  # and not 0, which is unknown
@@ -328,6 +329,7 @@ def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
     (system / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
     free = int(0.9 * 8192)
     assert memory.device_bytes(2) == free // 2
+    assert memory.whole_bytes() == whole
     assert memory.device_bytes(2, held=100) == free // 2 + 100  # which the arguments have of it already
     assert memory.device_bytes(2, held=2**50) == whole // 2
     assert memory.device_bytes() == free // jax.local_device_count()
@@ -387,11 +389,47 @@ def test_where_the_c_library_keeps_nothing_to_give_back_that_does_nothing(monkey
     memory.give_back()
 
 
-@pytest.mark.parametrize(("large_s", "times"), [(0.0, 1), (1e6, 0)])
-def test_what_compiling_a_large_program_took_is_given_back_once(monkeypatch, large_s, times):
-    given = []
-    monkeypatch.setattr(simulator_module, "LARGE_S", large_s)
-    monkeypatch.setattr(memory, "give_back", lambda: given.append(None))
+@pytest.fixture
+def given_back(monkeypatch):
+    """When memory was given back, on a clock by which compiling takes 3 s and giving back 1 s."""
+    now, given = [0.0], []
+
+    def give_back():
+        given.append(now[0])
+        now[0] += 1.0
+
+    def compile_(lowered, options):
+        now[0] += 3.0
+        return compile_with_known(lowered, options)
+
+    compile_with_known = simulator_module.compile_with_known
+    monkeypatch.setattr(simulator_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(simulator_module, "compile_with_known", compile_)
+    monkeypatch.setattr(memory, "give_back", give_back)
+    return given
+
+
+def test_what_compiling_took_is_given_back_once_and_that_is_no_rounds_time(given_back):
     program = Program(lambda x: x + 1, Execution())
     assert [int(program(jax.numpy.int32(x))) for x in (1, 2)] == [2, 3]
-    assert len(given) == times
+    assert given_back == [3.0]
+    assert program.compile_s == 4.0
+
+
+def test_what_compiling_took_in_vain_is_given_back_too(given_back, monkeypatch):
+    def fails(lowered, options):
+        compiles(lowered, options)
+        raise jax.errors.JaxRuntimeError(SHORT)
+
+    compiles = simulator_module.compile_with_known
+    monkeypatch.setattr(simulator_module, "compile_with_known", fails)
+    program = Program(lambda x: x + 1, Execution())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        program(jax.numpy.int32(1))
+    assert given_back == [3.0]
+
+
+def test_a_small_program_leaves_nothing_that_is_worth_giving_back(given_back, monkeypatch):
+    monkeypatch.setattr(simulator_module, "LARGE_S", 3.0)
+    assert int(Program(lambda x: x + 1, Execution())(jax.numpy.int32(1))) == 2
+    assert given_back == []
