@@ -17,8 +17,8 @@ from fedjax_ssl.simulation.execution import COMPILERS, STRATEGIES, Execution, cl
 FORWARD_BATCH_SIZE = 250
 """Examples per forward-only pass over a client's images, or the test set, where nothing else is said."""
 FORWARD_BATCH_SIZE_ON_A_CPU = 25
-"""The same over the test set by convolutions on a CPU: on four of five networks 1.2 to 1.5 times as fast, and as
-fast on the fifth (`benchmarks.evaluation`)."""
+"""The same over the test set by convolutions on a CPU: on four of five networks 1.2 to 1.5 times as fast, on
+the fifth .97 times (`benchmarks.evaluation`)."""
 
 
 class Layout(NamedTuple):

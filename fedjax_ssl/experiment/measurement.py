@@ -22,7 +22,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import SERVER_ALONE
 
 LONG_S = 1800.0
-"""A run is worth tuning for that takes longer: a search takes up to five minutes of it, besides what was begun by then."""
+"""A run is worth tuning for that takes longer, as a search takes five minutes and more of it (`tuning.LEAST_LIMIT_S`)."""
 FASTEST = {"cpu": 1e11, "gpu": 5e13, "tpu": 2e13}
 """Floating-point operations per second that a run does at most, all in all, by platform."""
 SLOWEST = 0.1

@@ -158,7 +158,7 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "execution": {k: v for k, v in given["execution"].items() if k != "tune"},
         "test": measurement.evaluated_images(experiment),
         "device": f"{len(jax.devices())} x {device.platform} {device.device_kind}",
-        "memory_gb": memory.whole_bytes() >> 30,
+        "memory_gb": memory.total_bytes() >> 30,
         "processor": f"{processor()}, {cores()} cores",
         "jax": [jax.__version__, metadata.version("jaxlib")],
         "sources": sources(),
@@ -356,7 +356,7 @@ class Contest:
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
         words, settings = describe(layout, evaluates), self._settings
-        memory.give_back()  # what was dropped before
+        memory.trim()  # what was dropped before
         spec = self._whole.problem.spec._replace(num_clients=settings.data.num_clients)
         try:
             made = assembled(layout.pinned(settings), self._whole.views, spec, self._data, given=settings)

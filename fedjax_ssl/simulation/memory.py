@@ -60,11 +60,11 @@ def accelerator_bytes() -> int:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
-def whole_bytes() -> int:
+def total_bytes() -> int:
     """What there is for JAX, used or not: of an accelerator's memory, or of the machine's and its container's; 0: unknown."""
     if limit := accelerator_bytes():
         return limit
-    return min(room.all for room in [_of_machine(), *_of_groups()]) if hasattr(os, "sysconf") else 0
+    return min((room.all for room in _rooms()), default=0)
 
 
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
@@ -77,9 +77,8 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
     """
     if limit := accelerator_bytes():
         return limit
-    if jax.local_devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
+    if jax.local_devices()[0].platform == "cpu" and (rooms := _rooms()):
         share = sharing or jax.local_device_count()
-        rooms = [_of_machine(), *_of_groups()]
         return max(1, min(min(room.all // share, int(FREE_SHARE * room.free) // share + held) for room in rooms))
     return 0
 
@@ -89,6 +88,11 @@ class _Room(NamedTuple):
 
     all: int
     free: int
+
+
+def _rooms() -> list[_Room]:
+    """The machine's and its container's memory; none where the system does not say."""
+    return [_of_machine(), *_of_groups()] if hasattr(os, "sysconf") else []
 
 
 def _of_machine() -> _Room:
@@ -148,7 +152,7 @@ def _number(name: str, path: pathlib.Path) -> int:
     raise OSError(f"{path} has no {name}")
 
 
-def give_back() -> None:
+def trim() -> None:
     """Gives the system back what the C library keeps of the memory that was freed, where that is glibc; else does nothing.
 
     Compiling a large network for a CPU leaves gigabytes with it, in pieces among what is still in use, and so does a program

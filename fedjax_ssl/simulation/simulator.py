@@ -42,7 +42,7 @@ ON_GPU: dict[str, str | bool] = {
 chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 LARGE_S = 2.0
-"""Seconds of compiling from which on what it leaves is worth giving back, which takes up to .2 s."""
+"""Seconds of compiling after which `memory.trim`, which takes up to .2 s, is worth it."""
 
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
@@ -116,7 +116,7 @@ class Program:
                 self._compiled = compile_with_known(lowered, compiler_options(jax.default_backend(), self._execution.compiler))
             finally:
                 if time.perf_counter() - start > LARGE_S:
-                    memory.give_back()
+                    memory.trim()
                 self.compile_s += time.perf_counter() - start
         return self._compiled
 

@@ -408,6 +408,13 @@ def test_of_a_search_that_is_given_up_before_it_nothing_is_made_once_more(clock,
     assert len(clock.tried) == 2
 
 
+def test_before_a_layout_is_made_what_was_dropped_before_is_given_back(clock, monkeypatch):
+    made = []
+    monkeypatch.setattr(tuning.memory, "trim", lambda: made.append(len(clock.tried)))
+    tuning.tuned(experiment())
+    assert made == list(range(len(clock.tried)))
+
+
 def test_numbers_of_examples_are_compared_once_more_where_nothing_else_was_tried(clock, monkeypatch):
     gains = in_turns(monkeypatch, 1.2, 0.9)
     monkeypatch.setattr(tuning, "moves", lambda _: [{"forward_batch_size": 50}])

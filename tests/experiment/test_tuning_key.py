@@ -95,5 +95,5 @@ def test_views_are_those_of_the_dataset_unless_they_are_named():
 
 def test_the_memory_that_there_is_counts(monkeypatch):
     usual = tuning.key(experiment())
-    monkeypatch.setattr(tuning.memory, "whole_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(tuning.memory, "total_bytes", lambda: 80 * 2**30)
     assert tuning.key(experiment()) == usual | {"memory_gb": 80}

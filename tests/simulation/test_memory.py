@@ -313,7 +313,7 @@ def test_a_container_has_what_it_may_take_and_does_not_hold_yet(system, groups, 
     free = 4096 - 3000 + 200
     assert memory.device_bytes(1) == int(0.9 * free)
     assert memory.device_bytes(2, held=100) == int(0.9 * free) // 2 + 100
-    assert memory.whole_bytes() == 4096
+    assert memory.total_bytes() == 4096
     assert memory.device_bytes(2, held=9999) == 4096 // 2
     usage.write_text("9000\n")
     assert memory.device_bytes(1) == 1  # and not 0, which is unknown
@@ -329,7 +329,7 @@ def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
     (system / "meminfo").write_text("MemTotal:       99 kB\nMemAvailable:       8 kB\nSwapFree: 1 kB\n")
     free = int(0.9 * 8192)
     assert memory.device_bytes(2) == free // 2
-    assert memory.whole_bytes() == whole
+    assert memory.total_bytes() == whole
     assert memory.device_bytes(2, held=100) == free // 2 + 100  # which the arguments have of it already
     assert memory.device_bytes(2, held=2**50) == whole // 2
     assert memory.device_bytes() == free // jax.local_device_count()
@@ -366,7 +366,7 @@ def test_a_copied_state_stays_and_can_be_gone_on_from(kind, shrinks):
         assert (float(again.server["w"]), np.asarray(again.clients).tolist()) == expected
 
 
-@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", {}), reason="needs glibc")
 def test_memory_that_was_freed_among_what_is_in_use_is_given_back():
     def resident():
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -379,14 +379,24 @@ def test_memory_that_was_freed_among_what_is_in_use_is_given_back():
     for piece in pieces[:-1]:
         libc.free(piece)
     kept = resident()
-    memory.give_back()
+    memory.trim()
     assert kept - resident() > 0.9 * number * size
     libc.free(pieces[-1])
 
 
-def test_where_the_c_library_keeps_nothing_to_give_back_that_does_nothing(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    memory.give_back()
+@pytest.mark.parametrize("error", [None, OSError, TypeError])  # no such function, or no such library: musl, macOS, Windows
+def test_where_the_c_library_cannot_be_asked_it_keeps_what_it_has(monkeypatch, error):
+    asked = []
+
+    def library(name):
+        asked.append(name)
+        if error is not None:
+            raise error
+        return object()
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", library)
+    memory.trim()
+    assert asked == [None]
 
 
 @pytest.fixture
@@ -394,7 +404,7 @@ def given_back(monkeypatch):
     """When memory was given back, on a clock by which compiling takes 3 s and giving back 1 s."""
     now, given = [0.0], []
 
-    def give_back():
+    def trim():
         given.append(now[0])
         now[0] += 1.0
 
@@ -405,7 +415,7 @@ def given_back(monkeypatch):
     compile_with_known = simulator_module.compile_with_known
     monkeypatch.setattr(simulator_module.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(simulator_module, "compile_with_known", compile_)
-    monkeypatch.setattr(memory, "give_back", give_back)
+    monkeypatch.setattr(memory, "trim", trim)
     return given
 
 
