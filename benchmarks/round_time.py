@@ -81,7 +81,7 @@ OTHERWISE = {
 """Lowerings and loops, where some axis is given and they are not."""
 BUDGET = {"cpu": 1700.0, "accelerator": 480.0}
 SHARE = {"cpu": 0.4, "accelerator": 0.6}
-"""Seconds, and how much of them the fixed layouts have: a search takes up to 17 minutes for a large network on a CPU."""
+"""Seconds, and how much of them the fixed layouts have: a search takes up to 25 minutes for a large network on a CPU."""
 STEPS = 4
 """Local steps on an accelerator; a CPU has each workload's own."""
 LEAST_ROUNDS, LEAST_TURNS = 3, 6

@@ -21,8 +21,8 @@ from fedjax_ssl.experiment.layout import convolves
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import SERVER_ALONE
 
-LONG_S = 1800.0
-"""A run is worth tuning for that takes longer, as a search takes five minutes and more of it (`tuning.LEAST_LIMIT_S`)."""
+LONG_S = 6000.0
+"""A run is worth tuning for that takes longer: the five minutes that a search may take at least are a twentieth of it."""
 FASTEST = {"cpu": 1e11, "gpu": 5e13, "tpu": 2e13}
 """Floating-point operations per second that a run does at most, all in all, by platform."""
 SLOWEST = 0.1
@@ -66,13 +66,13 @@ def clients_a_device(settings: Settings) -> int:
 def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
     """The settings and data of the measurement: clients with few batches each, or with all they have, if they take few steps.
 
-    Every pseudo-label is accepted, so that clients have something to do at once. On a CPU a few clients on each device stand
-    for the cohort, on an accelerator there are as many as in it. They are spread evenly from the client that has most to the
-    one that has least, and what they have is cut in proportion, so that clients differ as in the whole.
+    Every pseudo-label is accepted, so that clients have something to do at once. On a CPU a few clients on each device of the
+    layout stand for the cohort, on an accelerator there are as many as in it. They are spread evenly from the client that has
+    most to the one that has least, and what they have is cut in proportion, so that clients differ as in the whole.
     """
     settings, data = experiment.settings, experiment.problem.data
     on_cpu = jax.default_backend() == "cpu"
-    size = min(settings.cohort_size, clients_a_device(settings) * len(jax.devices()) if on_cpu else settings.cohort_size)
+    size = min(settings.cohort_size, clients_a_device(settings) * experiment.layout.devices if on_cpu else settings.cohort_size)
     options, client, server = settings.method_options(), settings.client, settings.server
     average, of_server = None, None
     if not has_few_steps(experiment):

@@ -13,6 +13,7 @@ program one is faster.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import logging
@@ -56,12 +57,12 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     """The experiment in the fastest layout among those that its settings leave open.
 
     Measures where no result is kept (see `cache_folder`) for the same work on the same devices: in a minute or two for a small
-    network, in up to a quarter of an hour, and what was begun by then, for a large one on a CPU.
+    network; for a large one on a CPU in up to a quarter of an hour, and then what was begun and the last comparison.
 
     Args:
         experiment: as `build` made it.
         give_up: asked between candidates; once it is true, the best so far is taken, and nothing is kept.
-        only_long: leave a run as it is that is over in half an hour anyway. What is kept is not even looked for: the key
+        only_long: leave a run as it is that is over in 100 minutes anyway. What is kept is not even looked for: the key
             takes a trace of the whole program.
     """
     if only_long and not measurement.may_be_long(experiment):
@@ -356,13 +357,14 @@ class Contest:
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
         words, settings = describe(layout, evaluates), self._settings
-        memory.trim()  # what was dropped before
+        gc.collect()  # what was dropped before, errors with all that they hold as well
+        memory.trim()
         spec = self._whole.problem.spec._replace(num_clients=settings.data.num_clients)
         try:
             made = assembled(layout.pinned(settings), self._whole.views, spec, self._data, given=settings)
             timed = Timed(made, evaluates=evaluates)
         except (ValueError, RuntimeError) as error:  # out of memory, or an option that this XLA does not know
-            _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
+            _log.info("  %s: %s", words, memory.reason(error))
             return None
         _log.info("  %s: %.4g s", words, timed.seconds)
         self.tried.setdefault(words, timed.seconds)
@@ -417,7 +419,7 @@ def _gain(one: Timed, other: Timed, words: str, stop: Callable[[], bool], *, lea
     try:
         gain = one.times(other, stop, least_turns=least_turns)
     except (ValueError, RuntimeError) as error:
-        _log.info("  %s: %s", words, str(error).strip().splitlines()[0])
+        _log.info("  %s: %s", words, memory.reason(error))
         return None
     _log.info("  %s: %.3g times as fast, in turns", words, gain)
     return gain

@@ -49,10 +49,14 @@ def is_short(error: BaseException) -> bool:
 
 def explained(error: BaseException) -> str:
     """In one line, that memory is short, and what to do."""
-    why = str(error).strip().splitlines()[0]
     if isinstance(error, OutOfMemoryError):
-        return why
-    return f"no memory ({why}): {ADVICE}"
+        return str(error)
+    return f"no memory ({reason(error)}): {ADVICE}"
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, without what to do."""
+    return str(error).strip().splitlines()[0].removesuffix(f": {ADVICE}")
 
 
 def accelerator_bytes() -> int:
@@ -64,7 +68,7 @@ def total_bytes() -> int:
     """What there is for JAX, used or not: of an accelerator's memory, or of the machine's and its container's; 0: unknown."""
     if limit := accelerator_bytes():
         return limit
-    return min((room.all for room in _rooms()), default=0)
+    return min((room.all for room in _rooms()), default=0) if _is_cpu() else 0
 
 
 def device_bytes(sharing: int = 0, held: int = 0) -> int:
@@ -77,10 +81,14 @@ def device_bytes(sharing: int = 0, held: int = 0) -> int:
     """
     if limit := accelerator_bytes():
         return limit
-    if jax.local_devices()[0].platform == "cpu" and (rooms := _rooms()):
+    if _is_cpu() and (rooms := _rooms()):
         share = sharing or jax.local_device_count()
         return max(1, min(min(room.all // share, int(FREE_SHARE * room.free) // share + held) for room in rooms))
     return 0
+
+
+def _is_cpu() -> bool:
+    return jax.local_devices()[0].platform == "cpu"
 
 
 class _Room(NamedTuple):
@@ -155,8 +163,8 @@ def _number(name: str, path: pathlib.Path) -> int:
 def trim() -> None:
     """Gives the system back what the C library keeps of the memory that was freed, where that is glibc; else does nothing.
 
-    Compiling a large network for a CPU leaves gigabytes with it, in pieces among what is still in use, and so does a program
-    that is dropped. Whoever asks how much memory is free does not see them.
+    Compiling a large network for a CPU, or dropping its program, leaves much with it, in pieces among what is still in use.
+    Whoever asks how much memory is free does not see these.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or another system
         ctypes.CDLL(None).malloc_trim(0)
@@ -194,7 +202,7 @@ def in_chunks_that_fit(
         except (OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_short(error):
                 raise
-            why = str(error).strip().splitlines()[0]
+            why = reason(error)
             smaller = others.pop(0) if others else shrunk(execution, needs, cohort_size, sharing)
             if smaller is None:
                 raise OutOfMemoryError(f"no memory for {_clients(execution)} ({why}): {ADVICE}") from error

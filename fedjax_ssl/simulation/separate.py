@@ -67,11 +67,13 @@ class SeparateSimulator(Simulator):
         super().__init__(problem, execution, eval_batch_size)
         method, _, _, size = problem
         streams = method.aggregator == "sum"
-        self._cohort_size, self._turn_size = size, min(execution.num_devices, size)
+        self._cohort_size = size
+        # What is closed over below is no part of `self`: a cycle would keep all of it in memory once it is dropped.
+        turn_size = self._turn_size = min(execution.num_devices, size)
 
         @jax.jit  # so that it is traced once, for its shapes and for the turns
         def train(shared: PyTree, images: jax.Array, inputs: ClientInputs, first: jax.Array) -> CohortOutput:
-            slots = first + jnp.arange(self._turn_size)
+            slots = first + jnp.arange(turn_size)
             own = jax.tree.map(lambda x: x[jnp.minimum(slots, size - 1)], inputs)
             return run_clients(method, shared, images, own, execution, slots < size)
 
@@ -89,7 +91,7 @@ class SeparateSimulator(Simulator):
             results: CohortOutput, shared: PyTree, images: jax.Array, inputs: ClientInputs, order: jax.Array, first: jax.Array
         ) -> CohortOutput:
             new = train(shared, images, inputs, first)
-            slots = first + jnp.arange(self._turn_size)
+            slots = first + jnp.arange(turn_size)
             places = order.at[slots].get(mode="fill", fill_value=size)  # padding has none
 
             def put(all_: PyTree, of_turn: PyTree) -> PyTree:

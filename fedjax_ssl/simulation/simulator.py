@@ -42,7 +42,7 @@ ON_GPU: dict[str, str | bool] = {
 chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 LARGE_S = 2.0
-"""Seconds of compiling after which `memory.trim`, which takes up to .2 s, is worth it."""
+"""Seconds of compiling after which `memory.trim`, which takes a fraction of one, is worth it."""
 
 
 def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:

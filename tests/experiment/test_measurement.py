@@ -34,6 +34,12 @@ def test_it_is_little_work_in_which_every_client_trains():
     assert (settings.client.steps, settings.server.steps) == (4, 5)
 
 
+@pytest.mark.parametrize(("given", "devices"), [({}, 4), ({"execution__devices": 3}, 3), ({"execution__strategy": "scan"}, 1)])
+def test_it_has_a_few_clients_for_each_device_of_the_layout(given, devices):
+    settings, data = measurement.piece(experiment(cohort_size=12, data__num_clients=12, **given))
+    assert settings.cohort_size == len(data.held.count) == 2 * devices
+
+
 def test_the_first_client_may_have_no_labels():
     whole = experiment(labels_at="clients", data__labeled_fraction=(0.0,) * 4 + (0.5,) * 4)
     settings, data = measurement.piece(whole)

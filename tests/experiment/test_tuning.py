@@ -1,7 +1,6 @@
 """Which layout is chosen by measuring: among which, what is kept, and that a run goes on as it began."""
 
 import dataclasses
-import gc
 import json
 import logging
 import weakref
@@ -12,6 +11,7 @@ import pytest
 
 from fedjax_ssl.experiment import loop, measurement, tuning
 from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.simulation import memory
 from tests import tiny
 from tests.tiny import left_open as experiment
 
@@ -46,7 +46,7 @@ def clock(monkeypatch):
         def __init__(self, piece, *, evaluates):
             clock.tried.append(piece.layout)
             if piece.layout.conv == "im2col":
-                raise RuntimeError("out of memory\nat length")
+                raise memory.OutOfMemoryError(f"no memory (GBs): {memory.ADVICE}")
             self.piece, self.evaluates = piece, evaluates
             self.seconds, self.works = clock.seconds(piece.layout), clock.works
 
@@ -64,7 +64,7 @@ def test_the_fastest_is_found_and_kept_and_what_fails_is_passed_over(clock, cach
         found = tuning.tuned(begun)
     assert found.layout == USUAL._replace(compiler="lean", conv="shifted")
     assert found.settings == begun.settings
-    assert "im2col, loop, lean: out of memory" in caplog.text
+    assert "im2col, loop, lean: no memory (GBs)\n" in caplog.text  # and no advice to who has not chosen that
     assert [one.compiler for one in clock.tried] == ["default", *["lean"] * 12, "default", "lean"]  # both once more
     (kept,) = cache.glob("*.json")
     content = json.loads(kept.read_text())
@@ -240,7 +240,7 @@ def failing(monkeypatch):
 
     def times(self, other, stop, *, least_turns):
         if other.piece.layout.compiler != self.piece.layout.compiler:
-            raise RuntimeError("RESOURCE_EXHAUSTED\nat length")
+            raise memory.OutOfMemoryError(f"no memory (GBs): {memory.ADVICE}")
         return self.seconds / other.seconds
 
     monkeypatch.setattr(tuning.Timed, "times", times)
@@ -253,7 +253,7 @@ def test_where_two_cannot_be_compared_one_has_to_be_clearly_faster_alone(clock, 
     failing(monkeypatch)
     with caplog.at_level(logging.INFO):
         assert tuning.tuned(experiment()).layout == USUAL._replace(compiler=compiler, conv="shifted")
-    assert "sharded 1, winograd, loop, lean: RESOURCE_EXHAUSTED" in caplog.text
+    assert "sharded 1, winograd, loop, lean: no memory (GBs)\n" in caplog.text
     made = clock.tried.count(USUAL._replace(compiler=compiler))
     assert made == 2 + (compiler == "default")  # anew, and what it began with once more
 
@@ -263,9 +263,9 @@ def test_after_a_comparison_that_failed_neither_stays_in_memory_and_the_run_is_a
     alive, timed, asked = [], tuning.Timed, []
 
     def noted(*args, **options):
-        gc.collect()
         alive.append(weakref.ref(made := timed(*args, **options)))
         there.append(sum(one() is not None for one in alive[:-1]))
+        made.itself = made  # as where programs refer to what holds them
         return made
 
     there: list[int] = []
@@ -371,9 +371,9 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, monkeypatch
     alive, there, timed = [], [], tuning.Timed
 
     def noted(*args, **options):
-        gc.collect()
         there.append(sum(one() is not None for one in alive))
         alive.append(weakref.ref(made := timed(*args, **options)))
+        made.itself = made  # as where programs refer to what holds them
         return made
 
     monkeypatch.setattr(tuning, "Timed", noted)

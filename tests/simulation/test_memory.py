@@ -1,8 +1,10 @@
 """A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
 import ctypes
+import gc
 import os
 import pathlib
+import weakref
 
 import jax
 import numpy as np
@@ -333,6 +335,24 @@ def test_a_cpu_devices_share_is_of_what_is_free_of_the_machines_memory(system):
     assert memory.device_bytes(2, held=100) == free // 2 + 100  # which the arguments have of it already
     assert memory.device_bytes(2, held=2**50) == whole // 2
     assert memory.device_bytes() == free // jax.local_device_count()
+
+
+def test_what_an_accelerator_has_that_does_not_say_so_is_unknown(system, monkeypatch):
+    monkeypatch.setattr(memory, "_is_cpu", lambda: False)
+    assert memory.total_bytes() == memory.device_bytes() == 0
+
+
+@pytest.mark.parametrize("kind", [Simulator, HostSimulator, SeparateSimulator])
+def test_a_simulator_that_is_dropped_is_gone_at_once(kind):
+    gc.collect()
+    gc.disable()
+    try:
+        simulator, *_ = three_rounds(kind, Execution(1, client_mesh(2)) if kind is SeparateSimulator else Execution(0))
+        there = weakref.ref(simulator)
+        del simulator
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
