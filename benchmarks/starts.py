@@ -5,8 +5,8 @@
 `launch.run --config=configs/digits.py:fl2` for a few rounds, of one seed and of several, each in a process of its own: once
 with an empty cache of programs, then some times with the one that the first left. `wall` is the whole process, `start` the same
 without the rounds after the first, `compile` the part in which programs are compiled or read from the cache, and `round` the
-median of the rounds after the first. Of the later starts: medians, with the least and the most. Run time: one to
-two minutes on two CPU cores.
+median of the rounds after the first. Of the later starts: medians, with the least and the most. Run time: one to two minutes on
+two CPU cores.
 """
 
 from __future__ import annotations

@@ -259,7 +259,8 @@ class ExecutionSettings:
         precision: in which float32 matrices are multiplied, at least: `default`, the device's own (on recent NVIDIA GPUs
             TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), `tensorfloat32` or `float32`.
         tune: whether the fastest of the layouts that are left open is measured before round 1, see `tuning`: `auto`, for runs
-            of `launch.run` of 100 minutes or more; `always`; or `never`, for the same layout on all machines of a kind.
+            of `launch.run` of 100 minutes or more (shorter ones may take what is kept of the same work); `always`; or `never`,
+            for the same layout on all machines of a kind.
         devices: how many devices to shard over; 0: as few as run the cohort in the least number of turns. Results differ in
             rounding with their number. Each holds the training images and does the server's work. `launch.run` makes a device
             of each CPU core. Several runs share the devices; each has its clients on one, or, with `strategy=auto` and twice

@@ -13,7 +13,6 @@ program one is faster.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import hashlib
 import json
 import logging
@@ -75,6 +74,7 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     _log.info("looking for the fastest layout, kept for the next time")
     begun, todo = (kept.layout, kept.left_out) if kept else (experiment.layout, moves(experiment))
     found = search(experiment, begun, todo, give_up, measurement.LONG_S if only_long else 0.0)
+    memory.trim()  # what it leaves, before the run is made
     if path is not None and found.tried and not give_up():
         _keep(path, {"key": work, **found._asdict(), "layout": found.layout._asdict()})
     return in_layout(experiment, found.layout)
@@ -357,8 +357,7 @@ class Contest:
     def _timed(self, layout: Layout, evaluates: bool) -> Timed | None:
         """A layout, timed; None where that fails. The log says which."""
         words, settings = describe(layout, evaluates), self._settings
-        gc.collect()  # what was dropped before, errors with all that they hold as well
-        memory.trim()
+        memory.trim()  # what was dropped before
         spec = self._whole.problem.spec._replace(num_clients=settings.data.num_clients)
         try:
             made = assembled(layout.pinned(settings), self._whole.views, spec, self._data, given=settings)

@@ -125,7 +125,8 @@ class ManySimulator(Compiling):
         self.execution, self.spread, self._num_runs = execution, spread, len(problem.seeds)
         self._cohort_size = problem.cohort_size
         self._whole = placement(spread.mesh)
-        self._split = NamedSharding(spread.mesh, PartitionSpec(RUNS)) if spread.mesh is not None else self._whole
+        # What is closed over below is no part of `self`: a cycle would keep all of it in memory once it is dropped.
+        split = self._split = NamedSharding(spread.mesh, PartitionSpec(RUNS)) if spread.mesh is not None else self._whole
         slots = spread.slots(self._num_runs)
         self._pools = jax.device_put((problem.train, problem.test), self._whole)
         self._inputs = jax.device_put(_Inputs(stack(padded(problem.tables, slots)), _numbers(problem, slots)), self._split)
@@ -150,7 +151,7 @@ class ManySimulator(Compiling):
             def of_all(own: PyTree, inputs: _Inputs, pools: tuple[Pool, Pool]) -> PyTree:
                 return over_runs(function, (inputs, own), pools, spread._replace(vmapped=vmapped))
 
-            return Program(of_all, execution, out_shardings=self._split, **options)
+            return Program(of_all, execution, out_shardings=split, **options)
 
         def round_program(execution: Execution) -> Program:
             def round_(one: tuple[_Inputs, RunState], pools: tuple[Pool, Pool]) -> tuple[RunState, Cohort, Metrics]:

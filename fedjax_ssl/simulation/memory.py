@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import pathlib
@@ -56,7 +57,8 @@ def explained(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """The first line of an error, without what to do."""
-    return str(error).strip().splitlines()[0].removesuffix(f": {ADVICE}")
+    first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    return first.removesuffix(f": {ADVICE}")
 
 
 def accelerator_bytes() -> int:
@@ -161,11 +163,12 @@ def _number(name: str, path: pathlib.Path) -> int:
 
 
 def trim() -> None:
-    """Gives the system back what the C library keeps of the memory that was freed, where that is glibc; else does nothing.
+    """Frees what nothing refers to any more, and gives the system back what the C library keeps of it, where that is glibc.
 
     Compiling a large network for a CPU, or dropping its program, leaves much with it, in pieces among what is still in use.
-    Whoever asks how much memory is free does not see these.
+    Whoever asks how much memory is free does not see these. Errors and what they were raised in may hold each other.
     """
+    gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or another system
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,7 +1,6 @@
 """A cohort that does not fit into memory is run in chunks that do, from the first round on, with the same results."""
 
 import ctypes
-import gc
 import os
 import pathlib
 import weakref
@@ -343,16 +342,38 @@ def test_what_an_accelerator_has_that_does_not_say_so_is_unknown(system, monkeyp
 
 
 @pytest.mark.parametrize("kind", [Simulator, HostSimulator, SeparateSimulator])
-def test_a_simulator_that_is_dropped_is_gone_at_once(kind):
-    gc.collect()
-    gc.disable()
-    try:
-        simulator, *_ = three_rounds(kind, Execution(1, client_mesh(2)) if kind is SeparateSimulator else Execution(0))
-        there = weakref.ref(simulator)
-        del simulator
-        assert there() is None
-    finally:
-        gc.enable()
+def test_a_simulator_that_is_dropped_is_gone_at_once(uncollected, kind):
+    simulator, *_ = three_rounds(kind, Execution(1, client_mesh(2)) if kind is SeparateSimulator else Execution(0))
+    there = weakref.ref(simulator)
+    del simulator
+    assert there() is None
+
+
+def test_so_is_one_of_several_runs(uncollected):
+    method, data, spec, size = toy.problem()
+    tables = {name: getattr(data, name) for name in TABLES}
+    several = ManyProblem(lambda _: method, data.train, data.test, [tables] * 2, (0, 1), None, spec, size)
+    many = ManySimulator(several, Spread(None, True), Execution(0), 4)
+    many.round(many.initialize()[0], "ab")
+    there = weakref.ref(many)
+    del many
+    assert there() is None
+
+
+def test_an_error_without_words_has_its_name():
+    assert memory.reason(NotImplementedError()) == "NotImplementedError"
+
+
+def test_what_is_in_a_cycle_is_freed_before_memory_is_given_back(uncollected, monkeypatch):
+    class Held:
+        pass
+
+    held = Held()
+    held.itself, there, seen = held, weakref.ref(held), []
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: seen.append(there()))
+    del held
+    memory.trim()
+    assert seen == [None]
 
 
 def test_to_find_out_what_fits_no_second_state_is_placed(of_size, monkeypatch):
