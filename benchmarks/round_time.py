@@ -38,7 +38,6 @@ and quartiles of images per second.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import math
@@ -229,7 +228,7 @@ class Bench:
     def forget(self, case: Case) -> None:
         """Frees the fixed layouts of its work."""
         self.near.pop(case.work, None)
-        gc.collect()  # programs and what they hold refer to each other
+        memory.trim()
 
     def _rivals(self, case: Case) -> list[Running]:
         """What a tuned layout is compared with: the usual one, and then those that may be the best."""
@@ -247,7 +246,7 @@ def attempt(measure: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, 
         return {**case._asdict(), kind: " ".join([f"{type(error).__name__}:", *str(error).split()])[:200]}
     finally:
         jax.clear_caches()
-        gc.collect()
+        memory.trim()
 
 
 def client_loop(word: str) -> str:

@@ -163,7 +163,7 @@ def _number(name: str, path: pathlib.Path) -> int:
 
 
 def trim() -> None:
-    """Frees what nothing refers to any more, and gives the system back what the C library keeps of it, where that is glibc.
+    """Frees what only refers to itself, and gives the system what the C library keeps of what was freed, if that is glibc.
 
     Compiling a large network for a CPU, or dropping its program, leaves much with it, in pieces among what is still in use.
     Whoever asks how much memory is free does not see these. Errors and what they were raised in may hold each other.

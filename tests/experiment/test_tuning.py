@@ -381,6 +381,7 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, uncollected
     assert len(there) == 15
     assert [number for number, beside in enumerate(there) if beside == 0] == [0, 10, 13]  # rounds, evaluations, and once more
     assert set(there) == {0, 1}  # beside the best, or what it began with
+    assert all(one() is None for one in alive)  # before the run is made
 
 
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
