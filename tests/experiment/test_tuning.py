@@ -16,6 +16,7 @@ from tests import tiny
 from tests.tiny import left_open as experiment
 
 USUAL = Layout("sharded", 1, 4, "winograd", "loop", "default", 25)
+TRIM = memory.trim
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,7 @@ def clock(monkeypatch):
             return self.seconds / other.seconds
 
     monkeypatch.setattr(tuning, "Timed", Timed)
+    monkeypatch.setattr(memory, "trim", lambda: None)  # takes seconds with all that tests leave in memory
     return clock
 
 
@@ -259,6 +261,7 @@ def test_where_two_cannot_be_compared_one_has_to_be_clearly_faster_alone(clock, 
 
 
 def test_after_a_failed_comparison_neither_stays_in_memory_and_the_run_is_as_long_as_before(clock, uncollected, monkeypatch):
+    monkeypatch.setattr(memory, "trim", TRIM)
     failing(monkeypatch)
     alive, timed, asked = [], tuning.Timed, []
 
@@ -368,6 +371,7 @@ def test_work_in_which_clients_do_nothing_is_no_measure(clock, cache):
 
 
 def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, uncollected, monkeypatch):
+    monkeypatch.setattr(memory, "trim", TRIM)
     alive, there, timed = [], [], tuning.Timed
 
     def noted(*args, **options):
@@ -411,7 +415,7 @@ def test_of_a_search_that_is_given_up_before_it_nothing_is_made_once_more(clock,
 
 def test_before_a_layout_is_made_and_in_the_end_what_was_dropped_before_is_given_back(clock, monkeypatch):
     made = []
-    monkeypatch.setattr(tuning.memory, "trim", lambda: made.append(len(clock.tried)))
+    monkeypatch.setattr(memory, "trim", lambda: made.append(len(clock.tried)))
     tuning.tuned(experiment())
     assert made == list(range(len(clock.tried) + 1))
 
