@@ -61,8 +61,8 @@ def tuned(experiment: Experiment, *, give_up: Callable[[], bool] = lambda: False
     Args:
         experiment: as `build` made it.
         give_up: asked between candidates; once it is true, the best so far is taken, and nothing is kept.
-        only_long: leave a run as it is that is over in 100 minutes anyway. What is kept is not even looked for: the key
-            takes a trace of the whole program.
+        only_long: leave a run as it is that is over in 100 minutes anyway. Where its arithmetic says so, what is kept is not
+            even looked for: the key takes a trace of the whole program.
     """
     if only_long and not measurement.may_be_long(experiment):
         return experiment

@@ -388,6 +388,10 @@ def test_what_was_tried_and_not_taken_does_not_stay_in_memory(clock, uncollected
     assert all(one() is None for one in alive)  # before the run is made
 
 
+def test_a_search_takes_its_share_of_the_shortest_run_that_it_is_for():
+    assert tuning.SHARE * measurement.LONG_S == tuning.LEAST_LIMIT_S
+
+
 def test_a_search_that_is_given_up_keeps_nothing(clock, cache):
     assert tuning.tuned(experiment(), give_up=lambda: len(clock.tried) >= 3).layout == USUAL._replace(compiler="lean")
     clock.tried.clear()

@@ -349,7 +349,7 @@ def test_a_simulator_that_is_dropped_is_gone_at_once(uncollected, kind):
     assert there() is None
 
 
-def test_so_is_one_of_several_runs(uncollected):
+def test_a_simulator_of_several_runs_that_is_dropped_is_gone_at_once(uncollected):
     method, data, spec, size = toy.problem()
     tables = {name: getattr(data, name) for name in TABLES}
     several = ManyProblem(lambda _: method, data.train, data.test, [tables] * 2, (0, 1), None, spec, size)
@@ -361,7 +361,7 @@ def test_so_is_one_of_several_runs(uncollected):
 
 
 def test_an_error_without_words_has_its_name():
-    assert memory.reason(NotImplementedError()) == "NotImplementedError"
+    assert memory.reason(RuntimeError()) == "RuntimeError"
 
 
 def test_what_is_in_a_cycle_is_freed_before_memory_is_given_back(uncollected, monkeypatch):
