@@ -11,7 +11,6 @@ logits = experiment.predict(state, images)
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.tuning import tuned as tune
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.simulator import copied
@@ -27,5 +26,4 @@ __all__ = [
     "Shard",
     "build",
     "copied",
-    "tune",
 ]

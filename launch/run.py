@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     try:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.experiment import loop
+        from fedjax_ssl.experiment import run
 
-        with loop.Stop.on_signals() as stop:
+        with run.Stop.on_signals() as stop:
             status = _run(stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
@@ -52,9 +52,10 @@ def main(argv: list[str]) -> int:
 def _run(stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import loop, many, many_loop, tuning
+    from fedjax_ssl.experiment import run
     from fedjax_ssl.experiment.experiment import DivergedError
     from fedjax_ssl.experiment.writers import AboveTheBar
+    from fedjax_ssl.simulation import memory
 
     waiting.setTarget(AboveTheBar())
     try:
@@ -62,33 +63,19 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
-    except RuntimeError as error:
-        return _short_of_memory(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
     try:
-        if isinstance(experiment, many.ManyExperiment):
-            many_loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
-        else:
-            if not loop.is_done(workdir):
-                experiment = tuning.for_run(experiment, workdir, give_up=lambda: stop.signal is not None)
-            loop.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
-    except loop.RefusedError as error:
+        run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+    except run.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
         return _fail(str(error))
     except RuntimeError as error:
-        return _short_of_memory(error)
+        if not memory.is_short(error):
+            raise
+        return _fail(str(error) if isinstance(error, memory.OutOfMemoryError) else memory.explained(error))
     return 0
-
-
-def _short_of_memory(error: RuntimeError) -> int:
-    """Ends a run for which memory is short; any other error is raised."""
-    from fedjax_ssl.simulation import memory
-
-    if not memory.is_short(error):
-        raise error
-    return _fail(memory.explained(error))
 
 
 def _fail(why: str) -> int:
@@ -98,24 +85,21 @@ def _fail(why: str) -> int:
 
 
 def _open() -> tuple[Any, pathlib.Path]:
-    """The experiment that the config asks for, of one run or of several, and its workdir, made or found to be its own."""
-    from fedjax_ssl.experiment import build, loop, many
+    """The experiment that the config asks for, and its workdir, made or found to be its own."""
+    from fedjax_ssl.experiment import build, run
+    from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
 
     settings = Settings.from_dict(command.CONFIG.value.to_dict())
-    parent = pathlib.Path("runs", command.config_name())
-    if settings.is_several:
-        several = many.build(settings)
-        workdir = pathlib.Path(WORKDIR.value or parent)
-        for run in several.runs:
-            loop.open_workdir(workdir / run.name, run.settings.to_dict(), overwrite=OVERWRITE.value)
-        return several, workdir
-    experiment = build.build(settings)
-    workdir = pathlib.Path(WORKDIR.value or parent / str(settings.seed))
-    loop.open_workdir(workdir, experiment.settings.to_dict(), overwrite=OVERWRITE.value)
+    names = [one.name for one in runs_of(settings)]
+    default = pathlib.Path("runs", command.config_name(), *([] if settings.is_several else [str(settings.seed)]))
+    workdir = pathlib.Path(WORKDIR.value or default)
+    layout = None if OVERWRITE.value else run.noted_layout(workdir, names)
+    experiment = build.build(settings, layout=layout)
+    for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+        run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
     return experiment, workdir
 
 
 if __name__ == "__main__":
-    command.ask_for_huge_pages()
     sys.exit(main(sys.argv))

@@ -13,85 +13,114 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
-from fedjax_ssl import models
+from fedjax_ssl import methods, models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.experiment.experiment import Experiment, most_steps
-from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE, resolve
+from fedjax_ssl.data.federated import TABLES, FederatedData, widened
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layout import Layout, resolve
+from fedjax_ssl.experiment.runs import Run, replaced, replaced_fields, runs_of
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
+from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
+from fedjax_ssl.local.server import Server, StaticNorm
+from fedjax_ssl.local.task import NORM_DEFAULTS, Task
+from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
-from fedjax_ssl.methods import METHODS, steps
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
-from fedjax_ssl.methods.server import Server, StaticNorm
-from fedjax_ssl.methods.task import NORM_DEFAULTS, Task
-from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.separate import SeparateSimulator
-from fedjax_ssl.simulation.simulator import Problem, Simulator
+from fedjax_ssl.simulation.source import Problem
 
 
-def build(config: Mapping[str, Any] | Settings, dataset: sources.Dataset | None = None) -> Experiment:
+def build(
+    config: Mapping[str, Any] | Settings,
+    dataset: sources.Dataset | None = None,
+    *,
+    method: Callable[..., Method] | None = None,
+    model: Any = None,
+    layout: Layout | None = None,
+) -> Experiment:
     """An experiment from a config; reads the data, compiles nothing.
 
     Args:
         config: nested mappings with the keys of `Settings` (an ml_collections.ConfigDict, or plain dicts), or Settings.
-        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`; they take the place of what
-            `data.name`, `data_dir`, `path` and `resplit` say, and give `data.name` their own name. None: as the config says.
+        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`, in place of what `data.name`,
+            `data_dir`, `path` and `resplit` say; `data.name` is its own name then. None: as the config says.
+        method: a method's factory, with its default options, in place of what `method` says. None: as the config says.
+        model: a network, in place of what `model.name` and its options say: see `fedjax_ssl.models.register_model`.
+        layout: how the work is laid out; None: as `execution` says.
 
     Raises:
         ValueError: for a wrong key, value or dataset, with one line that names it.
         FileNotFoundError: for missing data.
     """
-    settings = config if isinstance(config, Settings) else Settings.from_dict(config)
-    if settings.is_several:
-        raise ValueError("seeds, vary: got several runs, accepted: one; fedjax_ssl.experiment.many.build makes several")
-    plan = plan_of(settings, dataset, resolve(settings).conv)
-    return assembled(plan.settings, plan.views, plan.spec, plan.split())
+    if not isinstance(config, Settings):
+        config = dict(config)
+        if method is not None:
+            config["method"] = {"name": methods.name_of(method)}
+        if model is not None:
+            norms = {key: value for key, value in dict(config.get("model", {})).items() if key in NORM_DEFAULTS}
+            config["model"] = {"name": models.name_of(model), **norms}
+        config = Settings.from_dict(config)
+    runs = runs_of(config)
+    plan = plan_of(runs[0].settings, dataset)
+    plans = [plan.of(run.settings) for run in runs]
+    if len(runs) > 1:
+        _check_shared_images(config, dataset)
+    runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
+    data = [own.split() for own in plans]
+    data = widened(data) if len(data) > 1 else data
+    counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts))
+    layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
+    plan = plan._replace(conv=layout.conv)
+    return _assemble(config, runs, plan, data, layout)
 
 
-def assembled(
-    settings: Settings, views: Views, spec: DataSpec, data: FederatedData, *, given: Settings | None = None
+def _assemble(
+    settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout
 ) -> Experiment:
-    """An experiment from settings and split data, in the layout that the settings say.
+    """The experiment of runs whose data are split."""
+    is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # a split's number is not read by the programs
 
-    Args:
-        settings: of all but the data.
-        views: how networks see the data.
-        spec: static facts about the data, but for `client_rows`.
-        data: the split data.
-        given: the settings before a layout was pinned in them, if one was: what they leave open may shrink to fit into memory.
+    def method_of(number: Any) -> Method:
+        return plan.varied(settings.vary, number).method()
 
-    Raises:
-        ValueError: for settings that do not go together.
-    """
-    layout = resolve(settings)
+    problem = Problem(
+        method=method_of,
+        train=data[0].train,
+        test=data[0].test,
+        tables=tuple({name: getattr(own, name) for name in TABLES} for own in data),
+        seeds=tuple(run.settings.seed for run in runs),
+        numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
+        spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
+        rounds=settings.rounds,
+        on_host=settings.execution.data == "host",
+    )
     with naming("model"):
-        # As it was given: a pass over a client's examples computes its last batch whole, for which a size that was measured on
-        # the test set may be far too large.
-        task = _task(given or settings, views, spec.num_classes, layout.conv)
-    spec = spec._replace(client_rows=data.unlabeled.index.shape[1])
-    method = method_of(settings, settings.method_options(), task, counts_of(data))
-    problem = Problem(method, data, spec, settings.cohort_size)
-    on_host = settings.execution.data == "host"
-    if on_host and not problem.method.host_data:
-        raise ValueError(f"execution.data: got host with method.name={settings.method['name']}, accepted: device")
-    if on_host and settings.server.sbn_data == "all" and settings.model["norm"] == "static":
-        raise ValueError("execution.data: got host with server.sbn_data=all, accepted: device, or server.sbn_data=cohort")
-    if layout.steps == "unrolled":
-        check_unrolled(problem)
-    kind = HostSimulator if on_host else SeparateSimulator if layout.strategy == "separate" else Simulator
-    simulator = kind(problem, layout.execution(given or settings), layout.forward_batch_size)
-    with naming("model"):
-        num_params = _num_params(task, spec)
-    return Experiment(settings, problem, simulator, num_params, layout, views)
+        num_params = _num_params(plan.task(), plan.spec)
+    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views)
+    if is_traced:
+        _check_traced(experiment, settings.vary)
+    return experiment
 
 
-def method_of(settings: Settings, options: Any, task: Task, counts: np.ndarray | None = None) -> Method:
-    """The method of the settings, with its own options; `counts`: see `Training`."""
-    client = _client(settings)._replace(counts=counts)
-    return METHODS[settings.method["name"]](task=task, client=client, server=_server(settings), options=options)
+def _check_traced(experiment: Experiment, key: str) -> None:
+    """Raises ValueError where Python code decides something by the number, which is a traced one in the programs."""
+    try:
+        experiment.simulator.trace()
+    except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
+        name = experiment.settings.method["name"]
+        raise ValueError(
+            f"vary: got {key!r}, by which the program of method.name={name} is chosen, accepted: a number that one program can "
+            "have many values of; run one after another instead"
+        ) from None
+
+
+def _check_shared_images(settings: Settings, dataset: sources.Dataset | None) -> None:
+    """Raises ValueError where runs with several seeds would not share their images."""
+    if dataset is None and settings.seeds > 1 and (settings.data.resplit or settings.data.name == "synthetic"):
+        what = "data.resplit" if settings.data.resplit else "data.name=synthetic"
+        raise ValueError(f"seeds: got {settings.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
 
 
 class Plan(NamedTuple):
@@ -111,16 +140,18 @@ class Plan(NamedTuple):
     dataset: sources.Dataset
     views: Views
     spec: DataSpec
-    conv: str
+    conv: str = "xla"
 
     def task(self) -> Task:
         """The network and its views."""
         with naming("model"):
             return _task(self.settings, self.views, self.spec.num_classes, self.conv)
 
-    def method(self, counts: np.ndarray | None = None) -> Method:
-        """The method; `counts`: see `Training`."""
-        return method_of(self.settings, self.options, self.task(), counts)
+    def method(self) -> Method:
+        """The method."""
+        settings = self.settings
+        factory = methods.METHODS[settings.method["name"]]
+        return factory(task=self.task(), client=_client(settings), server=_server(settings), options=self.options)
 
     def split(self) -> FederatedData:
         """The dataset, split."""
@@ -130,39 +161,37 @@ class Plan(NamedTuple):
     def of(self, settings: Settings) -> Plan:
         """The plan of another run on the same dataset, whose seed or a number of whose settings differ; checked likewise."""
         read = self.settings.data
-        data = dataclasses.replace(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
-        plan = self._replace(settings=dataclasses.replace(settings, data=data), options=settings.method_options())
+        data = replaced_fields(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
+        plan = self._replace(settings=replaced_fields(settings, data=data), options=settings.method_options())
         _check_scenario(plan.settings, plan.method())
         return plan
 
-    def num_params(self) -> int:
-        """Parameters of the network."""
-        with naming("model"):
-            return _num_params(self.task(), self.spec)
+    def varied(self, key: str, number: Any) -> Plan:
+        """The plan with `number`, a traced scalar, under a dotted key, unchecked; None: as it is."""
+        if number is None:
+            return self
+        path = key.split(".")
+        is_option = path[0] == "method" and hasattr(self.options, path[1])
+        options = replaced(self.options, path[1:], number) if is_option else self.options
+        return self._replace(settings=replaced(self.settings, path, number), options=options)
 
 
-def plan_of(settings: Settings, dataset: sources.Dataset | None, conv: str) -> Plan:
+def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     """Reads the data and checks what does not depend on their split.
 
     Args:
         settings: of one run.
         dataset: see `build`.
-        conv: the lowering of convolutions.
 
     Raises:
         ValueError, FileNotFoundError: as `build`.
     """
     options = settings.method_options()
     settings, dataset, views = _data(settings, dataset)
-    spec = DataSpec(_input_shape(settings, dataset, views), dataset.num_classes, settings.data.num_clients)
-    plan = Plan(settings, options, dataset, views, spec, conv)
-    _check_scenario(settings, plan.method())
-    return plan
-
-
-def counts_of(data: FederatedData) -> np.ndarray:
-    """How many labeled and unlabeled examples each client has, int32 [K, 2]."""
-    return np.stack([data.labeled.count, data.unlabeled.count], axis=1)
+    shape = _input_shape(settings, dataset, views)
+    return Plan(
+        settings, options, dataset, views, DataSpec(shape, dataset.num_classes, settings.data.num_clients, settings.cohort_size)
+    )
 
 
 @contextlib.contextmanager
@@ -200,13 +229,13 @@ def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings
     if dataset is None:
         dataset = load_dataset(settings)
     else:
-        data = dataclasses.replace(data, name=dataset.name, data_dir="", path="", resplit=())
+        data = replaced_fields(data, name=dataset.name, data_dir="", path="", resplit=())
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size or _size_needed(settings.model["name"], dataset)
         if size:
             dataset = sources.padded(dataset, size)
-    return dataclasses.replace(settings, data=data), dataset, views
+    return replaced_fields(settings, data=data), dataset, views
 
 
 def _size_needed(model: str, dataset: sources.Dataset) -> int:
@@ -228,28 +257,20 @@ def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> 
 def _check_scenario(settings: Settings, method: Method) -> None:
     """Raises ValueError where the labels are not where the method reads them."""
     data, name = settings.data, settings.method["name"]
-    if data.labels_at not in method.labels_at:
-        accepted = " or ".join(method.labels_at)
+    requires = method.requires
+    if data.labels_at not in requires.labels_at:
+        accepted = " or ".join(requires.labels_at)
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
-    if data.reveal_labels and "clients" not in method.labels_at:
+    if data.reveal_labels and "clients" not in requires.labels_at:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
     training = settings.server.training
-    if training not in method.server_training:
+    if training not in requires.server_training:
         raise ValueError(f"server.training: got {training} with method.name={name}, accepted: after")
     if data.labels_at == "clients" and training != "after":
         raise ValueError(f"server.training: got {training} with data.labels_at=clients, accepted: after")
     sbn_data = settings.server.sbn_data
     if data.labels_at == "clients" and settings.model["norm"] == "static" and sbn_data != "cohort":
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
-
-
-def check_unrolled(problem: Problem) -> None:
-    """Raises ValueError where there are too many steps to write out."""
-    if (most := most_steps(problem)) > steps.MOST_UNROLLED:
-        raise ValueError(
-            f"execution.steps: got unrolled with up to {most} steps of a client or of the server, accepted: loop, or at most "
-            f"{steps.MOST_UNROLLED}"
-        )
 
 
 def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:
@@ -267,7 +288,6 @@ def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task
         views=views,
         num_classes=num_classes,
         labels_at=("server", "clients") if revealed and at == "server" else (at,),
-        batch_size=settings.execution.batch_size or FORWARD_BATCH_SIZE,
         **{key: settings.model[key] for key in NORM_DEFAULTS},
     )
 
@@ -292,21 +312,17 @@ def _server(settings: Settings) -> Server:
             server.sbn_data, server.sbn_weighting, server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
         ),
         training=server.training,
-        rounds=settings.rounds,
-        cohort_size=settings.cohort_size,
     )
 
 
-def _training(settings: Settings, holder: ClientSettings | ServerSettings) -> Training:
+def _training(settings: Settings, owner: ClientSettings | ServerSettings) -> Training:
     return Training(
-        optimizer=_transformation(holder.optimizer),
-        learning_rate=_schedule(holder.optimizer, settings.rounds),
-        batch_size=holder.batch_size,
-        epochs=holder.epochs,
-        steps=holder.steps,
-        persistent=holder.optimizer.persistent,
-        rounds=settings.rounds,
-        unrolled=settings.execution.steps == "unrolled",
+        optimizer=_transformation(owner.optimizer),
+        learning_rate=_schedule(owner.optimizer, settings.rounds),
+        batch_size=owner.batch_size,
+        epochs=owner.epochs,
+        steps=owner.steps,
+        persistent=owner.optimizer.persistent,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,154 +13,183 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.experiment.layout import Layout, evaluation_batch_size
+from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.methods import steps
-from fedjax_ssl.simulation.client_store import HostSimulator
-from fedjax_ssl.simulation.execution import Execution, multiplied_in
-from fedjax_ssl.simulation.round import RunState, initialize, run_round
-from fedjax_ssl.simulation.simulator import Problem, Simulator
+from fedjax_ssl.method import Method
+from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.simulator import Simulator
+from fedjax_ssl.simulation.source import Problem
 
+Row = dict[str, Any]
 COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
-TOTALS = (*COSTS, "time/total_s", "time/compile_s")  # what adds up over a run's rounds, resumes included
-DIVERGED = "NaN or infinity"
-"""What every message says that names a divergence: a DivergedError's, and that of clients that were left out."""
+TOTALS = (*COSTS, "time/total_s", "time/compile_s")
+"""What adds up over a run's rounds, resumes included."""
+REASON = "diverged"
+"""The key of a row that says why its run has ended; such a row has no other key but `round`."""
 
 
 class DivergedError(RuntimeError):
     """The global model holds NaN or infinity, or nothing else came back from a round's clients."""
 
 
-def divergence(number: int, metrics: Mapping[str, Any], cohort_size: int) -> str:
-    """What a DivergedError says of round `number`, by a simulator's metrics of it; empty: it did not diverge."""
-    if metrics["server/non_finite"]:
-        return (
-            f"round {number}: the global model holds {DIVERGED}; lower client.optimizer.learning_rate or "
-            "server.optimizer.learning_rate, or set their clip_norm"
-        )
-    if metrics["client/non_finite"] == cohort_size:  # all left out: the model would stand still
-        return (
-            f"round {number}: all {cohort_size} clients returned {DIVERGED}; lower "
-            "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
-        )
-    return ""
-
-
-def timed(metrics: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """A simulator's metrics of a round as a row has them, with the seconds that the round took."""
-    row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
-    row["time/round_s"] = seconds
-    if images := metrics.get("perf/client_images", 0):
-        row["perf/client_images_per_s"] = images / seconds
-    return row
-
-
-def is_evaluated(settings: Settings, number: int) -> bool:
-    """Whether round `number` is evaluated: each `eval_every`-th, and the last one."""
-    return number % settings.eval_every == 0 or number == settings.rounds
-
-
-def most_steps(problem: Problem) -> int:
-    """The most steps that a client, or the server, takes at a time, as methods count them; their programs are traced for it."""
-
-    def begin_and_run(data: FederatedData, key: jax.Array) -> Any:
-        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
-        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=1))
-
-    return steps.most(begin_and_run, problem.data, jax.random.key(0))
-
-
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment that is ready to run.
+    """R runs that are ready to run together; mostly one.
 
     Attributes:
-        settings: what it was built from.
-        problem: method, data and cohort size.
-        simulator: its programs.
-        num_params: parameters of the network.
+        runs: what each of them is.
+        problem: their methods, data and seeds.
         layout: what `execution.*` stands for here.
+        method: the first run's method.
+        num_params: parameters of the network.
         views: how networks see the data.
     """
 
-    settings: Settings
+    runs: tuple[Run, ...]
     problem: Problem
-    simulator: Simulator | HostSimulator
-    num_params: int
     layout: Layout
+    method: Method
+    num_params: int
     views: Views
 
+    @property
+    def settings(self) -> Settings:
+        """The first run's settings: what all have in common, apart from the seed or the number that varies."""
+        return self.runs[0].settings
+
     @functools.cached_property
-    def most_steps(self) -> int:
-        """The most steps that a client, or the server, takes at a time, see `most_steps`."""
-        return most_steps(self.problem)
+    def simulator(self) -> Simulator:
+        """The compiled programs; the data are sent to the device when this is first asked for."""
+        return Simulator(self.problem, self.layout.execution(self.settings))
 
-    def start(self) -> tuple[RunState, dict[str, Any]]:
-        """The state before round 1, and its row of metrics: round 0 and the totals so far."""
+    def only(self, which: Sequence[int]) -> Experiment:
+        """The experiment of some of the runs, on the same tables and in the same layout."""
+        if len(which) == len(self.runs):
+            return self
+        tables, seeds, numbers = self.problem.tables, self.problem.seeds, self.problem.numbers
+        problem = self.problem._replace(
+            tables=tuple(tables[i] for i in which),
+            seeds=tuple(seeds[i] for i in which),
+            numbers=None if numbers is None else tuple(numbers[i] for i in which),
+        )
+        return dataclasses.replace(self, runs=tuple(self.runs[i] for i in which), problem=problem)
+
+    def start(self) -> tuple[RunState, list[Row]]:
+        """The state before round 1, and each run's row of metrics: round 0 and the totals so far."""
         began, compiled = time.perf_counter(), self.simulator.compile_s
-        state, _ = self.simulator.initialize(self.settings.seed)
+        state = self.simulator.initialize()
         seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
-        return state, {"round": 0, **dict.fromkeys(COSTS, 0), **seconds}
+        return state, [{"round": 0, **dict.fromkeys(COSTS, 0), **seconds} for _ in self.runs]
 
-    def rounds(
-        self, state: RunState | None = None, last: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[RunState, dict[str, Any]]]:
+    def rounds(self, state: RunState | None = None, last: Any = None) -> Iterator[tuple[RunState, Any]]:
         """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
 
-        Each step consumes the state before it: keep `fedjax_ssl.copied(state)` if you need an old one. Where one dispatch runs
-        several rounds, each of them comes with the state after the last.
+        Of several runs the state has a leading axis of runs, and there is a list of rows. Each step consumes the state before
+        it: keep `fedjax_ssl.copied(state)` if you need an old one. Where one dispatch runs several rounds, each of them comes
+        with the state after the last.
 
         Args:
-            state: where to go on from; None: a new run.
-            last: the row of the round before, whose totals go on; None: they start at 0.
+            state: where to go on from; None: new runs.
+            last: the row, or rows, of the round before, whose totals go on; None: they start at 0.
 
         Raises:
-            DivergedError: the global model is not finite, or no client's update of a round is.
+            DivergedError: the global model is not finite, or no client's update of a round is; of one run. Of several, the
+                others go on.
         """
+        one = len(self.runs) == 1
+        for state, rows in self.steps(state, [last] if one and last else last):
+            if one and REASON in rows[0]:
+                raise DivergedError(rows[0][REASON])
+            yield state, rows[0] if one else rows
+
+    def steps(
+        self, state: RunState | None = None, last: Sequence[Mapping[str, Any]] | None = None
+    ) -> Iterator[tuple[RunState, list[Row]]]:
+        """`rounds` with a list of rows for one run, too. A run that has diverged has rows with `round` and REASON alone."""
         if state is None:
             state, last = self.start()
-        before = {key: last[key] if last else 0 for key in TOTALS}
-        totals = dict(before)
-        began, compiled = time.perf_counter(), self.simulator.compile_s
-        for first in range(int(state.round) + 1, self.settings.rounds + 1, self.settings.execution.rounds_per_dispatch):
-            state, found, seconds = self._dispatch(state)
+        before = [dict(row) for row in last or [dict.fromkeys(TOTALS, 0)] * len(self.runs)]
+        rows, began, compiled = before, time.perf_counter(), self.simulator.compile_s
+        together = self.settings.execution.rounds_per_dispatch
+        done = int(np.ravel(state.round)[0])
+        for first in range(done + 1, self.settings.rounds + 1, together):
+            if all(REASON in row for row in rows):
+                return
+            state, found, seconds = self._dispatch(state, rows)
             for number, metrics in enumerate(found, start=first):
-                if message := divergence(number, metrics, self.problem.cohort_size):
-                    raise DivergedError(message)
-                row = timed(metrics, seconds)
-                if is_evaluated(self.settings, number):
-                    row |= self.simulator.evaluate(state)
-                for key in COSTS:
-                    totals[key] += row.get(key, 0)
-                totals["time/compile_s"] = before["time/compile_s"] + self.simulator.compile_s - compiled
-                totals["time/total_s"] = before["time/total_s"] + time.perf_counter() - began
-                yield state, {"round": number, **row, **totals}
+                evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
+                accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
+                spent = {
+                    "time/total_s": time.perf_counter() - began,
+                    "time/compile_s": self.simulator.compile_s - compiled,
+                }
+                parts = zip(metrics, accuracies, rows, before, strict=True)
+                rows = [self._row(number, of_run | accuracy, seconds, spent, *so_far) for of_run, accuracy, *so_far in parts]
+                yield state, rows
 
-    def _dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]], float]:
-        """The rounds of one dispatch: the state after them, each one's metrics, and the seconds that one took."""
+    def _dispatch(self, state: RunState, rows: Sequence[Row]) -> tuple[RunState, list[list[Row]], float]:
+        """The rounds of one dispatch: the state after them, the metrics of each, and the seconds that one took."""
         compiled, start = self.simulator.compile_s, time.perf_counter()
-        state, found = self.simulator.dispatch(state)
+        labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
+        state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
         seconds = time.perf_counter() - start - (self.simulator.compile_s - compiled)
         return state, found, seconds / len(found)
+
+    def _row(
+        self, number: int, metrics: Row, seconds: float, spent: Mapping[str, float], last: Mapping[str, Any], before: Row
+    ) -> Row:
+        """A run's row of a round.
+
+        Args:
+            number: the round's.
+            metrics: the simulator's.
+            seconds: that the round took.
+            spent: seconds since this process began with the rounds.
+            last: the run's row of the round before.
+            before: the row that this process began with.
+        """
+        if reason := last.get(REASON) or divergence(number, metrics, self.problem.spec.cohort_size):
+            return {"round": number, REASON: reason}
+        row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
+        row["time/round_s"] = seconds
+        if images := metrics.get("perf/client_images", 0):
+            row["perf/client_images_per_s"] = images / seconds
+        costs = {key: last[key] + metrics.get(key, 0) for key in COSTS}
+        return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
 
-        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise. A forward pass has
-        `execution.batch_size` of them, or as many as an evaluation has that no search has changed; the last is padded.
+        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise. A forward pass
+        has as many of them as one of an evaluation; the last one is padded.
         """
-        size = self.settings.execution.batch_size or evaluation_batch_size(jax.default_backend(), self.settings)
+        size, precision = self.layout.batch_size, self.settings.execution.precision
         logits = []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])
             padding = size - len(batch)  # one shape, so that it is compiled once
             padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
-            with multiplied_in(self.settings.execution.precision):
+            with jax.default_matmul_precision(None if precision == "default" else precision):
                 outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
             logits.append(np.asarray(outputs)[: len(batch)])
         return np.concatenate(logits)
 
     @functools.cached_property
     def _predict(self) -> Callable:
-        return jax.jit(self.problem.method.predict)
+        return jax.jit(next(iter(self.method.predict.values())))
+
+
+def divergence(number: int, metrics: Mapping[str, Any], cohort_size: int) -> str:
+    """What a DivergedError says of round `number`, by a simulator's metrics of it; empty: it did not diverge."""
+    if metrics["server/non_finite"]:
+        return (
+            f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
+            "server.optimizer.learning_rate, or set their clip_norm"
+        )
+    if metrics["client/non_finite"] == cohort_size:  # all left out: the model would stand still
+        return (
+            f"round {number}: all {cohort_size} clients returned NaN or infinity; lower "
+            "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
+        )
+    return ""

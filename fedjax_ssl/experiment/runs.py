@@ -41,11 +41,13 @@ def runs_of(settings: Settings) -> tuple[Run, ...]:
     Raises:
         ValueError: they ask for something that cannot be several runs, or a value is refused by the setting's own check.
     """
+    if not settings.is_several:
+        return (Run(settings, "", None),)
     _check(settings)
-    alone = dataclasses.replace(settings, seeds=1, vary="", values=())
+    alone = replaced_fields(settings, seeds=1, vary="", values=())
     if not settings.vary:
         seeds = range(settings.seed, settings.seed + settings.seeds)
-        return tuple(Run(dataclasses.replace(alone, seed=seed), str(seed), None) for seed in seeds)
+        return tuple(Run(replaced_fields(alone, seed=seed), str(seed), None) for seed in seeds)
     last = settings.vary.rpartition(".")[2]
     found = []
     for value in settings.values:
@@ -60,8 +62,6 @@ def _check(settings: Settings) -> None:
     vary, values = settings.vary, settings.values
     if values and not vary:
         raise ValueError(f"vary: got '' with {len(values)} values, accepted: the key of the number that has them")
-    if not settings.is_several:
-        raise ValueError("seeds: got 1 without vary, accepted: a number > 1 where several runs are asked for")
     if vary:
         _check_key(settings, vary)
         if len(values) < 2 or len(set(values)) < len(values):
@@ -70,16 +70,6 @@ def _check(settings: Settings) -> None:
             raise ValueError(
                 f"values: got {values} with vary={vary}, accepted: numbers > 0, as without {last} the program is another one"
             )
-    if settings.execution.tune == "always":
-        raise ValueError("execution.tune: got always with several runs, whose layout is not measured, accepted: auto, never")
-    if (together := settings.execution.rounds_per_dispatch) > 1:
-        raise ValueError(f"execution.rounds_per_dispatch: got {together} with several runs, accepted: 1")
-    if settings.execution.data == "host":
-        raise ValueError("execution.data: got host with several runs, accepted: device")
-    if (strategy := settings.execution.strategy) in ("sharded", "separate"):
-        raise ValueError(
-            f"execution.strategy: got {strategy} with several runs, which share devices, accepted: auto, vmap, scan, chunked"
-        )
 
 
 def _check_key(settings: Settings, key: str) -> None:
@@ -110,3 +100,8 @@ def replaced(tree: Any, path: Sequence[str], value: Any) -> Any:
     changed = copy.copy(tree)  # not dataclasses.replace, which checks
     object.__setattr__(changed, name, replaced(getattr(tree, name), rest, value) if rest else value)
     return changed
+
+
+def replaced_fields(settings: Any, **fields: Any) -> Any:
+    """Settings with other values in some fields, unchecked."""
+    return settings.model_copy(update=fields)

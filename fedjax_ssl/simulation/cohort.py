@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.method import Cohort
+from fedjax_ssl.method import Cohort, DataSpec
 from fedjax_ssl.simulation import rng
 
 
-def sample(key: jax.Array, round: jax.Array, num_clients: int, cohort_size: int) -> Cohort:
+def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:
     """The cohort of a round: M of K clients, uniformly without replacement.
 
     Floyd's algorithm: its cost depends on M alone, so that a round with a million clients draws as fast as one with ten.
@@ -17,12 +17,13 @@ def sample(key: jax.Array, round: jax.Array, num_clients: int, cohort_size: int)
     Args:
         key: the run's root key.
         round: int32 scalar, 0-based.
-        num_clients: K.
-        cohort_size: M <= K.
+        spec: with K and M.
+        rounds: how many rounds the run has.
 
     Returns:
         Cohort with ids int32 [M].
     """
+    num_clients, cohort_size = spec.num_clients, spec.cohort_size
     tops = jnp.arange(num_clients - cohort_size, num_clients, dtype=jnp.int32)
     keys = jax.random.split(rng.round_key(key, "cohort", round), cohort_size)
     draws = jax.vmap(lambda k, top: jax.random.randint(k, (), 0, top + 1, jnp.int32))(keys, tops)
@@ -32,4 +33,4 @@ def sample(key: jax.Array, round: jax.Array, num_clients: int, cohort_size: int)
         return chosen.at[slot].set(jnp.where(taken, tops[slot], draws[slot])), None
 
     ids, _ = jax.lax.scan(step, jnp.full(cohort_size, -1, jnp.int32), jnp.arange(cohort_size))
-    return Cohort(ids, round)
+    return Cohort(ids, round, rounds)

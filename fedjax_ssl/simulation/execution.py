@@ -1,4 +1,4 @@
-"""How the clients of a cohort are mapped: all at once, one after another, in chunks, over devices, in programs of their own.
+"""How the clients of a cohort are mapped to hardware: all at once, one after another, in chunks, over devices.
 
 A method's `client_update` is written for one client. Which of these runs it changes time and memory, not results: the
 strategies agree to float32 rounding.
@@ -6,68 +6,63 @@ strategies agree to float32 rounding.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from fedjax_ssl.method import Aggregate, ClientOutput, weighted_sum
 from fedjax_ssl.metrics import Metrics
 
 PyTree = Any
-CLIENTS = "clients"
-STRATEGIES = ("vmap", "scan", "chunked", "sharded", "separate")
-COMPILERS = ("default", "lean")
+RUNS, CLIENTS = "runs", "clients"
+"""The axes of the mesh of devices: runs at the same time, and the devices that share the clients of each."""
+STRATEGIES = ("vmap", "scan", "chunked", "sharded")
 PRECISIONS = ("default", "tensorfloat32", "float32")
 
 
 class Execution(NamedTuple):
-    """A mapping of clients, and of their arithmetic, to hardware.
+    """A mapping of runs, clients and their arithmetic to hardware.
 
     Attributes:
-        chunk_size: clients that are vmapped together; the chunks run one after another. 0: the whole cohort (`vmap`); 1: one
-            client at a time, without vmap (`scan`).
-        mesh: None, or a mesh with the axis `clients` over whose devices the cohort is split (`sharded`), each device
-            running its clients in chunks.
-        precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own (on recent NVIDIA
-            GPUs TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32), or at least the one that is named.
-        compiler: one of COMPILERS, which options XLA gets, see `simulator.compiler_options`.
-        shrinks: whether chunks get smaller where memory is short in the first round, see `memory.in_chunks_that_fit`.
+        chunk_size: clients that are vmapped together; the chunks run one after another. 0: all that a device has (`vmap`); 1:
+            one client at a time, without vmap (`scan`).
+        devices: D, which share the clients of a run (`sharded`); each runs its clients in chunks.
+        runs_at_once: runs that have devices of their own at the same time.
+        vmap_runs: whether the runs of a device are vmapped; else one follows another.
+        batch_size: examples per forward-only pass, of evaluations and of pseudo-labels.
+        precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own, or at least the
+            one that is named.
         rounds: how many rounds one dispatch runs.
-        share: D where a round is traced on each of the devices of such a mesh already, as several runs' rounds are: there is
-            no mesh then, each device runs its share of the cohort, and has all results.
+        shrinks: whether chunks are halved where the first round does not fit into memory.
     """
 
     chunk_size: int = 0
-    mesh: Mesh | None = None
+    devices: int = 1
+    runs_at_once: int = 1
+    vmap_runs: bool = False
+    batch_size: int = 250
     precision: str = "default"
-    compiler: str = "default"
-    shrinks: bool = False
     rounds: int = 1
-    share: int = 1
+    shrinks: bool = False
 
-    @property
-    def num_devices(self) -> int:
-        """D."""
-        return self.mesh.size if self.mesh is not None else self.share
+    def mesh(self) -> Mesh | None:
+        """The first devices as a mesh of RUNS x CLIENTS; None where one device does everything."""
+        shape = (self.runs_at_once, self.devices)
+        if shape == (1, 1):
+            return None
+        return Mesh(np.array(jax.devices()[: self.runs_at_once * self.devices]).reshape(shape), (RUNS, CLIENTS))
 
-
-def multiplied_in(precision: str) -> contextlib.AbstractContextManager:
-    """Within it, programs are traced whose float32 matrices are multiplied in a precision of PRECISIONS."""
-    return contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
-
-
-def client_mesh(num_devices: int) -> Mesh:
-    """A mesh of the first devices, over which a cohort is split.
-
-    On a CPU, XLA ends a process in which one device waits longer than a minute for another; `launch.command.use_all_cores` sets
-    the two flags (MAY_WAIT) that let it wait, where JAX is one on which they were tried.
-    """
-    return Mesh(np.array(jax.devices()[:num_devices]), (CLIENTS,))
+    def smaller(self, cohort_size: int) -> Execution | None:
+        """An execution that takes less memory: without vmapped runs, or with chunks of half the size; None: there is none."""
+        if self.vmap_runs:
+            return self._replace(vmap_runs=False)
+        of_device = -(-cohort_size // self.devices)
+        chunk = min(self.chunk_size or of_device, of_device)
+        return self._replace(chunk_size=-(-chunk // 2)) if self.shrinks and chunk > 1 else None
 
 
 class CohortOutput(NamedTuple):
@@ -96,44 +91,35 @@ def run_cohort(
     aggregator: str,
     execution: Execution,
     work: jax.Array | None = None,
-    real: jax.Array | None = None,
 ) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client of a cohort and aggregates.
 
+    With several devices it is to be traced on each of them, under `shard_map` over the axis CLIENTS: each runs its share of the
+    cohort, and all have all results.
+
     Args:
         client: the update of one client.
-        shared: pytree that every client receives alike. It is passed, never closed over: `shard_map` needs to see it.
+        shared: pytree that every client receives alike.
         inputs: pytree with leading axis M.
         aggregator: `sum` (the weighted mean, accumulated chunk by chunk) or `stack` (all updates, with leading axis M).
         execution: how to map.
         work: number [M], about how much each client has to do; None: all as much. Clients with as much to do share a chunk, as
-            a chunk takes as long as its longest one, and the chunks are dealt to the devices so that none has much more.
-        real: bool [M], which are clients and not padding, whose weight is 0; None: all.
-
-    Returns:
-        CohortOutput.
+            a chunk takes as long as its longest client. Chunks are dealt to the devices so that none has much more.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
-    devices = execution.num_devices
+    devices = execution.devices
     chunk = min(execution.chunk_size or size, -(-size // devices))
-    cohort = _Slot(inputs, jnp.ones(size, bool) if real is None else real)
-    one_turn = devices == 1 and chunk in (1, size)  # one after another, or all at once: in whatever order
-    if not one_turn:
-        ranks = dealt(size, chunk, devices)
+    cohort = _Slot(inputs, jnp.ones(size, bool))
+    order_matters = devices > 1 or chunk not in (1, size)
+    if order_matters:
+        ranks = deal(size, chunk, devices)
         order = jnp.arange(size) if work is None else jnp.argsort(-work, stable=True)
         # Padding repeats the client that has the least to do, with weight 0.
         cohort = jax.tree.map(lambda x: x[order[np.minimum(ranks, size - 1)]], cohort)
         cohort = cohort._replace(real=cohort.real & (ranks < size))
-
-    def run(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
-        return _run_chunks(client, shared, cohort, chunk, aggregator)
-
-    if execution.mesh is not None:
-        run = _over_devices(run, execution.mesh)
-    elif devices > 1:
-        run = _of_each_device(run, devices)
-    total, stacked = run(shared, cohort)
-    if not one_turn:
+    run = _on_each_device if devices > 1 else _run_chunks
+    total, stacked = run(client, shared, cohort, chunk, aggregator)
+    if order_matters:
         slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
         stacked = jax.tree.map(lambda x: x[slots], stacked)
     if total is None:
@@ -143,10 +129,10 @@ def run_cohort(
     return CohortOutput(Aggregate(mean, total.weight), stacked.client_state, stacked.metrics)
 
 
-def dealt(size: int, chunk: int, devices: int) -> np.ndarray:
-    """Which of M clients, by rank, has which slot of the devices' chunks: int [slots], ranks from M on being padding.
+def deal(size: int, chunk: int, devices: int) -> np.ndarray:
+    """Which of M clients, by rank, has which slot of the devices' chunks: int [slots]; ranks from M on are padding.
 
-    A chunk has clients of neighboring ranks. Chunks go to the devices in turn, forwards and backwards: with two devices the
+    A chunk has clients of neighboring ranks. Chunks go to the devices in turn, forwards and backwards: of two devices the
     first has chunks 0, 3, 4, 7, ..., the second 1, 2, 5, 6, ...
     """
     turns = -(-size // (chunk * devices))
@@ -155,29 +141,15 @@ def dealt(size: int, chunk: int, devices: int) -> np.ndarray:
     return (chunks.T.reshape(-1, 1) * chunk + np.arange(chunk)).reshape(-1)
 
 
-def _over_devices(run: Callable, mesh: Mesh) -> Callable:
-    """`run` with the cohort split over the mesh's devices, and the weighted sums added up over them."""
-
-    def local(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
-        total, stacked = run(shared, cohort)
-        return jax.lax.psum(total, CLIENTS), stacked
-
-    split, whole = PartitionSpec(CLIENTS), PartitionSpec()
-    # The replication check would ask every method to mark the constants of its loops as varying over devices.
-    return jax.shard_map(local, mesh=mesh, in_specs=(whole, split), out_specs=(whole, split), check_vma=False)
-
-
-def _of_each_device(run: Callable, devices: int) -> Callable:
-    """`_over_devices` for what is traced on each of the devices: they run their shares, and exchange what came out."""
-
-    def local(shared: PyTree, cohort: _Slot) -> tuple[Aggregate | None, PyTree]:
-        number = jax.lax.axis_index(CLIENTS)
-        own = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:])[number], cohort)
-        total, stacked = run(shared, own)
-        gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
-        return jax.lax.psum(total, CLIENTS), gathered
-
-    return local
+def _on_each_device(
+    client: ClientFn, shared: PyTree, cohort: _Slot, chunk: int, aggregator: str
+) -> tuple[Aggregate | None, ClientOutput]:
+    """`_run_chunks` of the device's own share; sums are added up over the devices, and all have all clients' outputs."""
+    devices, number = jax.lax.axis_size(CLIENTS), jax.lax.axis_index(CLIENTS)
+    own = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:])[number], cohort)
+    total, stacked = _run_chunks(client, shared, own, chunk, aggregator)
+    gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
+    return jax.lax.psum(total, CLIENTS), gathered
 
 
 def _run_chunks(

@@ -1,4 +1,4 @@
-"""One federated round, as a pure function of (state, data).
+"""One federated round of one run, as a pure function.
 
 cohort                     = sample(round)
 shared, own                = broadcast(server, clients, cohort)
@@ -14,14 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
-from fedjax_ssl.simulation.cohort import sample
-from fedjax_ssl.simulation.execution import CohortOutput, Execution, run_cohort
+from fedjax_ssl.simulation.costs import with_passes
+from fedjax_ssl.simulation.execution import Execution, run_cohort
 
 PyTree = Any
-Message = tuple[PyTree, PyTree]  # (shared, own): what `Method.broadcast` returns
+Message = tuple[PyTree, PyTree]
+"""What `Method.broadcast` returns: (shared, own)."""
+FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
+"""What can be wrong with a client's results, in the order of the bits of the metric FAULT."""
+FAULT = "internal/fault"
 
 
 class RunState(NamedTuple):
@@ -64,12 +68,6 @@ class ClientInputs(NamedTuple):
     key: jax.Array
 
 
-def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Examples:
-    """Rows `which` of an index table as Examples without their pool."""
-    index, count = table.index[which], table.count[which]
-    return Examples(None, index, count, None if labels is None else labels[index])
-
-
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
     """The rows of a round's cohort, and what the server may read at its end; of JAX or of NumPy arrays."""
     labels = data.train.labels
@@ -80,11 +78,18 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
         server=ServerData(
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
-            truth=labels[pooled.index],
+            true_labels=labels[pooled.index],
             next_cohort=_rows(data.held, next_cohort.ids, None),
             round=cohort.round,
+            rounds=cohort.rounds,
         ),
     )
+
+
+def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Examples:
+    """Rows `which` of an index table as Examples without their pool."""
+    index, count = table.index[which], table.count[which]
+    return Examples(None, index, count, None if labels is None else labels[index])
 
 
 def attach(tree: PyTree, images: jax.Array) -> PyTree:
@@ -96,28 +101,7 @@ def attach(tree: PyTree, images: jax.Array) -> PyTree:
     return jax.tree.map(lambda x: x._replace(images=images) if is_examples(x) else x, tree, is_leaf=is_examples)
 
 
-def _all_finite(tree: PyTree) -> jax.Array:
-    # A maximum passes NaN on; on a CPU it takes half of the time of jnp.isfinite and jnp.all.
-    largest = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack(largest or [jnp.zeros(())]) < jnp.inf)
-
-
-def _contain(output: ClientOutput, state: PyTree) -> ClientOutput:
-    """A client whose update is not finite takes no part, keeps its old state and is counted in `client/non_finite`."""
-    finite = _all_finite(output.update)
-
-    def keep(metric: Mean | Sum) -> Mean | Sum:
-        return Mean(*(jnp.where(finite, x, 0.0) for x in metric)) if isinstance(metric, Mean) else metric
-
-    return ClientOutput(
-        update=output.update,
-        weight=jnp.where(finite, output.weight, 0.0),
-        client_state=jax.tree.map(lambda new, old: jnp.where(finite, new, old), output.client_state, state),
-        metrics={name: keep(m) for name, m in output.metrics.items()} | {"client/non_finite": Sum((~finite).astype(jnp.int32))},
-    )
-
-
-def run_cohort_round(
+def run_round(
     method: Method, state: RunState, message: Message, cohort: Cohort, data: RoundData, execution: Execution
 ) -> tuple[RunState, Metrics]:
     """One round over the clients of a cohort, whose states and data have been gathered.
@@ -131,102 +115,80 @@ def run_cohort_round(
         execution: how clients are mapped.
 
     Returns:
-        The state after the round (`clients` again of the cohort alone), and the round's metrics: server scalars, and
-        client metrics stacked to [M].
+        The state after the round (`clients` again of the cohort alone), and the round's metrics: server scalars, and client
+        metrics stacked to [M].
     """
-    output = run_clients(method, message[0], data.images, client_inputs(state, message, cohort, data), execution)
-    return close_round(method, state, output, cohort, data)
-
-
-def client_inputs(state: RunState, message: Message, cohort: Cohort, data: RoundData) -> ClientInputs:
-    """What each client of a cohort has of its own; arguments as in `run_cohort_round`."""
-    return ClientInputs(message[1], state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids))
-
-
-def run_clients(
-    method: Method, shared: PyTree, images: jax.Array, inputs: ClientInputs, execution: Execution, real: jax.Array | None = None
-) -> CohortOutput:
-    """The clients' part of a round: their updates, contained and aggregated.
-
-    Args:
-        method: the method.
-        shared: what all clients receive alike.
-        images: the pool that the rows in `inputs` refer to.
-        inputs: of M clients.
-        execution: how clients are mapped.
-        real: bool [M], which of them are clients and not padding; None: all.
-    """
+    shared, own = message
+    update = with_passes(method.client_update) if method.requires.clients else method.client_update
 
     def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         shared, images = common
-        shard = attach(inputs.rows, images)
-        return _contain(method.client_update(shared, inputs.own, inputs.state, shard, inputs.key), inputs.state)
+        output = update(shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
+        if method.requires.clients:
+            output, passes = output
+            costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
+            output = output._replace(metrics={**output.metrics, **costs})
+        return contain(output, inputs.state)
 
-    return run_cohort(
+    output = run_cohort(
         client,
-        (shared, images),
-        inputs,
+        (shared, data.images),
+        ClientInputs(own, state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids)),
         aggregator=method.aggregator,
         execution=execution,
-        work=work(inputs.rows),
-        real=real,
+        work=data.clients.labeled.count + data.clients.unlabeled.count,
     )
-
-
-def work(rows: Shard) -> jax.Array:
-    """About how much each client has to do, int32 [M]: its examples."""
-    return rows.labeled.count + rows.unlabeled.count
-
-
-def close_round(
-    method: Method, state: RunState, output: CohortOutput, cohort: Cohort, data: RoundData
-) -> tuple[RunState, Metrics]:
-    """The server's part of a round, and what `run_cohort_round` returns."""
-    server, metrics = method.server_update(
-        state.server,
-        output.aggregate,
-        attach(data.server, data.images),
-        rng.round_key(state.key, "server", cohort.round),
-    )
-    metrics = {**output.metrics, **metrics, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+    key = rng.round_key(state.key, "server", cohort.round)
+    server, metrics = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
+    of_clients = {name: x for name, x in output.metrics.items() if method.requires.clients or name != "client/participants"}
+    metrics = {**of_clients, **metrics, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
     return RunState(server, output.client_states, state.round + 1, state.key), metrics
 
 
-def initialize(
-    method: Method, data: FederatedData, spec: DataSpec, cohort_size: int, key: jax.Array
-) -> tuple[RunState, Metrics]:
-    """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
-    server, clients = method.init(rng.stream(key, "init"), spec)
-    first = sample(key, jnp.zeros((), jnp.int32), data.num_clients, cohort_size)
-    server, metrics = prepare(method, server, gather(data, first, first), key)
-    return RunState(server, clients, jnp.zeros((), jnp.int32), key), metrics
+def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
+    """Decides whether a client takes part: the one place that does.
+
+    A client with NaN, infinity or a negative weight in what it returns is left out: its weight and update are 0, it keeps its
+    old state, and its means do not count. What was sent and computed still counts, where it is finite.
+    """
+    faults = (
+        ~_all_finite(output.update),
+        ~jnp.isfinite(output.weight),
+        output.weight < 0,
+        ~_all_finite(output.client_state),
+        ~_all_finite(output.metrics),
+    )
+    fault = sum(bad.astype(jnp.int32) << bit for bit, bad in enumerate(faults))
+    sound = fault == 0
+
+    def where_sound(new: jax.Array, old: jax.Array | float) -> jax.Array:
+        return jnp.where(sound, new, old).astype(new.dtype)
+
+    def contained(metric: Mean | Sum) -> Mean | Sum:
+        if isinstance(metric, Mean):
+            return Mean(*(where_sound(x, 0.0) for x in metric))
+        return Sum(jnp.where(jnp.isfinite(metric.total), metric.total, 0).astype(metric.total.dtype))
+
+    weight = jnp.where(sound, output.weight, 0.0)
+    return ClientOutput(
+        update=jax.tree.map(lambda x: where_sound(x, 0), output.update),
+        weight=weight,
+        client_state=jax.tree.map(where_sound, output.client_state, old_state),
+        metrics={
+            **{name: contained(metric) for name, metric in output.metrics.items()},
+            "client/non_finite": Sum((~sound).astype(jnp.int32)),
+            "client/participants": Sum((weight > 0).astype(jnp.int32)),
+            FAULT: Sum(fault),
+        },
+    )
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    # A maximum passes NaN on; on a CPU it takes half of the time of jnp.isfinite and jnp.all.
+    largest = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack(largest or [jnp.zeros(())]) < jnp.inf)
 
 
 def prepare(method: Method, server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
     """The server's work before round 1; `data.server.next_cohort` is the first cohort's."""
     return method.prepare(server, attach(data.server, data.images), rng.stream(key, "prepare"))
-
-
-def run_round(
-    method: Method, state: RunState, data: FederatedData, cohort_size: int, execution: Execution
-) -> tuple[RunState, Cohort, Metrics]:
-    """One round with all data and all clients' states at hand: draws the cohort, gathers, runs, scatters back."""
-    cohort, rows, of_cohort, message = open_round(method, state, data, cohort_size)
-    new, metrics = run_cohort_round(method, of_cohort, message, cohort, rows, execution)
-    return scatter(state, new, cohort), cohort, metrics
-
-
-def open_round(
-    method: Method, state: RunState, data: FederatedData, cohort_size: int
-) -> tuple[Cohort, RoundData, RunState, Message]:
-    """What a round begins with: its cohort, their data, the state with the cohort's clients alone, and the broadcast."""
-    cohort, next_cohort = (sample(state.key, r, data.num_clients, cohort_size) for r in (state.round, state.round + 1))
-    message = method.broadcast(state.server, state.clients, cohort)
-    of_cohort = state._replace(clients=jax.tree.map(lambda x: x[cohort.ids], state.clients))
-    return cohort, gather(data, cohort, next_cohort), of_cohort, message
-
-
-def scatter(before: RunState, after: RunState, cohort: Cohort) -> RunState:
-    """The state after a round, of all clients, from that of its cohort alone."""
-    clients = jax.tree.map(lambda x, y: x.at[cohort.ids].set(y), before.clients, after.clients)
-    return after._replace(clients=clients)

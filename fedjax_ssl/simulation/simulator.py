@@ -1,7 +1,11 @@
-"""The compiled programs of a run: initialization, the round and evaluation, each traced and compiled once."""
+"""The compiled programs of a simulation: initialization, rounds and evaluation, each traced and compiled once, for R runs.
+
+One run is the plain case: its axis of runs is left out, in states as in programs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -14,49 +18,34 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from fedjax_ssl.data import batching
-from fedjax_ssl.data.federated import FederatedData, Pool
-from fedjax_ssl.method import Cohort, DataSpec, Method
+from fedjax_ssl.data.federated import Pool
+from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.method import Cohort, Method
 from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
 from fedjax_ssl.simulation import memory
-from fedjax_ssl.simulation.execution import CLIENTS, Execution, multiplied_in
-from fedjax_ssl.simulation.round import RunState, initialize, run_round
+from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
+from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, run_round
+from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
 from fedjax_ssl.ssl import losses
 
 PyTree = Any
+Row = dict[str, float]
 _log = logging.getLogger(__name__)
 
-
-LEAN: dict[str, str | bool] = {
-    "xla_cpu_enable_concurrency_optimized_scheduler": False,
-    "xla_cpu_copy_insertion_use_region_analysis": True,
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
-}
-"""Options for CPUs: operations in an order that is easy on the caches, not one that lets many run beside each other; no copies
-of what a loop may overwrite; convolutions by Eigen in place of YNNPACK."""
+ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}
+"""LLVM's optimization level 2 compiles faster than 3, the default."""
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": "0",
 }
-"""Options for GPUs, so that the same run gives the same bits: no sums in whatever order threads come, and nothing that is
-chosen by trial while it is compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
-
-LARGE_S = 2.0
-"""Seconds of compiling after which `memory.trim`, which takes a fraction of one, is worth it."""
+"""The same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen by trial while it is
+compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 
-def compiler_options(platform: str, compiler: str = "default") -> dict[str, str | bool]:
-    """What XLA is asked for; the environment variable XLA_FLAGS goes first.
-
-    A CPU has LLVM's optimization level 2, which compiles faster than 3, the default; `lean` adds LEAN, of which
-    `benchmarks/round_time.py` measures what it does to each network. A GPU has ON_GPU.
-
-    Args:
-        platform: as `jax.default_backend()` names it; there are options for `cpu` and `gpu`.
-        compiler: one of COMPILERS, of a CPU.
-    """
-    on_cpu = {"xla_backend_optimization_level": "2"} | (LEAN if compiler == "lean" else {})
-    options = {"cpu": on_cpu, "gpu": ON_GPU}.get(platform, {})
+def compiler_options(platform: str) -> dict[str, str | bool]:
+    """What XLA is asked for on `cpu` or `gpu`; the environment variable XLA_FLAGS goes first."""
+    options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {})
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
@@ -67,12 +56,11 @@ class Program:
 
     Args:
         function: what to compile.
-        execution: in whose precision matrices are multiplied, and by whose compiler's options it is made.
+        execution: its precision and the size of its forward passes hold while the function is traced.
         **jit_options: for `jax.jit`.
 
     Attributes:
-        compile_s: seconds that tracing and compiling took, failures included; 0 before the first call.
-        has_room: whether it was found that the memory it needs is there; whoever finds that says so here.
+        compile_s: seconds that tracing and compiling took; 0 before the first call.
     """
 
     def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
@@ -80,11 +68,18 @@ class Program:
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0
-        self.has_room = False
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Any:
+        precision = self._execution.precision
+        of_products = contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
+        with of_products, forward_batches_of(self._execution.batch_size):
+            yield
 
     def eval_shape(self, *args: Any) -> Any:
         """Shapes and dtypes of the function's results."""
-        return self._jitted.eval_shape(*args)
+        with self._tracing():
+            return self._jitted.eval_shape(*args)
 
     @property
     def memory_bytes(self) -> int:
@@ -111,229 +106,274 @@ class Program:
         if self._compiled is None:
             start = time.perf_counter()
             try:
-                with multiplied_in(self._execution.precision):
+                with self._tracing():
                     lowered = self._jitted.lower(*args)
-                self._compiled = compile_with_known(lowered, compiler_options(jax.default_backend(), self._execution.compiler))
+                self._compiled = lowered.compile(compiler_options(jax.default_backend()))
             finally:
-                if time.perf_counter() - start > LARGE_S:
-                    memory.trim()
                 self.compile_s += time.perf_counter() - start
         return self._compiled
 
 
-def compile_with_known(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
-    """The program, compiled with the options; without those that this XLA does not know, and a line in the log for each."""
-    options = dict(options)
-    while True:
-        try:
-            return lowered.compile(options)
-        except jax.errors.JaxRuntimeError as error:
-            unknown = [name for name in options if f"No such compile option: '{name}'" in str(error)]
-            if not unknown:
-                raise
-            _log.warning("XLA of jax %s has no option %s: compiling without", jax.__version__, unknown[0])
-            del options[unknown[0]]
+class _Specs(NamedTuple):
+    """How arrays lie on the mesh: of all devices alike, of the runs, and of the parts of a state."""
+
+    whole: Any
+    runs: Any
+    state: RunState
 
 
-class Problem(NamedTuple):
-    """What is simulated.
+class Simulator:
+    """Runs a problem's rounds.
+
+    Args:
+        problem: what to simulate.
+        execution: how runs and clients are mapped.
 
     Attributes:
-        method: the method.
-        data: the federated data.
-        spec: static facts about it.
-        cohort_size: M.
+        problem: as given.
+        execution: as given; from the first round on with chunks that fit into memory.
     """
 
-    method: Method
-    data: FederatedData
-    spec: DataSpec
-    cohort_size: int
+    def __init__(self, problem: Problem, execution: Execution) -> None:
+        self.problem, self.execution = problem, execution
+        self._several = problem.num_runs > 1
+        self._mesh = execution.mesh()
+        # As many runs as have their turns at the same time, or a multiple: those past R repeat the first one, unseen.
+        self._slots = -(-problem.num_runs // execution.runs_at_once) * execution.runs_at_once
+        requires = problem.method(None if problem.numbers is None else problem.numbers[0]).requires
+        spread = execution.devices > 1 and problem.spec.num_clients % execution.devices == 0
+        shards = execution.devices if spread and not requires.all_states and not problem.on_host else 1
+        axis = (RUNS,) if self._several else ()
+        runs = PartitionSpec(*axis)
+        clients = PartitionSpec(*axis, CLIENTS) if shards > 1 else runs
+        self._specs = _Specs(PartitionSpec(), runs, RunState(runs, clients, runs, runs))
+        self._where = jax.tree.map(self._place, self._specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        self._source: DeviceSource | HostSource
+        if problem.on_host:
+            self._source = HostSource(problem, self._where.whole)
+            test = jax.device_put(problem.test, self._where.whole)
+            self._pools, self._inputs = (test, test), RunInputs({}, None)
+        else:
+            self._source = DeviceSource(problem, shards)
+            self._pools = jax.device_put((problem.train, problem.test), self._where.whole)
+            inputs = [RunInputs(tables, None) for tables in problem.tables]
+            self._inputs = jax.device_put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
+        self._key = jax.device_put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
+        self._initialize, self._round, self._evaluate = self._programs(execution)
+        self._discarded_s = 0.0  # spent on programs that did not fit into memory
 
+    def _place(self, spec: PartitionSpec) -> Sharding:
+        if self._mesh is None:
+            return SingleDeviceSharding(jax.devices()[0])
+        return NamedSharding(self._mesh, spec)
 
-class Compiling:
-    """What is known of the programs of a simulator once they are compiled."""
+    def _numbers(self) -> jax.Array | None:
+        """The numbers float32 [R], weakly typed as Python's are, so that they leave the dtype of what they meet as it is."""
+        if self.problem.numbers is None:
+            return None
+        values = self._join([np.float32(number) for number in self.problem.numbers])
+        return jnp.full(np.shape(values), 0.0).at[...].set(values)
 
-    _initialize: Program
-    _round: Program
-    _evaluate: Program
+    # --- programs ------------------------------------------------------------------------------------------------------
+
+    def _programs(self, execution: Execution) -> tuple[Program, Program, Program]:
+        """Initialization, the rounds of a dispatch, and evaluation. They close over no part of `self` that holds them."""
+        problem, source, specs, where = self.problem, self._source, self._specs, self._where
+
+        def rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
+            def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
+                method, cohort, rows, of_cohort, message = source.open(state, *data)
+                new, metrics = run_round(method, of_cohort, message, cohort, rows, execution)
+                return source.close(state, new, cohort), (cohort, metrics)
+
+            if execution.rounds == 1:
+                state, (cohort, metrics) = one(state, None)
+            else:
+                state, (cohort, metrics) = jax.lax.scan(one, state, length=execution.rounds)
+            return state, cohort, metrics
+
+        def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
+            return evaluate(problem.method(inputs.number), server, pools[1], execution)
+
+        each = specs.runs
+        own, shared = (specs.state, each), (specs.whole,)
+        results = (specs.state, each, each)
+        out = (where.state, where.runs, where.runs)
+        if isinstance(source, HostSource):
+            initialize, begin, place = source.prepare, (each, each, each), (where.runs, where.runs)
+            round_program = self._over_runs(rounds, execution, (specs.state, each, each), (), results)
+            begun: Any = (each, each)
+        else:
+            initialize, begin, place = source.initialize, (each, each), (where.state, where.runs)
+            round_program = self._over_runs(rounds, execution, own, shared, results)
+            begun = (specs.state, each)
+        first = self._over_runs(
+            initialize, execution._replace(vmap_runs=False), begin, shared if len(begin) == 2 else (), begun
+        )
+        evaluation_program = self._over_runs(evaluation, execution, (each, each), shared, each)
+        return (
+            Program(first, execution, out_shardings=place),
+            Program(round_program, execution, donate_argnums=0, out_shardings=out),
+            Program(evaluation_program, execution, out_shardings=where.runs),
+        )
+
+    def _over_runs(
+        self, function: Callable, execution: Execution, own: tuple[Any, ...], shared: tuple[Any, ...], results: Any
+    ) -> Callable:
+        """`function(*own, *shared)` of one run, for all runs and on all devices.
+
+        Args:
+            function: of one run.
+            execution: says whether runs are vmapped.
+            own: how the arguments lie that each run has of its own.
+            shared: how those lie that all runs have in common.
+            results: how the results lie.
+        """
+        several, mesh = self._several, self._mesh
+
+        def local(*args: Any) -> Any:
+            if not several:
+                return function(*args)
+            of_runs, of_all = args[: len(own)], args[len(own) :]
+            if execution.vmap_runs:
+                return jax.vmap(lambda *one: function(*one, *of_all))(*of_runs)
+            return jax.lax.map(lambda one: function(*one, *of_all), of_runs)
+
+        if mesh is None:
+            return local
+        # The replication check would ask every method to mark the constants of its loops as varying over devices.
+        return jax.shard_map(local, mesh=mesh, in_specs=(*own, *shared), out_specs=results, check_vma=False)
 
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
-        return sum(program.compile_s for program in (self._initialize, self._round, self._evaluate))
+        return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._evaluate))
 
     @property
     def memory_bytes(self) -> int:
         """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
         return self._round.memory_bytes
 
+    def trace(self) -> None:
+        """Traces the programs without compiling them, so that what a method cannot do with a traced number is raised."""
+        state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
+        self._round.eval_shape(state, self._inputs, self._pools)
+        self._evaluate.eval_shape(state.server, self._inputs, self._pools)
 
-class Simulator(Compiling):
-    """Runs a problem with all data and client states on the device.
+    # --- rounds --------------------------------------------------------------------------------------------------------
 
-    Args:
-        problem: what to simulate.
-        execution: how clients are mapped.
-        eval_batch_size: test images per forward pass.
-
-    Attributes:
-        execution: as given; from the first round on with chunks that fit into memory.
-    """
-
-    def __init__(self, problem: Problem, execution: Execution, eval_batch_size: int) -> None:
-        method, data, spec, cohort_size = problem
-        self.execution = execution
-        whole = placement(execution.mesh)
-        self._data = jax.device_put(data, whole)
-        by_client = client_sharding(execution.mesh, spec.num_clients)
-        state = RunState(server=whole, clients=by_client, round=whole, key=whole)
-
-        def initialize_(data: FederatedData, key: jax.Array) -> tuple[RunState, Metrics]:
-            return initialize(method, data, spec, cohort_size, key)
-
-        def evaluate_(server: PyTree, test: Pool) -> Metrics:
-            return evaluate(method, server, test, eval_batch_size, execution)
-
-        # The state is placed before round 1 and comes back placed alike, so that the round is compiled once.
-        self._initialize = Program(initialize_, execution, out_shardings=(state, whole))
-        self._evaluate = Program(evaluate_, execution)
-        self._where, self._problem = state, problem
-        self._round = self._program(execution)
-
-    def _program(self, execution: Execution) -> Program:
-        """The rounds of one dispatch; where they are several, cohorts and metrics have a leading axis of rounds."""
-        method, _, _, cohort_size = self._problem
-
-        def round_(state: RunState, data: FederatedData) -> tuple[RunState, Cohort, Metrics]:
-            if execution.rounds == 1:
-                return run_round(method, state, data, cohort_size, execution)
-
-            def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
-                state, cohort, metrics = run_round(method, state, data, cohort_size, execution)
-                return state, (cohort, metrics)
-
-            state, (cohorts, metrics) = jax.lax.scan(one, state, length=execution.rounds)
-            return state, cohorts, metrics
-
-        shared = self._where.round
-        return Program(round_, execution, donate_argnums=0, out_shardings=(self._where, shared, shared))
-
-    def template(self, seed: int) -> RunState:
-        """The shapes, dtypes and placement of a run's state, without computing one."""
-        state, _ = self._initialize.eval_shape(self._data, self._key(seed))
-        return RunState(*(placed(part, where) for part, where in zip(state, self._where, strict=True)))
-
-    def _key(self, seed: int) -> jax.Array:
-        return jax.device_put(jax.random.key(seed), self._where.key)
-
-    def initialize(self, seed: int) -> tuple[RunState, dict[str, float]]:
-        """The state before round 1, and the metrics of the server's preparation."""
-        state, metrics = self._initialize(self._data, self._key(seed))
-        return state, reduce(jax.device_get(metrics))
-
-    def round(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """One round: the state after it (the one given is consumed) and its metrics. For `execution.rounds` of 1."""
-        state, (metrics,) = self.dispatch(state)
-        return state, metrics
-
-    def dispatch(self, state: RunState) -> tuple[RunState, list[dict[str, float]]]:
-        """`execution.rounds` rounds: the state after them (the one given is consumed), and each one's metrics.
-
-        The first one finds out what fits into memory, where the execution says that chunks may shrink.
-        """
-        if self.execution.shrinks and not self._round.compile_s:
-            size = self._problem.cohort_size
-            fitted = in_chunks_that_fit(self._program, (self.execution,), size, self._where, state, self._data)
-            self._round, self.execution, (state, cohort, metrics) = fitted
+    def initialize(self) -> RunState:
+        """The state before round 1."""
+        if isinstance(self._source, HostSource):
+            state, _ = self._source.initialize(self._initialize)
         else:
-            state, cohort, metrics = run_if_it_fits(self._round, self.execution.num_devices, state, self._data)
-        if self.execution.rounds == 1:
-            return state, [report(cohort, metrics)]
-        found = jax.device_get((cohort, metrics))
-        return state, [report(*jax.tree.map(lambda x, i=i: x[i], found)) for i in range(self.execution.rounds)]
+            state, _ = self._initialize(self._inputs, self._key, self._pools)
+        return state
 
-    def evaluate(self, state: RunState) -> dict[str, float]:
-        """Accuracy and loss of the global model on the test set."""
-        return reduce(jax.device_get(self._evaluate(state.server, self._data.test)))
+    def dispatch(self, state: RunState, labels: Sequence[str | None] = ("",)) -> tuple[RunState, list[list[Row]]]:
+        """`execution.rounds` rounds: the state after them (the one given is consumed), and a row per round and run.
 
+        Args:
+            state: before the rounds.
+            labels: what the log calls each run; of one that has None it says nothing.
+        """
+        host = self._source if isinstance(self._source, HostSource) else None
+        args = host.fetch(state) if host else (state, self._inputs, self._pools)
+        new, cohort, metrics = self._round(*args) if self._round.compile_s else self._first_round(*args)
+        if host:
+            new = host.store(state, new)
+        cohort, metrics = jax.device_get((cohort, metrics))
+        return new, [
+            [
+                report(*jax.tree.map(lambda x, at=(i, j): self._pick(x, *at), (cohort, metrics)), label)
+                for i, label in enumerate(labels)
+            ]
+            for j in range(self.execution.rounds)
+        ]
 
-def run_if_it_fits(program: Program, devices: int, *args: Any) -> Any:
-    """The results of a round's program, over so many devices, in an execution that stays as it is.
+    def round(self, state: RunState) -> tuple[RunState, Row]:
+        """One round of one run, where a dispatch is one round: the state after it and its metrics."""
+        state, ((row,),) = self.dispatch(state)
+        return state, row
 
-    On a CPU, where the system ends a process that takes too much memory, it is not begun if it asks for more than nine tenths
-    of what is free.
+    def _pick(self, x: Any, run: int, number: int) -> Any:
+        x = x[run] if self._several else x
+        return x[number] if self.execution.rounds > 1 else x
 
-    Raises:
-        OutOfMemoryError: the message says what to do.
-    """
-    if not program.has_room and jax.default_backend() == "cpu":
-        program.compiled(*args)
-        try:
-            memory.check(program.memory_bytes, devices, program.argument_bytes)
-        except memory.OutOfMemoryError as error:
-            raise memory.OutOfMemoryError(f"no memory ({error}): {memory.ADVICE}") from error
-        program.has_room = True
-    return program(*args)
-
-
-def in_chunks_that_fit(
-    make: Callable[[Execution], Program],
-    executions: Sequence[Execution],
-    cohort_size: int,
-    where: PyTree,
-    state: RunState,
-    *data: Any,
-) -> tuple[Program, Execution, Any]:
-    """The first round, so that it fits into memory: its program, the execution that it was made for, and its results.
-
-    The program's `compile_s` has the seconds of all that were compiled to find it.
-
-    Args:
-        make: the program of a round (state, *data) for an execution.
-        executions: to begin with, see `memory.in_chunks_that_fit`.
-        cohort_size: M.
-        where: placement of the state, or of its parts.
-        state: before the round; it is consumed.
-        *data: the program's other arguments.
-    """
-    kept = copied(state)  # a round that fails may have consumed it
-    for leaf in jax.tree.leaves(state):
-        if isinstance(leaf, jax.Array):  # and not a copy on the host
-            leaf.delete()
-    abstract = jax.tree.map(lambda sharding, part: placed(part, sharding), where, kept)
-    programs: dict[int, Program] = {}
-    devices = len(jax.tree.leaves(where)[0].device_set)
-
-    def place() -> RunState:
-        return jax.device_put(jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, kept), where)
-
-    def program_of(execution: Execution) -> Program:
-        if execution.chunk_size not in programs:
-            programs[execution.chunk_size] = make(execution)
-        return programs[execution.chunk_size]
-
-    def run(execution: Execution) -> tuple[Program, Any]:
-        program, placed_state = program_of(execution), place()
-        program.compiled(placed_state, *data)
-        memory.check(program.memory_bytes, devices, program.argument_bytes)
-        results = jax.block_until_ready(program(placed_state, *data))
-        program.has_room = True
-        return program, results
-
-    def needs(execution: Execution) -> int:
-        program = program_of(execution)
-        if not program.compile_s:  # one that could not be compiled is not tried again
+    def _first_round(self, state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
+        """The first round, in chunks that are halved until it fits into memory."""
+        size, devices = self.problem.spec.cohort_size, self._mesh.size if self._mesh else 1
+        saved = copied(state) if self.execution.smaller(size) else None  # a round that fails may have consumed it
+        while True:
             try:
-                program.compiled(abstract, *data)
-            except jax.errors.JaxRuntimeError as error:
+                self._round.compiled(state, *data)
+                memory.check(self._round.memory_bytes, self._round.argument_bytes, devices)
+                return jax.block_until_ready(self._round(state, *data))
+            except (memory.OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_short(error):
                     raise
-        return program.memory_bytes
+                if (smaller := self.execution.smaller(size)) is None:
+                    raise memory.OutOfMemoryError(memory.explained(error)) from error
+                _log.warning("no memory (%s): %s from now on", memory.reason(error), _clients(smaller))
+            self._discarded_s += self._round.compile_s + self._evaluate.compile_s
+            self.execution = smaller
+            _, self._round, self._evaluate = self._programs(smaller)
+            state = jax.device_put(jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, saved), self._where.state)
 
-    (program, results), execution = memory.in_chunks_that_fit(run, needs, executions, cohort_size, devices)
-    program.compile_s = sum(one.compile_s for one in programs.values())
-    return program, execution, results
+    def evaluate(self, state: RunState) -> list[Row]:
+        """Accuracy and loss of each run's global model on the test set."""
+        metrics = jax.device_get(self._evaluate(state.server, self._inputs, self._pools))
+        return [reduce(jax.tree.map(lambda x, i=i: x[i] if self._several else x, metrics)) for i in range(self.problem.num_runs)]
+
+    # --- states --------------------------------------------------------------------------------------------------------
+
+    def template(self) -> RunState:
+        """One run's state without its values: shapes and placements of `join`'s arguments."""
+        if isinstance(self._source, HostSource):
+            server, clients = jax.eval_shape(self._source.init, jax.random.key(0))
+            clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
+            state = RunState(server, (), jax.ShapeDtypeStruct((), jnp.int32), self._key)
+            return placed(state, self._where.state)._replace(clients=clients)
+        state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
+        if not self._several:
+            return placed(state, self._where.state)
+        place = SingleDeviceSharding(jax.devices()[0])
+
+        def of_one(x: jax.ShapeDtypeStruct) -> Any:
+            one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)
+            return one if is_key(one) else np.empty(one.shape, one.dtype)
+
+        return jax.tree.map(of_one, state)
+
+    def join(self, states: Sequence[RunState]) -> RunState:
+        """The state of all runs, placed, from each one's own."""
+        return jax.device_put(self._join(states), self._where.state) if self._several else states[0]
+
+    def split(self, state: RunState) -> list[RunState]:
+        """Each run's state, as it has it alone; of several runs in NumPy arrays, but for typed keys."""
+        if not self._several:
+            return [state]
+        leaves, structure = jax.tree.flatten(state)
+        host = jax.device_get([jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves])
+
+        def one(run: int) -> list[Any]:
+            both = zip(leaves, host, strict=True)
+            return [jax.random.wrap_key_data(h[run], impl=jax.random.key_impl(x)) if is_key(x) else h[run] for x, h in both]
+
+        return [jax.tree.unflatten(structure, one(run)) for run in range(self.problem.num_runs)]
+
+    def _join(self, trees: Sequence[PyTree]) -> PyTree:
+        """Pytrees of all runs as one with a leading axis, padded to as many runs as have their turns; of one run as it is."""
+        if not self._several:
+            return trees[0]
+        trees = [*trees, *[trees[0]] * (self._slots - len(trees))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
+
+
+def _clients(execution: Execution) -> str:
+    if execution.chunk_size == 0:
+        return "one run after another"
+    return "one client at a time" if execution.chunk_size == 1 else f"{execution.chunk_size} clients at a time"
 
 
 def copied(state: PyTree) -> PyTree:
@@ -346,75 +386,64 @@ def is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def report(cohort: Cohort, metrics: Metrics, run: str = "") -> dict[str, float]:
-    """A round's metrics as numbers; waits for the device. Clients whose update was not finite are named in the log.
+def placed(state: RunState, where: RunState) -> RunState:
+    """The shapes and dtypes of a state, with a placement for each part."""
 
-    `run` names the run there, where there are several.
+    def of_part(part: PyTree, place: Sharding) -> PyTree:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
+
+    return RunState(*map(of_part, state, where))
+
+
+def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
+    """A round's metrics as numbers. The log names clients that were left out, and a round in which nobody took part.
+
+    Args:
+        cohort: of NumPy arrays, as all else here.
+        metrics: of the round.
+        label: what the log calls the run; empty: nothing, as there is one; None: the log is silent.
     """
-    cohort, metrics = jax.device_get((cohort, metrics))
-    broken = cohort.ids[metrics["client/non_finite"].total > 0]
-    if len(broken):
-        names = ", ".join(map(str, broken.tolist()))
-        where = f"{run}, round" if run else "round"
-        _log.warning("%s %d: client(s) %s returned NaN or infinity and were left out", where, cohort.round + 1, names)
-    return reduce(metrics)
+    metrics = dict(metrics)
+    faults = metrics.pop(FAULT).total
+    row = reduce(metrics)
+    where = f"{label}, round {cohort.round + 1}" if label else f"round {cohort.round + 1}"
+    if label is not None:
+        for client, fault in zip(cohort.ids, faults, strict=True):
+            if fault:
+                why = ", ".join(name for bit, name in enumerate(FAULTS) if fault >> bit & 1)
+                _log.warning("%s: client %d was left out: NaN, infinity or less than 0 in %s", where, client, why)
+        if row.get("client/participants") == 0:
+            _log.warning("%s: no client took part, so that there was nothing to average", where)
+    return row
 
 
-def placed(tree: PyTree, where: Sharding) -> PyTree:
-    """The shapes and dtypes of `tree`, with a placement."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
-
-
-def placement(mesh: Mesh | None) -> Sharding:
-    """Where arrays that every device needs are placed."""
-    return NamedSharding(mesh, PartitionSpec()) if mesh is not None else SingleDeviceSharding(jax.devices()[0])
-
-
-def client_sharding(mesh: Mesh | None, num_clients: int) -> Sharding:
-    """Client states are spread over the devices where K allows it, so that they take no device more than its share."""
-    if mesh is not None and num_clients % mesh.size == 0:
-        return NamedSharding(mesh, PartitionSpec(CLIENTS))
-    return placement(mesh)
-
-
-def evaluate(method: Method, server: PyTree, test: Pool, batch_size: int, execution: Execution) -> Metrics:
+def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
 
     Args:
-        method: whose `predict` is evaluated, and `predict_also` by accuracy.
+        method: whose `predict` is evaluated.
         server: its server state.
         test: N images and labels.
-        batch_size: images per forward pass.
-        execution: whose devices share the batches.
+        execution: how many images a forward pass has, and how many devices share them, on each of which this is traced.
     """
     (n,) = test.labels.shape
-    size = min(batch_size, n)
-    accuracies = {"eval/accuracy": method.predict} | {f"eval/accuracy_{k}": f for k, f in method.predict_also.items()}
+    size, devices = min(execution.batch_size, n), execution.devices
+    first, *_ = method.predict
+    names = {name: "eval/accuracy" if name == first else f"eval/accuracy_{name}" for name in method.predict}
 
-    def of_batch(number: jax.Array, server: PyTree, test: Pool) -> dict[str, Mean]:
+    def of_batch(number: jax.Array) -> dict[str, Mean]:
         batch = batching.in_order(number, jnp.int32(n), n, size)
         images, labels = test.images[batch.positions], test.labels[batch.positions]
-        logits = {name: predict(server, images, batch.mask) for name, predict in accuracies.items()}
-        new = {name: mean(jnp.argmax(outputs, axis=-1) == labels, batch.mask) for name, outputs in logits.items()}
-        new["eval/loss"] = mean(losses.cross_entropy(logits["eval/accuracy"], labels), batch.mask)
+        logits = {name: predict(server, images, batch.mask) for name, predict in method.predict.items()}
+        new = {names[name]: mean(jnp.argmax(x, axis=-1) == labels, batch.mask) for name, x in logits.items()}
+        new["eval/loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
         return new
 
-    def every(server: PyTree, test: Pool, first: jax.Array | int = 0, stride: int = 1) -> dict[str, Mean]:
-        """The batches first, first + stride, ...; those past the end are empty."""
+    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0  # batches past the end are empty
 
-        def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
-            return jax.tree.map(jnp.add, total, of_batch(first + s * stride, server, test))
+    def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
+        return jax.tree.map(jnp.add, total, of_batch(start + s * devices))
 
-        zero = Mean(jnp.zeros(()), jnp.zeros(()))
-        return jax.lax.fori_loop(0, -(-n // (size * stride)), step, dict.fromkeys((*accuracies, "eval/loss"), zero))
-
-    if execution.num_devices == 1:
-        return every(server, test)
-
-    def share(server: PyTree, test: Pool) -> dict[str, Mean]:
-        return jax.lax.psum(every(server, test, jax.lax.axis_index(CLIENTS), execution.num_devices), CLIENTS)
-
-    if execution.mesh is None:
-        return share(server, test)
-    whole = PartitionSpec()
-    return jax.shard_map(share, mesh=execution.mesh, in_specs=(whole, whole), out_specs=whole, check_vma=False)(server, test)
+    zero = Mean(jnp.zeros(()), jnp.zeros(()))
+    total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), "eval/loss"), zero))
+    return jax.lax.psum(total, CLIENTS) if devices > 1 else total

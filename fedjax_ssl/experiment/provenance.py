@@ -1,0 +1,150 @@
+"""What a run's bits depend on besides its config: machine, versions, layout and data, noted in `run.json`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pathlib
+import platform
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layout import Layout, read
+from fedjax_ssl.experiment.writers import read_json, write_json
+
+_log = logging.getLogger(__name__)
+
+
+def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout) -> None:
+    """Writes each run's `run.json`."""
+    for path, data in zip(paths, data_digests(experiment), strict=True):
+        write_json(path, {"layout": layout._asdict(), "machine": machine(), "data": data})
+
+
+def layout(path: pathlib.Path) -> Layout | None:
+    """The layout in a `run.json`; None, with a warning, where this machine or version cannot have it."""
+    noted = read_json(path)
+    found = read(noted.get("layout")) if isinstance(noted, dict) else None
+    there = len(jax.devices())
+    if found is not None and found.devices * found.runs_at_once <= there and _platform(noted) == jax.default_backend():
+        return found
+    got = "a layout that this version does not know" if found is None else f"{found.devices * found.runs_at_once} devices"
+    _log.warning(
+        "%s: got %s of %s, here are %d of %s: going on with other rounding",
+        *(path, got, _platform(noted), there, jax.default_backend()),
+    )
+    return None
+
+
+def _platform(noted: Any) -> Any:
+    return noted.get("machine", {}).get("platform") if isinstance(noted, dict) else None
+
+
+def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
+    """Compares the machine and the data with those that runs began with; a warning says what makes the rounding differ.
+
+    Raises:
+        ValueError: a run began with other data.
+    """
+    if not any(path.exists() for path in paths):
+        return
+    for path, data in zip(paths, data_digests(experiment), strict=True):
+        if not path.exists():
+            continue
+        noted = read_json(path)
+        if noted.get("data") != data:
+            raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
+        there, here = noted.get("machine", {}), machine()
+        if differing := [f"{key} was {there.get(key)}" for key, value in here.items() if there.get(key) != value]:
+            _log.warning("%s: going on with other rounding: %s", path.parent, ", ".join(differing))
+
+
+def machine() -> dict[str, Any]:
+    """What bits depend on: the platform, the processor, its cores, and the versions of JAX and of this package."""
+    kind = jax.devices()[0].device_kind if jax.default_backend() != "cpu" else processor()
+    return {
+        "platform": jax.default_backend(),
+        "processor": kind,
+        "cores": cores(),
+        "jax": jax.__version__,
+        "fedjax_ssl": sources(),
+    }
+
+
+def data_digests(experiment: Experiment) -> list[str]:
+    """Per run a digest of its examples and of who has which."""
+    return [_digest(experiment, i) for i in range(len(experiment.runs))]
+
+
+def _digest(experiment: Experiment, run: int) -> str:
+    problem = experiment.problem
+    digest = hashlib.blake2b(digest_size=16)
+    arrays = (*problem.train, *problem.test, *(x for table in problem.tables[run].values() for x in table))
+    for array in arrays:
+        array = np.ascontiguousarray(array)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def processor() -> str:
+    """The processor's name and generation, on which the last bits depend; its architecture where the system does not tell."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" not in first:
+        return platform.machine()
+    return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of this package's modules, another one in each version."""
+    package = pathlib.Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def git_commit() -> str | None:
+    """The commit of the code that ran, with `+` where files have changed since; None outside of a repository."""
+    here = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Where compiled programs are kept: `~/.cache/fedjax_ssl`, made where it is missing; XDG_CACHE_HOME goes first.
+
+    None where it cannot be: without a home, or where it cannot be written to.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = pathlib.Path(caches, "fedjax_ssl")
+    if not folder.is_absolute():  # a user without a home: "~" stays as it is
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None

@@ -1,0 +1,319 @@
+"""Runs in folders: rounds, evaluation, checkpoints, logs, resume and a clean stop, for one run or for several together."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import shutil
+import signal
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_ssl.experiment import provenance
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
+from fedjax_ssl.simulation.round import RunState
+
+CONFIG, SUMMARY, RUN = "config.json", "summary.json", "run.json"
+ENDED = "diverged.json"
+"""What a run leaves in place of a summary where it diverged: the reason, so that it is not run again."""
+OURS = (CONFIG, SUMMARY, RUN, ENDED, "metrics.jsonl", "checkpoints", "tensorboard")
+_log = logging.getLogger(__name__)
+
+
+class RefusedError(ValueError):
+    """A workdir from which the run cannot go on."""
+
+
+class Stop:
+    """Whether a signal asked the run to stop.
+
+    Attributes:
+        signal: the first SIGINT or SIGTERM received, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @classmethod
+    @contextmanager
+    def on_signals(cls) -> Iterator[Stop]:
+        """Within it, the first signal is noted and waits for the end of the round; a second Ctrl-C stops at once."""
+        stop = cls()
+
+        def handle(number: int, _: Any) -> None:
+            if stop.signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            stop.signal = stop.signal or number
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield stop
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:
+    """Each run's folder: the workdir itself of one run, a folder in it for each of several."""
+    return [workdir / run.name for run in experiment.runs]
+
+
+def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Makes the folder a run's own, or refuses one that holds another experiment.
+
+    A key that the folder's config lacks, as its version did not know it, has its default there; not so of method or model.
+
+    Args:
+        workdir: the folder; made where it is missing.
+        config: the resolved config, nested dicts.
+        overwrite: remove what an earlier run left (its files alone).
+
+    Raises:
+        ValueError: the folder holds another config, the message has the differing keys; or it cannot be made.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--workdir: got {workdir} ({error.strerror}), accepted: a folder that can be written to") from None
+    if overwrite:
+        for name in OURS:
+            path = workdir / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    path = workdir / CONFIG
+    if path.exists():
+        there, here = _flatten(read_json(path)), _flatten(config)
+        added = here.keys() - there.keys()
+        there |= {key: value for key, value in _flatten(Settings().to_dict()).items() if key in added}
+        differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
+        if differing:
+            shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
+            raise ValueError(
+                f"{workdir} holds another experiment: {shown}; give another --workdir, or --overwrite to start anew"
+            )
+    write_json(path, config)
+
+
+def noted_layout(workdir: pathlib.Path, names: Sequence[str]) -> Layout | None:
+    """The layout of the runs that a workdir holds unfinished, so that they go on bit for bit; None: there is none to keep."""
+    for name in names:
+        folder = workdir / name
+        if (folder / RUN).exists() and not (folder / SUMMARY).exists():
+            return provenance.layout(folder / RUN)
+    return None
+
+
+class _Folder(NamedTuple):
+    """One run's files."""
+
+    path: pathlib.Path
+    log: MetricsLog
+    checkpoints: Checkpoints
+
+    @property
+    def ended(self) -> str:
+        """Why the run has diverged; empty: it has not."""
+        path = self.path / ENDED
+        return read_json(path)[REASON] if path.exists() else ""
+
+
+def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
+    """Runs the rounds that are left, and writes into the workdir, or a folder in it for each of several runs, their results.
+
+    Runs that have finished are left out. The others go on from the newest round of which all have a checkpoint. One that
+    diverged leaves `diverged.json` in place of a summary, and has no checkpoints after that round.
+
+    Args:
+        experiment: what to run.
+        workdir: a folder that `open_workdir` has accepted, with a folder for each of several runs.
+        stop: looked at before and after every round; once it has a signal, the state is saved and the run ends.
+        stop_after: end cleanly once this many rounds are finished, and those of the same dispatch; None: run to the end.
+
+    Raises:
+        DivergedError: runs diverged, now or before; the others have gone on to the end.
+        RefusedError: every checkpoint is corrupt, the log does not reach up to the checkpoint, or the data are others.
+    """
+    paths = folders(experiment, workdir)
+    left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
+    if any(not (paths[i] / ENDED).exists() for i in left):
+        some = experiment.only(left)
+        with ExitStack() as stack:
+            open_ = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
+            _go_on(some, open_, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
+    ended = [i for i in left if (paths[i] / ENDED).exists()]
+    if ended and len(paths) == 1:
+        raise DivergedError(read_json(paths[0] / ENDED)[REASON])
+    if ended:
+        reasons = "; ".join(f"{experiment.runs[i]}: {read_json(paths[i] / ENDED)[REASON]}" for i in ended)
+        raise DivergedError(f"{len(ended)} of {len(paths)} runs diverged: {reasons}")
+
+
+def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int) -> None:
+    """Runs all up to round `end`, or to a signal."""
+    settings, layout = experiment.settings, experiment.layout
+    try:
+        provenance.check([folder.path / RUN for folder in opened], experiment)
+        done, state, last = _restore(experiment, opened)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    provenance.write([folder.path / RUN for folder in opened], experiment, layout)
+    if state is None and stop.signal is None:
+        state, last = experiment.start()
+        last = [{**row, REASON: folder.ended} if folder.ended else row for row, folder in zip(last, opened, strict=True)]
+    with ExitStack() as stack:
+        boards = [stack.enter_context(closing(TensorBoard(folder.path, start_round=done))) for folder in opened]
+        progress = stack.enter_context(closing(Progress(settings.rounds, done)))
+        steps = experiment.steps(state, last)
+        together = settings.execution.rounds_per_dispatch  # within a dispatch there is no state to stop at
+        while (done < end and stop.signal is None) or done % together:
+            state, rows = next(steps, (state, None))
+            if rows is None:  # all have diverged
+                break
+            done = rows[0]["round"]
+            if (now := layout.after(experiment.simulator.execution)) != layout:
+                layout = now
+                provenance.write([folder.path / RUN for folder in opened], experiment, layout)
+            for folder, board, row in zip(opened, boards, rows, strict=True):
+                _write(folder, board, row)
+            progress.update(done, seen(rows))
+            if (done >= end and done % together == 0) or done % settings.checkpoint_every == 0:
+                _save(experiment, opened, done, state)
+        if stop.signal is not None:
+            _save(experiment, opened, done, state)
+    for own, folder in zip(experiment.runs, opened, strict=True):
+        rows = folder.log.rows()
+        if len(rows) == settings.rounds and not folder.ended:
+            folder.checkpoints.wait()  # a summary says that nothing is left to do
+            write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+
+
+def _write(folder: _Folder, board: TensorBoard, row: Row) -> None:
+    if REASON not in row:
+        folder.log.append(row)
+        board.add(row["round"], {key: value for key, value in row.items() if key != "round"})
+    elif not folder.ended:
+        write_json(folder.path / ENDED, row)
+
+
+def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
+    if state is None:  # stopped before it began
+        return
+    for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
+        if not folder.ended:
+            folder.checkpoints.save(done, own)
+
+
+def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, RunState | None, list[Row]]:
+    """(round, state, rows of that round) of the newest checkpoints that all have which have not ended; or (0, None, [])."""
+    live = [folder for folder in opened if not folder.ended]
+    done, states = _newest_of_all(experiment, live)
+    for folder in live:
+        if len(opened) > 1:
+            folder.checkpoints.forget_after(done)
+        folder.log.truncate(done)
+    if not states:
+        return 0, None, []
+    # A run that has ended takes a place in the program: that of another, whose results nobody sees.
+    own = iter(states)
+    of_all = [states[0] if folder.ended else next(own) for folder in opened]
+    last = [{"round": done, REASON: folder.ended} if folder.ended else last_row(folder.log, done) for folder in opened]
+    return done, experiment.simulator.join(of_all), last
+
+
+def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int, list[RunState]]:
+    """The newest round of which all have a checkpoint, and the states there; (0, []): there is none yet."""
+    template, upto = experiment.simulator.template(), None
+    while True:
+        found = [folder.checkpoints.restore(template, upto) for folder in live]
+        there = [one for one in found if one is not None]
+        if len(there) < len(found):
+            new = next(folder for folder, one in zip(live, found, strict=True) if one is None)
+            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1 and all(
+                number <= experiment.settings.checkpoint_every for number, _ in there
+            )
+            if there and not (are_first and upto is None and new.log.rows()):
+                raise ValueError(
+                    f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
+                    "without it, or start anew with --overwrite"
+                )
+            if there:
+                _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
+            return 0, []
+        if len({number for number, _ in there}) == 1:
+            return there[0][0], [state for _, state in there]
+        upto = min(number for number, _ in there)
+
+
+def last_row(log: MetricsLog, done: int) -> Row:
+    """The log's row of round `done`; ValueError where it does not reach up to there."""
+    rows = log.rows()
+    if len(rows) != done or not rows:
+        raise ValueError(
+            f"{log.path} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
+            "anew with --overwrite"
+        )
+    return rows[-1]
+
+
+def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a person sees of the rows of all runs: mean accuracy and loss, the accuracies' standard deviation, all images."""
+    if len(rows) == 1:
+        return dict(rows[0])
+    columns = {
+        key: [row[key] for row in rows if key in row] for key in ("eval/accuracy", "eval/loss", "perf/client_images_per_s")
+    }
+    shown = {key: statistics.fmean(values) for key, values in columns.items() if values}
+    if len(columns["eval/accuracy"]) > 1:
+        shown["eval/accuracy_spread"] = statistics.stdev(columns["eval/accuracy"])
+    if values := columns["perf/client_images_per_s"]:
+        shown["perf/client_images_per_s"] = sum(values)
+    return shown
+
+
+def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, Any]:
+    """What `summary.json` holds, from a finished run's settings and rows, and its experiment's layout and parameters.
+
+    `eval/accuracy` is the last round's, never the best on test; `perf/client_images_per_s` is all images over all rounds'
+    seconds.
+    """
+    last = rows[-1]
+    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
+    timed = [row for row in rows if "perf/client_images_per_s" in row]
+    images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
+    devices = layout.devices * layout.runs_at_once
+    return {
+        "method": settings.method["name"],
+        "dataset": settings.data.name,
+        "seed": settings.seed,
+        "rounds": settings.rounds,
+        "eval/accuracy": last["eval/accuracy"],
+        "eval/accuracy_last5": sum(accuracies) / len(accuracies),
+        **{name: last[name] for name in TOTALS},
+        "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
+        "strategy": layout.strategy,
+        "device": f"{devices} x {jax.devices()[0].device_kind}",
+        "jax_version": jax.__version__,
+        "git_commit": provenance.git_commit(),
+        "num_params": num_params,
+    }
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys; tuples as the lists that JSON makes of them."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat

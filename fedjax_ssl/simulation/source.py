@@ -1,0 +1,286 @@
+"""Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
+
+A source has two parts. The methods of the first part run on the host and say what a round's program is called with; `open` and
+`close` are traced into that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
+from fedjax_ssl.method import Cohort, DataSpec, Method
+from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import CLIENTS
+from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
+
+PyTree = Any
+DRAWN = 64
+"""Rounds whose cohorts the host draws by one call."""
+
+
+class Problem(NamedTuple):
+    """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read.
+
+    Attributes:
+        method: the number, a traced float32 scalar, or None where there is none -> the method. One structure serves all runs.
+        train: the training pool of all runs.
+        test: the test pool of all runs.
+        tables: per run, the index tables of its data, all of the same shapes.
+        seeds: per run.
+        numbers: per run, or None.
+        spec: static facts about the data.
+        rounds: how many rounds a run has.
+        on_host: whether training images and client states stay on the host; for one run.
+    """
+
+    method: Callable[[Any], Method]
+    train: Pool
+    test: Pool
+    tables: tuple[Mapping[str, Table], ...]
+    seeds: tuple[int, ...]
+    numbers: tuple[float, ...] | None
+    spec: DataSpec
+    rounds: int
+    on_host: bool = False
+
+    @property
+    def num_runs(self) -> int:
+        """R."""
+        return len(self.seeds)
+
+    @property
+    def data(self) -> FederatedData:
+        """The first run's data."""
+        return FederatedData(self.train, self.test, **self.tables[0])
+
+
+class RunInputs(NamedTuple):
+    """What differs from run to run and never changes: index tables and the number, leading axis R where runs are several."""
+
+    tables: Mapping[str, Any]
+    number: Any
+
+
+class DeviceSource:
+    """All data and all client states are on the device.
+
+    Args:
+        problem: what to simulate.
+        shards: over how many devices the client states are spread.
+    """
+
+    def __init__(self, problem: Problem, shards: int) -> None:
+        self._problem, self._shards = problem, shards
+
+    def initialize(self, inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
+        """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
+        method, spec, data = self._problem.method(inputs.number), self._problem.spec, self._data(inputs, pools)
+        server, clients = method.init(rng.stream(key, "init"), spec)
+        first = self._cohort(key, jnp.zeros((), jnp.int32))
+        server, metrics = prepare(method, server, gather(data, first, first), key)
+        return RunState(server, self._own_share(clients), jnp.zeros((), jnp.int32), key), metrics
+
+    def open(
+        self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]
+    ) -> tuple[Method, Cohort, RoundData, RunState, Message]:
+        """What a round begins with: its cohort, their data, the state with the cohort's clients alone, and the broadcast."""
+        method = self._problem.method(inputs.number)
+        cohort, next_cohort = (self._cohort(state.key, r) for r in (state.round, state.round + 1))
+        message = method.broadcast(state.server, state.clients, cohort)
+        of_cohort = state._replace(clients=jax.tree.map(lambda x: self._take(x, cohort.ids), state.clients))
+        return method, cohort, gather(self._data(inputs, pools), cohort, next_cohort), of_cohort, message
+
+    def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
+        """The state after a round, of all clients, from that of its cohort alone."""
+        clients = jax.tree.map(lambda x, new: self._put(x, cohort.ids, new), before.clients, after.clients)
+        return after._replace(clients=clients)
+
+    def _data(self, inputs: RunInputs, pools: tuple[Pool, Pool]) -> FederatedData:
+        return FederatedData(*pools, **inputs.tables)
+
+    def _cohort(self, key: jax.Array, number: jax.Array) -> Cohort:
+        return sample(key, number, self._problem.spec, self._problem.rounds)
+
+    def _own_share(self, clients: PyTree) -> PyTree:
+        """The clients [K / D, ...] whose states this device has, of all [K, ...]."""
+        if self._shards == 1:
+            return clients
+        number = jax.lax.axis_index(CLIENTS)
+        return jax.tree.map(lambda x: x.reshape(self._shards, -1, *x.shape[1:])[number], clients)
+
+    def _take(self, x: jax.Array, ids: jax.Array) -> jax.Array:
+        """The rows `ids` [M, ...], of which each device has some."""
+        if self._shards == 1:
+            return x[ids]
+        mine = (ids // len(x) == jax.lax.axis_index(CLIENTS)).reshape(-1, *[1] * (x.ndim - 1))
+        rows = jnp.where(mine, x[ids % len(x)], jnp.zeros((), x.dtype))
+        summable = rows.astype(jnp.uint8) if x.dtype == bool else rows
+        return jax.lax.psum(summable, CLIENTS).astype(x.dtype)
+
+    def _put(self, x: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+        if self._shards == 1:
+            return x.at[ids].set(rows)
+        mine = ids // len(x) == jax.lax.axis_index(CLIENTS)
+        return x.at[jnp.where(mine, ids % len(x), len(x))].set(rows, mode="drop")
+
+
+class HostSource:
+    """Training images and client states stay on the host, in NumPy arrays.
+
+    Each round gets the images and states of its cohort, so that its cost on the device does not grow with the number of
+    clients. While the device computes a round, the host gathers the images of the next one and sends them. A method that reads
+    the whole pool or all clients' states cannot run so.
+
+    Args:
+        problem: of one run.
+        place: where arrays are sent.
+    """
+
+    def __init__(self, problem: Problem, place: Sharding) -> None:
+        self._problem, self._place = problem, place
+        self._method = problem.method(None if problem.numbers is None else problem.numbers[0])
+        self._data = problem.data
+        self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)
+        self._ahead: tuple[int, Cohort, RoundData] | None = None
+        self._drawn: dict[int, np.ndarray] = {}
+        self._key = jax.random.key(problem.seeds[0])
+
+        def draw(first: jax.Array) -> jax.Array:
+            rounds = first + jnp.arange(DRAWN)
+            return jax.vmap(lambda r: sample(self._key, r, problem.spec, problem.rounds).ids)(rounds)
+
+        self._draw = jax.jit(draw)
+
+    def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """The method's own first states."""
+        return self._method.init(rng.stream(key, "init"), self._problem.spec)
+
+    def initialize(self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]) -> tuple[RunState, Metrics]:
+        """The state before round 1, its clients in NumPy arrays; `prepared` is the compiled `prepare`."""
+        with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
+            server, clients = jax.jit(self.init)(self._key)
+        leaves, tree = jax.tree.flatten(clients)
+        del clients  # so that each leaf is freed once it is copied
+        clients = jax.tree.unflatten(tree, copied_one_by_one(leaves))
+        key, server, number = jax.device_put((self._key, server, np.zeros((), np.int32)), self._place)
+        first = self._cohort(0)
+        server, metrics = prepared(server, self._send(first, first), key)
+        return RunState(server, clients, number, key), metrics
+
+    def prepare(self, server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
+        """Traced: the server's work before round 1."""
+        return prepare(self._method, server, data, key)
+
+    def fetch(self, state: RunState) -> tuple[RunState, Cohort, RoundData]:
+        """What a round's program is called with: the state with its cohort's clients alone, the cohort, its data."""
+        number = int(state.round)
+        if self._ahead is None or self._ahead[0] != number:
+            self._ahead = self._gather(number)
+        _, cohort, data = self._ahead
+        clients = jax.device_put(jax.tree.map(lambda x: x[cohort.ids], state.clients), self._place)
+        return state._replace(clients=clients), jax.device_put(cohort, self._place), data
+
+    def store(self, before: RunState, after: RunState) -> RunState:
+        """Writes the cohort's new states to the host's; gathers the next round's data while the device is at work."""
+        assert self._ahead is not None
+        number, cohort, _ = self._ahead
+        jax.tree.map(lambda x: x.copy_to_host_async(), after.clients)
+        self._ahead = self._gather(number + 1)
+        for old, new in zip(jax.tree.leaves(before.clients), jax.tree.leaves(after.clients), strict=True):
+            old[cohort.ids] = np.asarray(new)
+        return after._replace(clients=before.clients)
+
+    def open(
+        self, state: RunState, cohort: Cohort, data: RoundData
+    ) -> tuple[Method, Cohort, RoundData, RunState, Message]:
+        """Traced: what a round begins with."""
+        return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
+
+    def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
+        """Traced: the state after a round, of its cohort alone."""
+        del before, cohort
+        return after
+
+    def _gather(self, number: int) -> tuple[int, Cohort, RoundData]:
+        cohort = self._cohort(number)
+        return number, cohort, self._send(cohort, self._cohort(number + 1))
+
+    def _send(self, cohort: Cohort, next_cohort: Cohort) -> RoundData:
+        reads_next = self._method.requires.next_cohort
+        data = gather_images(self._data, cohort, next_cohort, self._capacity, reads_next=reads_next)
+        return jax.device_put(data, self._place)
+
+    def _cohort(self, number: int) -> Cohort:
+        """The cohort of a round; the device is asked once in DRAWN rounds."""
+        first = number // DRAWN * DRAWN
+        if first not in self._drawn:
+            self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(self._draw(np.int32(first)))}
+        return Cohort(self._drawn[first][number - first], np.asarray(number, np.int32), np.int32(self._problem.rounds))
+
+
+def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
+    """The most images that a round can read: of the server, of the largest cohort, and of the next one where that is read."""
+    of_clients = [data.labeled.count + data.unlabeled.count, *([data.held.count] if reads_next else [])]
+    return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in of_clients) + data.server.count.sum())
+
+
+def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int, *, reads_next: bool) -> RoundData:
+    """What `gather` returns, with a pool of the round's own images, in the order of its index tables.
+
+    Args:
+        data: federated data in NumPy arrays.
+        cohort: who takes part.
+        next_cohort: who takes part in the round to come.
+        size: images in the pool, >= those that the round reads; the rest is zeros.
+        reads_next: whether the server reads the data of the cohort to come.
+
+    Returns:
+        RoundData of NumPy arrays. `server.unlabeled` is empty, as the whole pool is not at hand; `server.next_cohort` is None
+        where it is not read.
+    """
+    none = Table(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
+    rows = gather(data._replace(pooled=none), cohort, next_cohort)
+    if not reads_next:
+        rows = rows._replace(server=rows.server._replace(next_cohort=cast(Examples, None)))  # to read it is an error
+    pool = data.train.images
+    images = np.zeros((size, *pool.shape[1:]), pool.dtype)
+    used = 0
+
+    def fetch(examples: Any) -> Any:
+        nonlocal used
+        if not isinstance(examples, Examples):
+            return examples
+        real = np.arange(examples.index.shape[-1]) < np.asarray(examples.count)[..., None]
+        start, used = used, used + int(real.sum())
+        images[start:used] = pool[examples.index[real]]
+        index = np.zeros_like(examples.index)
+        index[real] = np.arange(start, used)
+        return examples._replace(index=index)
+
+    clients, server = jax.tree.map(fetch, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
+    return RoundData(images, clients, server)
+
+
+def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:
+    """Writable copies in NumPy. The list loses each leaf before the next is copied, so that only one is there twice."""
+    copies = []
+    while leaves:
+        copies.append(np.array(leaves.pop(0)))
+    return copies
+
+
+def cpu() -> jax.Device | None:
+    """The host as a device; None, for which the default device stands, where JAX_PLATFORMS leaves the CPU out."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        return None
