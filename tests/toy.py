@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data.federated import FederatedData, Pool, pack
-from fedjax_ssl.method import ClientOutput, DataSpec, Method
+from fedjax_ssl.data.federated import TABLES, FederatedData, Pool, pack
+from fedjax_ssl.method import ClientOutput, DataSpec, Method, Requires
 from fedjax_ssl.metrics import Mean, Sum
-from fedjax_ssl.simulation.execution import Execution, client_mesh
-from fedjax_ssl.simulation.simulator import Problem
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.simulator import Simulator
+from fedjax_ssl.simulation.source import Problem
 
 SIZES = (3, 1, 4, 2, 5, 2, 1)
 
@@ -57,26 +58,50 @@ def method(*, bad_client: int = -1, aggregator: str = "sum") -> Method:
         broadcast=lambda server, clients, cohort: (server, cohort.ids),
         client_update=client_update,
         server_update=server_update,
-        predict=lambda server, images, _: jnp.stack(
-            [images.reshape(-1).astype(jnp.float32), images.reshape(-1) * server["w"]], 1
-        ),
+        predict={
+            "w": lambda server, images, _: jnp.stack(
+                [images.reshape(-1).astype(jnp.float32), images.reshape(-1) * server["w"]], 1
+            )
+        },
+        requires=Requires(next_cohort=True),
         aggregator=aggregator,
     )
 
 
-def problem(cohort_size: int = 5, **options) -> Problem:
-    """The problem, ready to simulate."""
-    federated = data()
-    return Problem(method(**options), federated, DataSpec((1, 1, 1), 2, len(SIZES)), cohort_size)
+def problem(
+    cohort_size: int = 5, *, made=None, sizes=SIZES, seeds=(0,), rounds: int = 9, on_host: bool = False, **options
+) -> Problem:
+    """The problem of one run or of several; `made` is the method, and `options` are those of `method` where it is not given."""
+    federated = data(sizes)
+    made = made or method(**options)
+    return Problem(
+        method=lambda number: made,
+        train=federated.train,
+        test=federated.test,
+        tables=({name: getattr(federated, name) for name in TABLES},) * len(seeds),
+        seeds=seeds,
+        numbers=None,
+        spec=DataSpec((1, 1, 1), 2, len(sizes), cohort_size),
+        rounds=rounds,
+        on_host=on_host,
+    )
 
 
-def executions() -> dict[str, Execution]:
-    """Every way to map clients: all strategies, chunks that do not divide the cohort, devices that do not either."""
-    mesh = client_mesh(4)
-    return {
-        "vmap": Execution(0),
-        "scan": Execution(1),
-        "chunked": Execution(2),
-        "sharded": Execution(0, mesh),
-        "sharded_chunked": Execution(1, mesh),
-    }
+EXECUTIONS: dict[str, Execution] = {
+    "vmap": Execution(0),
+    "scan": Execution(1),
+    "chunked": Execution(2),
+    "sharded": Execution(0, devices=4),
+    "sharded_chunked": Execution(1, devices=4),
+}
+"""Every way to map clients: all strategies, chunks that do not divide the cohort, devices that do not either."""
+
+
+def run(problem: Problem, execution: Execution, rounds: int):
+    """The simulator, the state and the rows after some rounds of one run."""
+    simulator = Simulator(problem, execution)
+    state, rows = simulator.initialize(), []
+    for _ in range(rounds):
+        state, row = simulator.round(state)
+        rows.append(row)
+    return simulator, state, rows

@@ -239,6 +239,7 @@ class Simulator:
                 return jax.vmap(lambda *one: function(*one, *of_all))(*of_runs)
             return jax.lax.map(lambda one: function(*one, *of_all), of_runs)
 
+        local.__name__ = function.__name__  # the program's, in profiles and caches
         if mesh is None:
             return local
         # The replication check would ask every method to mark the constants of its loops as varying over devices.

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.method import DataSpec
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
 
 
 def draws(num_clients: int, size: int, rounds: int, seed: int = 0) -> np.ndarray:
-    key = jax.random.key(seed)
-    many = jax.jit(jax.vmap(lambda r: sample(key, r, num_clients, size).ids))
+    key, spec = jax.random.key(seed), DataSpec((1,), 2, num_clients, size)
+    many = jax.jit(jax.vmap(lambda r: sample(key, r, spec, rounds).ids))
     return np.asarray(many(jnp.arange(rounds, dtype=jnp.int32)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
-from fedjax_ssl.simulation.client_store import HostSimulator
+from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
@@ -35,7 +35,7 @@ def recording():
             record(base.server_update(server["model"], aggregate, data, key)[0], data),
             {},
         ),
-        predict=lambda server, images, mask: base.predict(server["model"], images, mask),
+        predict={"w": lambda server, images, mask: base.predict["w"](server["model"], images, mask)},
     )
 
 
@@ -49,27 +49,21 @@ def announced(state) -> list[int]:
     return sorted(ids.tolist())
 
 
-def simulator(simulator_class):
-    return simulator_class(toy.problem(COHORT)._replace(method=recording()), toy.executions()["vmap"], 4)
+def simulator(on_host: bool):
+    return Simulator(toy.problem(COHORT, made=recording(), on_host=on_host), Execution())
 
 
-def first_round(simulator_class) -> tuple[list[int], list[int]]:
-    """Who had been announced before round 1, and who took part in it."""
-    running = simulator(simulator_class)
-    state, _ = running.initialize(0)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_the_preparation_sees_the_first_cohort(on_host):
+    running = simulator(on_host)
+    state = running.initialize()
     before = announced(state)
     state, _ = running.round(state)
-    return before, np.flatnonzero(state.clients).tolist()
+    assert before == np.flatnonzero(state.clients).tolist()
 
 
-@pytest.mark.parametrize("simulator_class", [Simulator, HostSimulator])
-def test_the_preparation_sees_the_first_cohort(simulator_class):
-    before, took_part = first_round(simulator_class)
-    assert before == took_part
-
-
-@pytest.mark.parametrize("simulator_class", [Simulator, HostSimulator])
-def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(simulator_class, tmp_path):
+@pytest.mark.parametrize("on_host", [False, True])
+def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(on_host, tmp_path):
 
     def round_(running, state):
         """One round: the state after it, who had been announced for it, and who took part in it."""
@@ -77,18 +71,18 @@ def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(sim
         state, _ = running.round(state)
         return state, (expected, np.flatnonzero(np.asarray(state.clients) - before).tolist())
 
-    first, cohorts = simulator(simulator_class), []
-    state, _ = first.initialize(0)
+    first, cohorts = simulator(on_host), []
+    state = first.initialize()
     state, _ = first.round(state)
     for _ in range(3):
         state, cohort = round_(first, state)
         cohorts.append(cohort)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.restore(first.template(0))
+        checkpoints.restore(first.template())
         checkpoints.save(4, state)
     with Checkpoints(tmp_path) as checkpoints:
-        resumed = simulator(simulator_class)
-        _, state = checkpoints.restore(resumed.template(0))
+        resumed = simulator(on_host)
+        _, state = checkpoints.restore(resumed.template())
     for _ in range(2):
         state, cohort = round_(resumed, state)
         cohorts.append(cohort)
