@@ -1,10 +1,8 @@
 """Fixtures and settings shared by all tests."""
 
-import gc
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; workers and subprocesses inherit it
     _cache = tempfile.TemporaryDirectory()  # what one test compiles serves the others, until the session ends
@@ -35,16 +33,7 @@ def pytest_configure(config) -> None:
 def usual_emitters(monkeypatch) -> None:
     """The loop emitters that users have: two programs that compute the same give the same bits; the others fuse them apart."""
     options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-    monkeypatch.setattr("fedjax_ssl.simulation.simulator.compiler_options", lambda platform, compiler: options)
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """What refers to itself stays in memory until it is asked for: no collection begins by chance."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    monkeypatch.setattr("fedjax_ssl.simulation.simulator.compiler_options", lambda platform: options)
 
 
 @pytest.fixture

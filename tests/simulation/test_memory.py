@@ -19,7 +19,7 @@ def tight(monkeypatch):
 
     def run(self, *args):
         result = call(self, *args)  # the state that it was given is gone
-        if self._execution.shrinks and "rounds" in str(self._jitted):
+        if self._execution.shrinks and self._jitted.__name__ == "rounds":
             tried.append(self._execution.chunk_size)
             if self._execution.chunk_size not in (1, 2):
                 raise jax.errors.JaxRuntimeError(SHORT)

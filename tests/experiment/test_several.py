@@ -1,19 +1,19 @@
 """Several runs as one program: each equals the run alone, it is traced once, and one that diverges does not end the others."""
 
-import dataclasses
 import itertools
 
 import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import TABLES, FederatedData
+from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.data.sources.builtin import synthetic
-from fedjax_ssl.experiment import build, many
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.runs import replaced_fields, runs_of
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.many import ManySimulator, Spread, spread_of
-from fedjax_ssl.simulation.simulator import Problem, Simulator
+from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
 
 IMAGES = synthetic(seed=0)  # those of all runs
@@ -22,6 +22,7 @@ SEEDS = 3
 # keeps its clients' pseudo-labels, in tables that are as wide as those of the largest client.
 METHODS = (("fixmatch", "server"), ("fl2", "server"), ("fedsem", "clients"))
 DIRICHLET = {"data__partition": "dirichlet", "data__alpha": 0.5, "data__min_size": 2}
+RATE = "client.optimizer.learning_rate"
 
 
 def config(method, labels_at="", **overrides):
@@ -64,41 +65,46 @@ def assert_same_rows(alone, own):
     assert without_times(own) == pytest.approx(without_times(alone), rel=1e-4, abs=1e-6)
 
 
-def alone(experiment, run, dataset=IMAGES):
+def alone(experiment, run):
     """The run's own experiment, its clients one after another."""
-    execution = dataclasses.replace(experiment.runs[run].settings.execution, strategy="scan", devices=0)
-    return build.build(dataclasses.replace(experiment.runs[run].settings, execution=execution), dataset)
+    settings = experiment.runs[run].settings
+    of_run = replaced_fields(settings.execution, strategy="scan", devices=0)
+    return build(replaced_fields(settings, execution=of_run), IMAGES)
+
+
+def devices(experiment) -> int:
+    """Devices of a run, and of all runs."""
+    return experiment.layout.devices, experiment.layout.devices * experiment.layout.runs_at_once
 
 
 @pytest.mark.parametrize("method", METHODS, ids="-".join)
 def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
-    experiment = many.build(config(*method), IMAGES)
+    experiment = build(config(*method), IMAGES)
     assert [str(run) for run in experiment.runs] == ["seed 0", "seed 1", "seed 2"]
-    assert experiment.num_devices == 2
+    assert devices(experiment) == (1, 2)
     state, rows = next(experiment.rounds())
-    for number, own in enumerate(experiment.states(state)):
+    states = experiment.simulator.split(state)
+    for number, own in enumerate(states):
         expected, row = next(alone(experiment, number).rounds())
         assert_equal(expected, own)
         assert_same_rows(row, rows[number])
-    servers = [own.server for own in experiment.states(state)]
-    assert distance(servers[0], servers[1]) > 1e-2
+    assert distance(states[0].server, states[1].server) > 1e-2
 
 
 # FedMatch's server keeps all updates, and FedSem's clients something of their own; five clients leave a slot over.
 @pytest.mark.parametrize("method", [("fl2", "server"), ("fedsem", "clients"), ("fedmatch", "clients")], ids="-".join)
 def test_where_there_are_devices_enough_they_share_the_clients_of_a_run(method):
-    experiment = many.build(config(*method, seeds=2, execution__devices=4), IMAGES)
-    assert (experiment.layout.strategy, experiment.layout.devices, experiment.num_devices) == ("sharded", 2, 4)
-    assert experiment.simulator.spread.mesh.shape == {"runs": 2, "clients": 2}
+    experiment = build(config(*method, seeds=2, execution__devices=4), IMAGES)
+    assert (experiment.layout.strategy, *devices(experiment)) == ("sharded", 2, 4)
     rounds = zip(experiment.rounds(), *(alone(experiment, number).rounds() for number in range(2)), strict=True)
     for (state, rows), *both in itertools.islice(rounds, 2):
-        for (expected, row), own, found in zip(both, experiment.states(state), rows, strict=True):
+        for (expected, row), own, found in zip(both, experiment.simulator.split(state), rows, strict=True):
             assert_equal(expected, own)
             assert_same_rows(row, found)
 
 
 def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(monkeypatch):
-    experiment = many.build(config("fixmatch", seeds=2, execution__devices=4, execution__batch_size=10), IMAGES)
+    experiment = build(config("fixmatch", seeds=2, execution__devices=4, execution__batch_size=10), IMAGES)
     run_chunks, fori_loop, clients, batches = execution._run_chunks, jax.lax.fori_loop, [], []
 
     def noted(client, shared, cohort, *rest):
@@ -127,44 +133,43 @@ def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(m
     ],
 )
 def test_devices_are_those_that_save_a_turn(given, of_run, all_):
-    experiment = many.build(config("fixmatch", **{"execution__devices": 0, **given}), IMAGES)
-    assert (experiment.layout.devices, experiment.num_devices) == (of_run, all_)
+    experiment = build(config("fixmatch", **{"execution__devices": 0, **given}), IMAGES)
+    assert devices(experiment) == (of_run, all_)
     assert (experiment.layout.strategy == "sharded") == (of_run > 1)
 
 
-def test_some_of_the_runs_have_the_layout_that_is_usual_for_so_many():
-    some = many.build(config("fixmatch", seeds=4, execution__devices=4), IMAGES).only([2, 3])
-    assert (some.layout.strategy, some.layout.devices, some.num_devices) == ("sharded", 2, 4)
+def test_some_of_the_runs_are_an_experiment_of_the_same_layout_on_the_same_tables():
+    experiment = build(config("fixmatch", seeds=4, execution__devices=4, **DIRICHLET), IMAGES)
+    some = experiment.only([2, 3])
+    assert some.layout == experiment.layout
+    assert (some.problem.seeds, some.problem.tables) == ((2, 3), experiment.problem.tables[2:])
+    _, rows = next(experiment.rounds())
+    _, (third, fourth) = next(some.rounds())
+    assert without_times(third) == pytest.approx(without_times(rows[2]))
+    assert without_times(fourth) == pytest.approx(without_times(rows[3]))
+    assert experiment.only(range(4)) is experiment
 
 
-def test_a_run_has_no_more_devices_than_there_are():
-    experiment = many.build(config("fixmatch", seeds=2, execution__devices=4), IMAGES)
-    with pytest.raises(ValueError, match="num_devices: got 1, accepted: at least 2, the devices of one run"):
-        experiment.in_layout(experiment.layout, 1)
-
-
-@pytest.mark.parametrize(("vmapped", "chunk"), [(True, 0), (False, 2)])
-def test_runs_that_devices_share_may_also_be_vmapped_and_their_clients_go_in_chunks(vmapped, chunk):
-    experiment = many.build(config("fl2", seeds=2, execution__devices=4), IMAGES)
+@pytest.mark.parametrize(("vmap_runs", "chunk"), [(True, 0), (False, 2)])
+def test_runs_that_devices_share_may_also_be_vmapped_and_their_clients_go_in_chunks(vmap_runs, chunk):
+    experiment = build(config("fl2", seeds=2, execution__devices=4), IMAGES)
     states = []
-    for spread, at_once in ((experiment.simulator.spread, 1), (spread_of(2, 2, 2)._replace(vmapped=vmapped), chunk)):
-        simulator = ManySimulator(experiment.problem, spread, Execution(at_once, share=2), 250)
-        states.append(simulator.round(simulator.initialize()[0], ["a", "b"])[0])
-    for one, other in zip(*map(experiment.states, states), strict=True):
+    for way in (experiment.layout.execution(experiment.settings), Execution(chunk, devices=2, vmap_runs=vmap_runs)):
+        simulator = Simulator(experiment.problem, way)
+        states.append(simulator.split(simulator.dispatch(simulator.initialize(), ["a", "b"])[0]))
+    for one, other in zip(*states, strict=True):
         assert_equal(one, other)
 
 
 def test_what_the_server_alone_trains_has_no_clients_to_share():
-    experiment = many.build(tiny.config("freematch_central", seeds=2, execution__strategy="auto"), IMAGES)
-    assert (experiment.layout.devices, experiment.num_devices) == (1, 2)
+    experiment = build(tiny.config("freematch_central", seeds=2, execution__strategy="auto"), IMAGES)
+    assert devices(experiment) == (1, 2)
 
 
-@pytest.mark.parametrize("vmapped", [False, True])
 @pytest.mark.parametrize("method", METHODS, ids="-".join)
-def test_seeds_whose_largest_clients_differ_equal_the_runs_alone_on_tables_of_their_width(method, vmapped):
-    experiment = many.build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
-    problem, simulator = experiment.problem, experiment.simulator
-    widths = set()
+def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
+    experiment = build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
+    problem, widths = experiment.problem, set()
     for number, tables in enumerate(problem.tables):
         own = alone(experiment, number).problem.data
         widths.add(own.unlabeled.index.shape[1])
@@ -175,41 +180,41 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone_on_tables_of_th
             assert not np.any(tables[name].index[:, narrow.index.shape[1] :])
     assert len(widths) > 1
     assert problem.spec.client_rows == max(widths)
-    if vmapped:
-        simulator = ManySimulator(problem, Spread(None, True), Execution(0), 250)
-    state, _ = simulator.round(simulator.initialize()[0], ["a", "b", "c"])
-    accuracies = simulator.evaluate(state)
-    for number, own in enumerate(experiment.states(state)):
-        data = FederatedData(problem.train, problem.test, **problem.tables[number])
-        single = Simulator(Problem(problem.method(None), data, problem.spec, problem.cohort_size), Execution(1), 250)
-        expected, _ = single.round(single.initialize(problem.seeds[number])[0])
-        assert_equal(expected, own)
-        assert single.evaluate(expected) == pytest.approx(accuracies[number], rel=1e-4)
-        if method[0] != "fedsem":  # its clients shuffle both kinds of examples in one table, where the width shows
-            assert_equal(next(alone(experiment, number).rounds())[0], own)
+    state, rows = next(experiment.rounds())
+    for number, own in enumerate(experiment.simulator.split(state)):
+        # On tables of the same width, and, but for FedSem, whose clients shuffle both kinds of examples in one table, where the
+        # width shows, on its own.
+        same_width = experiment.only([number])
+        assert_equal(next(same_width.rounds())[0], own)
+        if method[0] != "fedsem":
+            expected, row = next(alone(experiment, number).rounds())
+            assert_equal(expected, own)
+            assert_same_rows(row, rows[number])
 
 
 def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
-    experiment, known = many.build(config("fixmatch", **DIRICHLET), IMAGES), []
-    monkeypatch.setattr(build.Plan, "method", lambda self, counts: known.append(counts))
-    experiment.problem.method(None)
+    known, options = [], type(Settings.from_dict(config("fixmatch")).method_options())
+    monkeypatch.setattr(options, "for_run", lambda self, rounds, counts: known.append((rounds, counts)) or self)
+    experiment = build(config("fixmatch", **DIRICHLET), IMAGES)
     counts = [tables["unlabeled"].count for tables in experiment.problem.tables]
-    np.testing.assert_array_equal(known[0][:, 1], np.concatenate(counts))
+    (rounds, given), *_ = known
+    assert rounds == 3
+    np.testing.assert_array_equal(given[:, 1], np.concatenate(counts))
 
 
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        ("client.optimizer.learning_rate", (0.01, 0.1, 0.03)),
+        (RATE, (0.01, 0.1, 0.03)),
         ("method.confidence", (0.12, 0.2)),
         ("data.alpha", (0.5, 100.0)),  # of the split, which no program reads
     ],
 )
 def test_values_of_a_number_equal_the_runs_with_each(key, values):
     given = config("fixmatch", seeds=1, vary=key, values=values, **(DIRICHLET if key == "data.alpha" else {}))
-    experiment = many.build(given, IMAGES)
+    experiment = build(given, IMAGES)
     state, rows = next(experiment.rounds())
-    found = experiment.states(state)
+    found = experiment.simulator.split(state)
     assert distance(found[0].server, found[1].server) > 1e-4
     if key == "data.alpha":
         sizes = [np.std(tables["unlabeled"].count) for tables in experiment.problem.tables]
@@ -235,13 +240,12 @@ def test_values_of_a_number_equal_the_runs_with_each(key, values):
     ],
 )
 def test_values_of_what_zero_switches_off_equal_the_runs_with_each(method, key, values):
-    given = config(method, network="linear", seeds=1, vary=key, values=values)
-    experiment = many.build(given, IMAGES)
+    experiment = build(config(method, network="linear", seeds=1, vary=key, values=values), IMAGES)
 
     def second(experiment):  # the server's momentum shows from there on
         return list(itertools.islice(experiment.rounds(), 2))[-1][0]
 
-    found = experiment.states(second(experiment))
+    found = experiment.simulator.split(second(experiment))
     assert distance(found[0].server, found[1].server) > 1e-4
     for number in range(2):
         assert_equal(second(alone(experiment, number)), found[number])
@@ -251,17 +255,16 @@ def test_a_number_by_which_the_program_is_chosen_is_refused_in_one_line():
     key = "method.fairness_weight"
     given = tiny.config("freematch_central", seeds=1, vary=key, values=(0.1, 0.2), execution__strategy="auto")
     with pytest.raises(ValueError, match=f"vary: got '{key}', by which the program of method.name=freematch_central is chosen"):
-        many.build(given, IMAGES)
+        build(given, IMAGES)
 
 
 @pytest.mark.parametrize("varied", [False, True])
 def test_the_client_is_traced_once(varied):
-    several = {"seeds": 1, "vary": "client.optimizer.learning_rate", "values": (0.1, 0.2, 0.3)} if varied else {}
-    experiment = many.build(config("fixmatch", **several), IMAGES)
-    traces = []
+    several = {"seeds": 1, "vary": RATE, "values": (0.1, 0.2, 0.3)} if varied else {}
+    problem, traces = build(config("fixmatch", **several), IMAGES).problem, []
 
     def method(number):
-        own = experiment.problem.method(number)
+        own = problem.method(number)
 
         def counted(*args):
             traces.append(1)
@@ -269,25 +272,23 @@ def test_the_client_is_traced_once(varied):
 
         return own._replace(client_update=counted)
 
-    simulator = ManySimulator(experiment.problem._replace(method=method), Spread(None, False), Execution(1), 250)
+    simulator = Simulator(problem._replace(method=method), Execution(1))
     simulator.trace()
     simulator.template()
-    state, _ = simulator.initialize()
-    compiled = set()
+    state, compiled = simulator.initialize(), set()
     for _ in range(3):
-        state, _ = simulator.round(state, ["a", "b", "c"])
+        state, _ = simulator.dispatch(state, ["a", "b", "c"])
         compiled.add(simulator.compile_s)
     assert len(traces) == 1
     assert len(compiled) == 1
 
 
 def test_a_run_that_diverges_is_named_and_the_others_go_on():
-    key = "client.optimizer.learning_rate"
-    experiment = many.build(config("fixmatch", seeds=1, vary=key, values=(0.03, 1e37), method__confidence=0.0), IMAGES)
+    experiment = build(config("fixmatch", seeds=1, vary=RATE, values=(0.03, 1e37), method__confidence=0.0), IMAGES)
     rows = [rows for _, rows in experiment.rounds()]
     assert [row[0]["round"] for row in rows] == [1, 2, 3]
     for number, (good, bad) in enumerate(rows, start=1):
-        assert "eval/accuracy" not in good or good["eval/accuracy"] > 0
+        assert good["eval/accuracy"] > 0 if number in (2, 3) else "eval/accuracy" not in good
         assert np.isfinite(good["client/loss"])
         assert bad.keys() == {"round", "diverged"}
         assert bad["round"] == number
@@ -297,9 +298,57 @@ def test_a_run_that_diverges_is_named_and_the_others_go_on():
 
 
 def test_rounds_end_once_all_runs_have_diverged(caplog):
-    key = "client.optimizer.learning_rate"
-    experiment = many.build(config("fixmatch", seeds=1, vary=key, values=(1e36, 1e37), method__confidence=0.0), IMAGES)
+    experiment = build(config("fixmatch", seeds=1, vary=RATE, values=(1e36, 1e37), method__confidence=0.0), IMAGES)
     rows = [rows for _, rows in experiment.rounds()]
     assert len(rows) == 1
     assert all("diverged" in row for row in rows[0])
-    assert "learning_rate=1e+37, round 1: client(s)" in caplog.text
+    assert "learning_rate=1e+37, round 1: client " in caplog.text
+
+
+def test_the_runs_have_the_settings_that_they_have_alone():
+    seeds = runs_of(Settings.from_dict(config("fixmatch", seeds=3, seed=5)))
+    assert [run.settings for run in seeds] == [Settings.from_dict(config("fixmatch", seeds=1, seed=seed)) for seed in (5, 6, 7)]
+    assert [run.name for run in seeds] == ["5", "6", "7"]
+    values = runs_of(Settings.from_dict(config("fixmatch", seeds=1, vary="method.confidence", values=(0.5, 1))))
+    assert [run.settings for run in values] == [
+        Settings.from_dict(config("fixmatch", seeds=1, method__confidence=value)) for value in (0.5, 1.0)
+    ]
+    assert [run.name for run in values] == ["0-confidence=0.5", "0-confidence=1.0"]
+    (one,) = runs_of(Settings.from_dict(config("fixmatch", seeds=1)))
+    assert (one.name, str(one), one.number) == ("", "seed 0", None)
+
+
+WRONG = [
+    ({"seeds": 0}, "seeds: got 0, accepted"),
+    ({"seeds": 2, "vary": RATE, "values": (0.1, 0.2)}, "seeds: got 2 with vary and values, accepted: 1"),
+    ({"values": (0.1, 0.2)}, "vary: got '' with 2 values"),
+    ({"vary": RATE}, r"values: got \(\) with vary=client.optimizer.learning_rate, accepted: two numbers or more"),
+    ({"vary": RATE, "values": (0.1,)}, "values: got .* accepted: two numbers or more, each once"),
+    ({"vary": RATE, "values": (0.1, 0.1)}, "values: got .* accepted: two numbers or more, each once"),
+    ({"vary": RATE, "values": (0.1, -1.0)}, "client.optimizer.learning_rate: got -1.0, accepted"),
+    ({"vary": "method.confidence", "values": (0.1, 2.0)}, "method.confidence: got 2.0, accepted"),
+    ({"vary": "client.optimizer.learning_rat", "values": (0.1, 0.2)}, f"accepted: .*did you mean '{RATE}'"),
+    (
+        {"vary": "client.epochs", "values": (1.0, 2.0)},
+        "vary: got 'client.epochs', which is a int, accepted: the key of a float",
+    ),
+    (
+        {"vary": "rounds", "values": (1.0, 2.0)},
+        "vary: got 'rounds', accepted: the key of a float in client, server, method, data",
+    ),
+    ({"seeds": 2, "execution__data": "host"}, "execution.data: got host with 2 runs, accepted: device"),
+    ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
+    ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
+    (
+        {"vary": "client.optimizer.momentum", "values": (0.1, 0.0)},
+        r"values: got \(0.1, 0.0\) with vary=client.optimizer.momentum, accepted: numbers > 0, as without momentum",
+    ),
+    ({"vary": "client.optimizer.momentum", "values": (0.1, -0.2)}, "client.optimizer.momentum: got -0.2, accepted"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_what_cannot_be_several_runs_is_one_line(given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(config("fixmatch", **{"seeds": 1, "data__name": "digits"} | given))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,240 @@
+"""Which strategy `auto` is, on how many devices, with which lowering and options, and what the commands set up."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.layout import BATCH_SIZE, BATCH_SIZE_ON_CPU, resolve
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.method import Requires
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.simulator import Program, compiler_options
+from launch import command
+from tests import tiny
+
+ALONE = Requires(clients=False)
+
+
+def on(monkeypatch, platform, devices=1):
+    """A machine with such devices, as far as layouts are chosen."""
+    monkeypatch.setattr(jax, "devices", lambda *_: [types.SimpleNamespace(platform=platform)] * devices)
+
+
+def layout(requires=Requires(), runs=1, network="cnn", **overrides):
+    given = {"execution__strategy": "auto", "cohort_size": 5, "data__num_clients": 20} | overrides
+    return resolve(Settings.from_dict(tiny.config("fixmatch", network=network, **given)), requires, runs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "requires", "strategy", "devices"),
+    [
+        ({"cohort_size": 8}, Requires(), "sharded", 4),  # the tests have 4 devices
+        ({"cohort_size": 5}, Requires(), "sharded", 3),  # in two turns, as on 4
+        ({"cohort_size": 3}, Requires(), "sharded", 3),
+        ({"cohort_size": 1}, Requires(), "scan", 1),
+        ({"execution__devices": 1}, Requires(), "scan", 1),
+        ({"execution__devices": 2}, Requires(), "sharded", 2),
+        ({}, ALONE, "scan", 1),
+    ],
+)
+def test_auto_shards_over_the_devices_that_the_cohort_can_use(overrides, requires, strategy, devices):
+    found = layout(requires, **overrides)
+    assert (found.strategy, found.devices) == (strategy, devices)
+
+
+@pytest.mark.parametrize(
+    ("platform", "network", "norm", "size"),
+    [
+        ("cpu", "cnn", "static", BATCH_SIZE_ON_CPU),
+        ("cpu", "cnn", "batch", BATCH_SIZE),  # its statistics are the batch's
+        ("cpu", "linear", "static", BATCH_SIZE),
+        ("gpu", "cnn", "static", BATCH_SIZE),
+        ("tpu", "cnn", "static", BATCH_SIZE),
+    ],
+)
+def test_forward_passes_have_few_examples_where_that_is_faster_and_no_other_result(monkeypatch, platform, network, norm, size):
+    on(monkeypatch, platform)
+    assert layout(network=network, model__norm=norm).batch_size == size
+    assert layout(network=network, model__norm=norm, execution__batch_size=7).batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("platform", "overrides", "requires", "conv", "strategy"),
+    [
+        ("gpu", {}, Requires(), "gpu", "vmap"),
+        ("gpu", {"execution__strategy": "scan"}, Requires(), "xla", "scan"),
+        ("gpu", {"cohort_size": 1}, Requires(), "xla", "vmap"),
+        ("gpu", {}, ALONE, "xla", "vmap"),
+        ("cpu", {}, Requires(), "cpu", "scan"),
+        ("tpu", {}, Requires(), "xla", "vmap"),
+        ("gpu", {"execution__conv": "xla"}, Requires(), "xla", "vmap"),
+    ],
+)
+def test_the_lowering_is_the_platforms(monkeypatch, platform, overrides, requires, conv, strategy):
+    on(monkeypatch, platform)
+    found = layout(requires, **overrides)
+    assert (found.conv, found.strategy) == (conv, strategy)
+
+
+@pytest.mark.parametrize(("cohort_size", "devices", "conv"), [(2, 2, "xla"), (4, 8, "xla"), (4, 2, "gpu")])
+def test_a_gpu_with_one_client_has_no_kernels_of_several(monkeypatch, cohort_size, devices, conv):
+    on(monkeypatch, "gpu", devices)
+    assert layout(cohort_size=cohort_size).conv == conv
+
+
+def test_runs_of_an_accelerator_are_vmapped_where_all_clients_run_at_once(monkeypatch):
+    on(monkeypatch, "gpu")
+    assert layout(runs=3).vmap_runs
+    assert layout(runs=3).conv == "gpu"
+    assert not layout(runs=3, execution__strategy="chunked", execution__chunk_size=2).vmap_runs
+    assert not layout(runs=1).vmap_runs
+    on(monkeypatch, "cpu")
+    assert not layout(runs=3).vmap_runs
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"execution__devices": 9}, "execution.devices: got 9, accepted: at most 4, the devices there are"),
+        (
+            {"execution__strategy": "vmap", "execution__devices": 2},
+            "execution.devices: got 2 with strategy=vmap, accepted: 1, or strategy=sharded",
+        ),
+        (
+            {"execution__strategy": "scan", "execution__chunk_size": 2},
+            "execution.chunk_size: got 2 with strategy=scan, accepted: 0, or chunked",
+        ),
+    ],
+)
+def test_what_excludes_each_other_is_one_line(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        layout(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"execution__rounds_per_dispatch": 2}, "execution.rounds_per_dispatch: got 2 with execution.data=host, accepted: 1"),
+        ({"server__sbn_data": "all"}, "execution.data: got host with method.name=fl2 and server.sbn_data=all"),
+        ({"method__name": "fedmatch"}, "execution.data: got host with method.name=fedmatch, accepted: device"),
+        ({"method__name": "freematch_central"}, "execution.data: got host with method.name=freematch_central"),
+    ],
+)
+def test_data_that_cannot_stay_on_the_host_are_refused(overrides, message):
+    method = overrides.pop("method__name", "fl2")
+    with pytest.raises(ValueError, match=message):
+        build(tiny.config(method, network="cnn", execution__data="host", **overrides))
+
+
+@pytest.mark.parametrize(("given", "size"), [({}, BATCH_SIZE_ON_CPU), ({"execution__batch_size": 9}, 9)])
+def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
+    experiment, sizes = tiny.experiment("fixmatch", network="cnn", **given), []
+
+    def predict(_, images, mask):
+        sizes.append((len(images), int(mask.sum())))
+        return np.zeros((size, 3))
+
+    experiment.__dict__["_predict"] = predict
+    state = experiment.simulator.initialize()
+    assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 3)
+    assert sizes == [(size, size), (size, 1)]
+
+
+def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch):
+    assert compiler_options("cpu") == {}  # the tests' own level goes first
+    assert compiler_options("tpu") == {}
+    assert compiler_options("gpu")["xla_gpu_exclude_nondeterministic_ops"] is True
+    monkeypatch.delenv("XLA_FLAGS")
+    assert compiler_options("cpu") == {"xla_backend_optimization_level": "2"}
+    assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_exclude_nondeterministic_ops=false")
+    assert compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": False}
+
+
+@pytest.mark.parametrize("data", ["device", "host"])
+@pytest.mark.parametrize(("precision", "asked"), [("default", "DEFAULT"), ("tensorfloat32", "HIGH"), ("float32", "HIGHEST")])
+def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, precision, asked, data):
+    experiment = build(tiny.config("fixmatch", execution__precision=precision, execution__data=data))
+    texts = []
+
+    def look(lowered, *_):
+        texts.append(lowered.as_text())
+        raise InterruptedError  # of each program only what it asks for is seen: nothing is compiled
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", look)
+    simulator, state = experiment.simulator, experiment.simulator.template()
+    programs = [lambda: simulator.evaluate(state)]
+    if data == "device":
+        programs += [simulator.initialize, lambda: simulator.round(state)]
+    for program in programs:
+        with pytest.raises(InterruptedError):
+            program()
+    asked_for = [set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) for text in texts]
+    assert asked_for == [{(asked, asked)}] * len(programs)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
+        ({"JAX_NUM_CPU_DEVICES": "5"}, 5),
+    ],
+)
+def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(environment, expected):
+    inherited = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    code = "from launch import command; command.use_all_cores(); import jax; print(len(jax.devices('cpu')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | environment)
+    assert int(done.stdout) == expected
+
+
+def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take():
+    inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    code = "import os; from launch import command; command.use_all_cores(); print(os.environ['XLA_FLAGS'])"
+    for given in ({}, {"XLA_FLAGS": f"--{command.MAY_WAIT[1]}=7"}):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | given)
+        flags = dict(word.removeprefix("--").split("=") for word in done.stdout.split())
+        assert flags == {command.MAY_WAIT[0]: "86400", command.MAY_WAIT[1]: "7" if given else "86400"}
+
+
+def test_no_flag_is_set_on_a_jax_that_may_not_know_it(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    monkeypatch.setattr(jax, "__version_info__", command.MAY_WAIT_BELOW)
+    command.use_all_cores()
+    assert os.environ["XLA_FLAGS"] == ""
+
+
+@pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
+def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    code = "from launch import command; command.keep_programs(); import jax; jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9))"
+    environment = inherited | {variable: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert list((tmp_path / folder).glob("jit_*-cache"))
+
+
+@pytest.mark.parametrize("setting", ["a file in the way", "no home", "nobody", "none asked for"])
+def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, setting):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    (tmp_path / "file").touch()
+    environment = {
+        "a file in the way": {"XDG_CACHE_HOME": str(tmp_path / "file")},
+        "no home": {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": ""},
+        "nobody": {"XDG_CACHE_HOME": ""},
+        "none asked for": {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": ""},
+    }[setting]
+    code = "from launch import command; command.keep_programs(); import jax; print(jax.jit(jax.numpy.sum)(jax.numpy.eye(9)))"
+    if setting == "nobody":  # a user that the system does not know, as in a container
+        code = f"import os; os.environ.pop('HOME', None); import pwd; pwd.getpwuid = dict().__getitem__; {code}"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=inherited | environment, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("9.0\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

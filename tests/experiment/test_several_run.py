@@ -1,0 +1,298 @@
+"""Several runs in folders: each as a single run leaves it, resume, divergence, layouts that are found again."""
+
+import json
+import re
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment import layout as layout_module
+from fedjax_ssl.experiment import run as run_module
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
+from fedjax_ssl.experiment.writers import MetricsLog
+from tests import tiny
+from tests.experiment.test_resume import by_path
+from tests.experiment.test_run import CONFIG, launch, rows
+from tests.experiment.test_writers import drawn
+
+FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
+RATE = "client.optimizer.learning_rate"
+
+
+def config(**overrides):
+    """Two seeds on a device each, or more; two of four clients a round, so that some take part again with their states."""
+    quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
+    several = {"seeds": 2, "rounds": 4, "data__name": "digits", "execution__strategy": "auto", "execution__devices": 2}
+    return tiny.config("fixmatch", network="linear", **quick | {"method__confidence": 0.12} | several | overrides)
+
+
+def go(given, workdir, stop_after=None, stop=None):
+    """What the command does: builds in the noted layout, opens the folders, runs."""
+    names = [run.name for run in build(given).runs]
+    experiment = build(given, layout=noted_layout(workdir, names))
+    for run, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
+        open_workdir(folder, run.settings.to_dict(), overwrite=False)
+    run_module.run(experiment, workdir, stop or Stop(), stop_after=stop_after)
+    return experiment
+
+
+def restored(experiment, workdir, run):
+    """The newest checkpoint of a run, as the single run's experiment reads it: its round, and its leaves by path."""
+    template = build(experiment.runs[run].settings).simulator.template()
+    with Checkpoints(workdir / experiment.runs[run].name) as checkpoints:
+        number, state = checkpoints.restore(template)
+    return number, by_path(state)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An experiment of two seeds, and the folder of its whole run."""
+    folder = tmp_path_factory.mktemp("whole")
+    return go(config(), folder), folder
+
+
+def assert_same_runs(experiment, expected, got):
+    for run, each in enumerate(experiment.runs):
+        assert rows(got / each.name) == rows(expected / each.name)
+        assert (got / each.name / "summary.json").exists()
+        (last, leaves), (other, own) = restored(experiment, expected, run), restored(experiment, got, run)
+        assert last == other == experiment.settings.rounds
+        assert list(leaves) == list(own)
+        for path, leaf in leaves.items():
+            np.testing.assert_array_equal(own[path], leaf, err_msg=path)
+
+
+def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_others_have_finished(tmp_path):
+    given = config(execution__devices=4)
+    experiment = go(given, tmp_path / "whole")
+    assert (experiment.layout.devices, experiment.layout.runs_at_once) == (2, 2)
+    go(given, tmp_path / "resumed", stop_after=2)
+    shutil.copytree(tmp_path / "whole" / "0", tmp_path / "resumed" / "0", dirs_exist_ok=True)
+    go(given, tmp_path / "resumed")  # the second run alone, as before
+    assert_same_runs(experiment, tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_a_resumed_experiment_gives_the_same_bits(tmp_path, whole):
+    experiment, expected = whole
+    go(config(), tmp_path, stop_after=2)
+    assert all(len(rows(tmp_path / run.name)) == 2 for run in experiment.runs)
+    go(config(), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+    start = by_path(experiment.simulator.split(experiment.simulator.initialize())[1])
+    _, end = restored(experiment, tmp_path, 1)
+    assert all(np.any(leaf != start[path]) for path, leaf in end.items() if "params" in path)
+    assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
+
+
+def test_runs_that_were_killed_between_their_saves_go_on_from_the_round_that_all_have(tmp_path, whole):
+    experiment, expected = whole
+    go(config(), tmp_path)
+    shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
+    for name in ("0", "1"):
+        (tmp_path / name / "summary.json").unlink()
+    go(config(), tmp_path, stop_after=3)  # from round 2; seed 0's round 4 does not stand in its way
+    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [3, 3]
+    go(config(), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+
+
+def test_a_signal_saves_every_run(tmp_path, monkeypatch, whole):
+    experiment, expected = whole
+    stop, seen = Stop(), run_module.seen
+
+    def stopping(found):
+        stop.signal = signal.SIGTERM if found[0]["round"] == 3 else None
+        return seen(found)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "seen", stopping)
+        go(config(), tmp_path, stop=stop)
+    assert [restored(experiment, tmp_path, run)[0] for run in (0, 1)] == [3, 3]
+    go(config(), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+
+
+def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
+    experiment, folder = whole
+    single = go(experiment.runs[1].settings, tmp_path)
+    own = folder / "1"
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
+    assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
+    noted, of_single = (json.loads((path / "run.json").read_text()) for path in (own, tmp_path))
+    assert noted["layout"] == experiment.layout._asdict()
+    assert (noted["data"], noted["machine"]) == (of_single["data"], of_single["machine"])
+    assert noted["data"] != json.loads((folder / "0" / "run.json").read_text())["data"]  # another split
+    alone, several = (json.loads((path / "summary.json").read_text()) for path in (tmp_path, own))
+    assert alone.keys() == several.keys()
+    changing = {key for key in alone if key.startswith(("time/", "perf/"))} | {"strategy", "device"}
+    for key in alone.keys() - changing:
+        value = alone[key]
+        assert several[key] == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), key
+    assert [row.keys() for row in MetricsLog(own).rows()] == [row.keys() for row in MetricsLog(tmp_path).rows()]
+    curves, of_seed = drawn(tmp_path), drawn(own)
+    assert curves.keys() == of_seed.keys() == MetricsLog(own).rows()[-1].keys() - {"round"}
+    for row in MetricsLog(own).rows():
+        for key in row.keys() - {"round"}:
+            assert dict(of_seed[key])[row["round"]] == pytest.approx(row[key]), key
+    saved = [{step.name for step in (path / "checkpoints").iterdir()} for path in (tmp_path, own)]
+    assert saved[0] == saved[1] == {"2", "4"}
+    # A single run goes on from there, and finds that nothing is left to do; its model predicts.
+    run_module.run(single, own, Stop())
+    state = experiment.simulator.split(experiment.start()[0])[1]
+    assert single.predict(state, single.problem.data.test.images[:3]).shape == (3, 10)
+
+
+def change_note(path, **changes):
+    noted = json.loads(path.read_text())
+    for key, value in changes.items():
+        noted[key] = {**noted[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(noted))
+
+
+def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(tmp_path, monkeypatch, whole):
+    experiment, expected = whole
+    go(config(), tmp_path, stop_after=2)
+    choose = layout_module.resolve
+    monkeypatch.setattr(
+        "fedjax_ssl.experiment.build.resolve", lambda *args: choose(*args)._replace(strategy="chunked", chunk_size=2)
+    )
+    assert build(config()).layout.chunk_size == 2
+    go(config(), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+    assert json.loads((tmp_path / "0" / "summary.json").read_text())["strategy"] == "scan"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"layout": {"devices": 5}}, "got 10 devices of cpu, here are 4 of cpu: going on with other rounding"),
+        ({"machine": {"platform": "gpu"}}, "got 2 devices of gpu, here are 4 of cpu: going on with other rounding"),
+        ({"layout": {"of_tomorrow": 1}}, "got a layout that this version does not know of cpu"),
+        ({"machine": {"cores": 99, "jax": "0.1"}}, "going on with other rounding: cores was 99, jax was 0.1"),
+    ],
+)
+def test_a_layout_or_a_machine_that_cannot_be_had_is_said_and_runs_go_on(tmp_path, caplog, change, why):
+    go(config(), tmp_path, stop_after=2)
+    for name in "01":
+        change_note(tmp_path / name / "run.json", **change)
+    go(config(), tmp_path)
+    assert re.search(why, caplog.text)
+    assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
+
+
+def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
+    given = config(seeds=1)
+    experiment = go(given, tmp_path, stop_after=2)
+    problem = experiment.problem
+    images = np.array(problem.train.images)
+    images[0, 0, 0] += 1
+    train = problem.train._replace(images=images)
+    object.__setattr__(experiment, "problem", problem._replace(train=train))
+    with pytest.raises(RefusedError, match="its run began with other data than these"):
+        run_module.run(experiment, tmp_path, Stop())
+    assert len(rows(tmp_path)) == 2
+
+
+def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
+    go(config(rounds=2), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}
+    three = go(config(rounds=2, seeds=3), tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    _, row = list(build(three.runs[2].settings).rounds())[-1]
+    assert MetricsLog(tmp_path / "2").rows()[-1]["eval/accuracy"] == pytest.approx(row["eval/accuracy"], abs=0.01)
+
+
+def test_a_new_run_among_unfinished_ones_is_refused(tmp_path):
+    go(config(), tmp_path, stop_after=2)
+    with pytest.raises(RefusedError, match=r"2 has no checkpoint to go on from where other runs of .* have: let those"):
+        go(config(seeds=3), tmp_path)
+    assert len(rows(tmp_path / "0")) == 2
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path, every):
+    given = config(checkpoint_every=every)
+    for last in (1, 2):  # a checkpoint is saved at both
+        go(given, tmp_path, stop_after=last)
+    shutil.rmtree(tmp_path / "1" / "checkpoints")
+    with pytest.raises(RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
+        go(given, tmp_path)
+    assert [len(rows(tmp_path / name)) for name in "01"] == [2, 2]
+    assert restored(build(given), tmp_path, 0)[0] == 2
+
+
+def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, caplog):
+    given = config(checkpoint_every=1)
+    go(given, tmp_path, stop_after=1)
+    shutil.rmtree(tmp_path / "1" / "checkpoints")
+    go(given, tmp_path)
+    assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
+    assert "1: no checkpoint yet, as if killed while the first were written: all begin anew" in caplog.text
+
+
+def test_runs_go_on_where_jax_has_no_cpu(tmp_path, without_cpu, whole):
+    go(config(), tmp_path, stop_after=2)
+    go(config(), tmp_path)
+    assert_same_runs(*whole, tmp_path)
+
+
+def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
+    given = config(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1), method__confidence=0.0)
+    for last in (2, None, None):
+        with pytest.raises(
+            DivergedError, match=r"1 of 3 runs diverged: learning_rate=1e\+37: round 1: all 2 clients returned NaN"
+        ):
+            go(given, tmp_path, stop_after=last)
+        if last:
+            assert len(rows(tmp_path / "0-learning_rate=0.03")) == 2
+    bad, *both = (tmp_path / f"0-learning_rate={value}" for value in ("1e+37", "0.03", "0.1"))
+    for good in both:
+        assert {path.name for path in good.iterdir()} == FILES
+        assert f"{json.loads((good / 'config.json').read_text())['client']['optimizer']['learning_rate']}" in good.name
+    assert not rows(bad)
+    assert not (bad / "summary.json").exists()
+    assert not list((bad / "checkpoints").iterdir())
+    assert json.loads((bad / "diverged.json").read_text())["round"] == 1
+    expected = [row for _, row in build(given).rounds()]
+    for number, good in enumerate(both, start=1):
+        own = [{k: v for k, v in row[number].items() if not k.startswith(("time/", "perf/"))} for row in expected]
+        assert [row["round"] for row in own] == [1, 2, 3, 4]
+        assert rows(good) == own
+
+
+@pytest.fixture
+def command(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG.replace('"synthetic"', '"digits"'))
+    return f"--config={tmp_path / 'small.py'}"
+
+
+def test_the_command_makes_a_folder_of_each_seed(tmp_path, command):
+    arguments = (command, "--config.seeds=2", "--config.seed=3", "--config.rounds=4")
+    done = launch(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("  ") for line in done.stderr.splitlines() if line.startswith("round")]
+    assert [line[0] for line in lines] == ["round 2/4", "round 4/4"]
+    assert all(line[1].startswith("accuracy 0.") and line[2].startswith("± 0.") for line in lines)
+    workdir = tmp_path / "runs" / "small"
+    assert sorted(path.name for path in workdir.iterdir()) == ["3", "4"]
+    found = [json.loads((workdir / name / "summary.json").read_text()) for name in ("3", "4")]
+    assert [summary["seed"] for summary in found] == [3, 4]
+    accuracies = [summary["eval/accuracy"] for summary in found]
+    assert lines[1][1:3] == [f"accuracy {np.mean(accuracies):.3f}", f"± {np.std(accuracies, ddof=1):.3f}"]
+    again = launch(*arguments, cwd=tmp_path)
+    assert again.returncode == 0
+    assert "round" not in again.stderr
+
+
+def test_the_command_ends_with_1_and_names_the_run_that_diverged(tmp_path, command):
+    given = [f"--config.vary={RATE}", "--config.values=1e37,0.03", "--config.client.epochs=5", "--config.rounds=2"]
+    done = launch(command, f"--workdir={tmp_path / 'run'}", *given)
+    assert done.returncode == 1
+    assert "error: 1 of 2 runs diverged: learning_rate=1e+37: round 1: all 3 clients" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run" / "0-learning_rate=0.03" / "summary.json").exists()
