@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.local.task import NORM_DEFAULTS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
-from fedjax_ssl.methods.task import NORM_DEFAULTS
 from fedjax_ssl.models import default_options
 
 

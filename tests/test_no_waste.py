@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.task import Task
+from fedjax_ssl.local.task import Task
+from fedjax_ssl.method import DataSpec
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.round import initialize, run_round
 from fedjax_ssl.simulation.simulator import Program, Simulator
 from tests import tiny, toy
 from tests.jaxprs import equations
@@ -38,13 +38,12 @@ def called(monkeypatch):
 @pytest.mark.parametrize(
     ("execution", "programs"),
     [
-        ({"strategy": "scan"}, ["round_"] * 3),
-        ({"strategy": "sharded", "devices": 2}, ["round_"] * 3),
-        ({"strategy": "scan", "rounds_per_dispatch": 3}, ["round_"]),
-        ({"strategy": "scan", "data": "host"}, ["round_"] * 3),
-        ({"strategy": "separate", "devices": 2}, ["open_", "turn_", "turn_", "turn_", "close_"] * 3),
+        ({"strategy": "scan"}, ["rounds"] * 3),
+        ({"strategy": "sharded", "devices": 2}, ["rounds"] * 3),
+        ({"strategy": "scan", "rounds_per_dispatch": 3}, ["rounds"]),
+        ({"strategy": "scan", "data": "host"}, ["rounds"] * 3),
     ],
-    ids=["scan", "sharded", "three rounds at once", "data on the host", "separate"],
+    ids=["scan", "sharded", "three rounds at once", "data on the host"],
 )
 def test_between_evaluations_a_round_is_one_dispatch_and_nothing_is_compiled_again(called, execution, programs):
     overrides = {f"execution__{key}": value for key, value in execution.items()}
@@ -55,19 +54,14 @@ def test_between_evaluations_a_round_is_one_dispatch_and_nothing_is_compiled_aga
     called.clear()
     with jax.no_execution(True), jax.no_tracing(True), jax.transfer_guard("disallow"):
         assert [row["round"] for _, row in rounds] == [4, 5, 6, 7, 8, 9]
-    assert called == [*programs, "evaluate_"] * 2
+    assert called == [*programs, "evaluation"] * 2
 
 
 @pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"), ("freematch_central", "server"))))
 def test_a_round_calls_nothing_on_the_host(case):
     method, labels_at = case
-    problem = tiny.experiment(method, labels_at=labels_at).problem
-
-    def run(key, data):
-        state, _ = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
-        return run_round(problem.method, state, data, problem.cohort_size, Execution(chunk_size=2))
-
-    program = jax.make_jaxpr(run)(jax.random.key(0), problem.data)
+    simulator = Simulator(tiny.experiment(method, labels_at=labels_at).problem, Execution(chunk_size=2))
+    program = jax.make_jaxpr(simulator._round._jitted)(simulator.template(), simulator._inputs, simulator._pools)
     assert not program.effects  # nothing is printed, logged or waited for
     names = {eqn.primitive.name for eqn in equations(program.jaxpr)}
     assert "dot_general" in names
@@ -92,13 +86,12 @@ def steps_run(monkeypatch):
     def of(execution, **overrides):
         options = {"labels_at": "clients", "client__batch_size": 2, "client__epochs": 1} | overrides
         problem = tiny.experiment("fedavg", **options).problem
-        assert problem.data.labeled.index.shape[1] >= COUNTS.max()
-        data = problem.data._replace(
-            labeled=problem.data.labeled._replace(count=COUNTS), unlabeled=problem.data.unlabeled._replace(count=0 * COUNTS)
-        )
-        simulator = Simulator(problem._replace(data=data), execution, 250)
-        state, _ = simulator.initialize(0)
-        simulator.round(state)
+        (tables,) = problem.tables
+        assert tables["labeled"].index.shape[1] >= COUNTS.max()
+        counts = {"labeled": COUNTS, "unlabeled": 0 * COUNTS}
+        tables = {**tables, **{name: tables[name]._replace(count=count) for name, count in counts.items()}}
+        simulator = Simulator(problem._replace(tables=(tables,)), execution)
+        simulator.round(simulator.initialize())
         jax.effects_barrier()
         return len(ran)
 
@@ -107,12 +100,12 @@ def steps_run(monkeypatch):
 
 def own_steps():
     """Of the first cohort's clients, in its order."""
-    ids = sample(jax.random.key(0), jnp.int32(0), len(COUNTS), 5).ids
+    ids = sample(jax.random.key(0), jnp.int32(0), DataSpec((1,), 2, len(COUNTS), 5), 1).ids
     return -(-COUNTS[ids] // 2)
 
 
 def test_one_after_another_clients_run_the_steps_that_they_have(steps_run):
-    assert steps_run(toy.executions()["scan"]) == own_steps().sum()
+    assert steps_run(toy.EXECUTIONS["scan"]) == own_steps().sum()
 
 
 def test_clients_of_a_chunk_have_about_as_much_to_do(steps_run):
@@ -120,7 +113,7 @@ def test_clients_of_a_chunk_have_about_as_much_to_do(steps_run):
     # A chunk takes as long as its longest client; the third has one client and padding.
     as_they_come, by_work = own[0:2].max() + own[2:4].max() + own[4], longest_first[[0, 2, 4]].sum()
     assert by_work < as_they_come
-    assert steps_run(toy.executions()["chunked"]) == by_work
+    assert steps_run(toy.EXECUTIONS["chunked"]) == by_work
 
 
 @pytest.mark.slow
@@ -137,5 +130,5 @@ def test_a_second_launch_takes_every_program_from_the_cache(tmp_path):
         return {path.name for path in (tmp_path / "fedjax_ssl").glob("*-cache")}
 
     first = programs_after("first")
-    assert {"jit_initialize", "jit_round", "jit_evaluate"} <= {name.split("-")[0] for name in first}
+    assert {"jit_initialize", "jit_rounds", "jit_evaluation"} <= {name.split("-")[0] for name in first}
     assert programs_after("second") == first

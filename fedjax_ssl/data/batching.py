@@ -15,13 +15,24 @@ class Schedule(NamedTuple):
         positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `size` are real.
         size: int32 scalar, examples per epoch.
         steps: int32 scalar, number of local steps; 0 where there is no example.
-        most: the most steps there can be, of a holder whose examples fill the table; 0: not known.
+        batch_size: B.
     """
 
     positions: jax.Array
     size: jax.Array
     steps: jax.Array
-    most: int = 0
+    batch_size: int
+
+    def take(self, step: jax.Array, entries: jax.Array | None = None) -> Batch:
+        """The batch of local step `step` (int32 scalar, 0-based), of which the first `entries` are used (None: all)."""
+        size = self.batch_size
+        used = size if entries is None else entries
+        per_epoch = _steps_per_epoch(self, used)
+        epoch, start = step // per_epoch, (step % per_epoch) * used
+        positions = jax.lax.dynamic_slice(self.positions, (epoch, start), (1, size))[0]
+        place = jnp.arange(size)
+        mask = start + place < self.size
+        return Batch(positions, mask if entries is None else mask & (place < entries), step, epoch)
 
 
 class Batch(NamedTuple):
@@ -51,18 +62,18 @@ class PairedSchedule(NamedTuple):
     Attributes:
         labeled: epochs over the labeled examples.
         unlabeled: epochs over the unlabeled ones, as many as the steps take.
-        unlabeled_batch_size: B_u.
         steps: int32 scalar, number of local steps.
-        entries: int32 scalar in [1, B_u], how many entries of an unlabeled batch the holder uses; None: all.
-        most: the most steps there can be, of a holder whose examples fill the tables; 0: not known.
+        entries: int32 scalar in [1, B_u], how many entries of an unlabeled batch the client uses; None: all.
     """
 
     labeled: Schedule
     unlabeled: Schedule
-    unlabeled_batch_size: int
     steps: jax.Array
     entries: Any = None
-    most: int = 0
+
+    def take(self, step: jax.Array) -> Pair:
+        """The two batches of local step `step` (int32 scalar, 0-based)."""
+        return Pair(self.labeled.take(step), self.unlabeled.take(step, self.entries))
 
 
 class Pair(NamedTuple):
@@ -110,7 +121,7 @@ def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 
     positions = jnp.pad(_orders(key, mask, rows), ((0, 0), (0, _round_up(n, batch_size) - n)))
     count = jnp.sum(mask, dtype=jnp.int32)
     total = jnp.where(count > 0, steps, 0) if steps else epochs * -(-count // batch_size)
-    return Schedule(positions, count, total, steps or epochs * -(-n // batch_size))
+    return Schedule(positions, count, total, batch_size)
 
 
 def draws(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Schedule:
@@ -161,7 +172,7 @@ def paired(
             for *inputs, most in zip((labeled_key, unlabeled_key), masks, batch_sizes, batches[::-1], strict=True)
         ]
         total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
-        return PairedSchedule(both[0], both[1], batch_sizes[1], total, most=max(batches))
+        return PairedSchedule(both[0], both[1], total)
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)
     rows, length = labeled.positions.shape
     most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
@@ -170,35 +181,16 @@ def paired(
         unlabeled = unlabeled._replace(positions=jnp.pad(unlabeled.positions, ((0, 0), (0, batch_sizes[1]))))
     alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // (batch_sizes[1] if entries is None else entries))
     total = jnp.where(labeled.size > 0, labeled.steps, alone)
-    # Entries may be as few as one: then a client without labels takes a step for each unlabeled example.
-    of_unlabeled = steps or epochs * -(-masks[1].shape[0] // (batch_sizes[1] if entries is None else 1))
-    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries, max(most, of_unlabeled))
+    return PairedSchedule(labeled, unlabeled, total, entries)
 
 
-def take_pair(schedule: PairedSchedule, step: jax.Array, batch_size: int) -> Pair:
-    """The two batches of local step `step` (int32 scalar, 0-based), the labeled one of `batch_size`."""
-    unlabeled = take(schedule.unlabeled, step, schedule.unlabeled_batch_size, schedule.entries)
-    return Pair(take(schedule.labeled, step, batch_size), unlabeled)
-
-
-def num_epochs(schedule: Schedule, batch_size: int) -> jax.Array:
+def num_epochs(schedule: Schedule) -> jax.Array:
     """The number of epochs, int32 scalar, that the schedule's batches are of; one that is cut short counts."""
-    return -(-schedule.steps // _steps_per_epoch(schedule, batch_size))
+    return -(-schedule.steps // _steps_per_epoch(schedule, schedule.batch_size))
 
 
 def _steps_per_epoch(schedule: Schedule, batch_size: int | jax.Array) -> jax.Array:
     return jnp.maximum(-(-schedule.size // batch_size), 1)
-
-
-def take(schedule: Schedule, step: jax.Array, batch_size: int, entries: jax.Array | None = None) -> Batch:
-    """The batch of local step `step` (int32 scalar, 0-based), of which the first `entries` are used (None: all)."""
-    used = batch_size if entries is None else entries
-    per_epoch = _steps_per_epoch(schedule, used)
-    epoch, start = step // per_epoch, (step % per_epoch) * used
-    positions = jax.lax.dynamic_slice(schedule.positions, (epoch, start), (1, batch_size))[0]
-    place = jnp.arange(batch_size)
-    mask = start + place < schedule.size
-    return Batch(positions, mask if entries is None else mask & (place < entries), step, epoch)
 
 
 def stream(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Batch:

@@ -70,7 +70,8 @@ def build(
     data = [own.split() for own in plans]
     data = widened(data) if len(data) > 1 else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts))
+    if hasattr(plan.options, "for_run"):
+        plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     plan = plan._replace(conv=layout.conv)
     return _assemble(config, runs, plan, data, layout)

@@ -104,4 +104,6 @@ def replaced(tree: Any, path: Sequence[str], value: Any) -> Any:
 
 def replaced_fields(settings: Any, **fields: Any) -> Any:
     """Settings with other values in some fields, unchecked."""
+    if dataclasses.is_dataclass(settings):
+        return dataclasses.replace(settings, **fields)
     return settings.model_copy(update=fields)

@@ -14,16 +14,14 @@ from typing import Any, get_origin, get_type_hints
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import LABEL_SELECTIONS, LABELS_AT, Split
+from fedjax_ssl.local.optimizers import DECAYED
+from fedjax_ssl.local.server import SBN_DATA, SBN_WEIGHTING, TRAINING
+from fedjax_ssl.local.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
-from fedjax_ssl.methods.optimizers import DECAYED
-from fedjax_ssl.methods.server import SBN_DATA, SBN_WEIGHTING, TRAINING
-from fedjax_ssl.methods.task import NORM_DEFAULTS, NORMS
-from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.layers import DTYPES
-from fedjax_ssl.simulation.execution import COMPILERS, PRECISIONS, STRATEGIES
+from fedjax_ssl.simulation.execution import PRECISIONS, STRATEGIES
 
 SCHEDULES = ("constant", "cosine", "cosine_7_16")
-STEPS = ("loop", "unrolled")
 
 
 def _one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
@@ -277,11 +275,8 @@ class ExecutionSettings:
     strategy: str = "auto"
     chunk_size: int = 0
     conv: str = "auto"
-    steps: str = "auto"
-    compiler: str = "auto"
     dtype: str = "float32"
     precision: str = "default"
-    tune: str = "auto"
     devices: int = 0
     batch_size: int = 0
     rounds_per_dispatch: int = 1
@@ -289,12 +284,9 @@ class ExecutionSettings:
 
     def __post_init__(self) -> None:
         _one_of("execution.strategy", self.strategy, ("auto", *STRATEGIES))
-        _one_of("execution.conv", self.conv, ("auto", *LOWERINGS))
-        _one_of("execution.steps", self.steps, ("auto", *STEPS))
-        _one_of("execution.compiler", self.compiler, ("auto", *COMPILERS))
+        _one_of("execution.conv", self.conv, ("auto", "xla", "cpu", "gpu"))
         _one_of("execution.dtype", self.dtype, DTYPES)
         _one_of("execution.precision", self.precision, PRECISIONS)
-        _one_of("execution.tune", self.tune, ("auto", "always", "never"))
         _one_of("execution.data", self.data, ("device", "host"))
         _at_least("execution.chunk_size", self.chunk_size, 0)
         _at_least("execution.devices", self.devices, 0)

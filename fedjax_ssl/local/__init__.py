@@ -1,0 +1,43 @@
+"""What methods are made of: the task, the one loop of local steps, shared objectives, the server's work."""
+
+from fedjax_ssl.local.client import client_metrics, data_weight, trainable
+from fedjax_ssl.local.forward import class_probabilities
+from fedjax_ssl.local.objectives import (
+    cross_entropy_gradients,
+    labeled_loss,
+    loss_gradients,
+    mean_loss,
+    supervised_gradient,
+)
+from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work
+from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
+from fedjax_ssl.local.training import Fit, Gradients, Trained, Training, apply_gradients, minimize, train
+
+__all__ = [
+    "Broadcast",
+    "Fit",
+    "Gradients",
+    "Server",
+    "ServerState",
+    "ServerWork",
+    "Task",
+    "Trained",
+    "Training",
+    "Weights",
+    "apply_gradients",
+    "averaging_method",
+    "class_probabilities",
+    "client_metrics",
+    "cross_entropy_gradients",
+    "data_weight",
+    "dropout_key",
+    "labeled_loss",
+    "loss_gradients",
+    "mean_loss",
+    "minimize",
+    "server_work",
+    "substream",
+    "supervised_gradient",
+    "train",
+    "trainable",
+]

@@ -1,10 +1,55 @@
+"""Forward-only passes over a client's examples. How many examples one of them has is decided outside of methods."""
+
 from __future__ import annotations
-import contextlib, contextvars
-_batch_size = contextvars.ContextVar("forward_batch_size", default=250)
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local.task import Task, Weights
+
+_batch_size: contextvars.ContextVar[int] = contextvars.ContextVar("forward_batch_size", default=250)
+
+
 @contextlib.contextmanager
-def forward_batches_of(size):
+def forward_batches_of(size: int) -> Iterator[None]:
+    """Within it, programs are traced whose forward-only passes have so many examples each."""
     token = _batch_size.set(size)
     try:
         yield
     finally:
         _batch_size.reset(token)
+
+
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> jax.Array:
+    """Softmax outputs of every example outside of training, under one random weak view each or in the plain view.
+
+    Args:
+        task: the network.
+        weights: its weights.
+        examples: n rows.
+        key: PRNG key; example i draws its weak view from fold_in(key, i), whatever batch it is in. None: plain views.
+
+    Returns:
+        float32 [n, C]; rows beyond `examples.count` are unspecified.
+    """
+    n = examples.index.shape[0]
+    size = min(_batch_size.get(), n)
+
+    def views_of(positions: jax.Array) -> jax.Array:
+        if key is None:
+            return task.views.plain(examples.take(positions))
+        return jax.vmap(lambda i: task.views.weak(jax.random.fold_in(key, i), examples.take(i[None]))[0])(positions)
+
+    def step(s: jax.Array, probs: jax.Array) -> jax.Array:
+        batch = batching.in_order(s, examples.count, n, size)
+        outputs = jax.nn.softmax(task.eval_logits(weights, views_of(batch.positions), batch.mask))
+        return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
+
+    none = jnp.zeros((-(-n // size) * size, task.num_classes), jnp.float32)
+    return jax.lax.fori_loop(0, -(-examples.count // size), step, none)[:n]

@@ -45,8 +45,6 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedtrinet": fedtrinet,
 }
 
-SERVER_ALONE = ("supervised", "freematch_central", "fixmatch_central")
-"""The methods whose clients do nothing."""
 
 PROX_MU: dict[str, float] = {"fedprox": 0.01}
 """The default of `method.prox_mu` where it is not 0."""
@@ -57,4 +55,4 @@ def options_class(factory: Callable[..., Method]) -> type[Any]:
     return type(inspect.signature(factory).parameters["options"].default)
 
 
-__all__ = ["METHODS", "PROX_MU", "SERVER_ALONE", "options_class"]
+__all__ = ["METHODS", "PROX_MU", "options_class"]

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key, train
+from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
 from fedjax_ssl.method import DataSpec, Method, ServerData
-from fedjax_ssl.methods import steps
-from fedjax_ssl.methods.local import Step, Training, descend
-from fedjax_ssl.methods.server import Server, method_without_clients, with_statistics
-from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
 
@@ -120,13 +118,13 @@ class Outputs(NamedTuple):
         probs: float32 [mu B, C], softmax outputs q of the weak views, without gradient.
         logits: float32 [mu B, C], of the strong views.
         mask: bool [mu B], which rows are real examples.
-        truth: int32 [mu B], their labels, for diagnostics only.
+        true_labels: int32 [mu B], for diagnostics alone.
     """
 
     probs: jax.Array
     logits: jax.Array
     mask: jax.Array
-    truth: jax.Array
+    true_labels: jax.Array
 
 
 class Unlabeled(NamedTuple):
@@ -214,7 +212,7 @@ def freematch_central(
 
 def diagnostics(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> Metrics:
     """Of the pseudo-labels int32 [mu B] and which are accepted, bool [mu B]; an example counts as often as it is drawn."""
-    found = pseudo_labels.diagnostics(label, outputs.truth, accepted, outputs.mask)
+    found = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
     return {**found, "mask_rate": mean(accepted, outputs.mask)}
 
 
@@ -239,36 +237,25 @@ def _central(
         weights = task.init(key, spec.image_shape)
         return CentralState(weights, weights.params, training.init(weights.params), start(spec.num_classes))
 
-    @jax.jit  # traced once, for its metrics' shapes and for all steps that are written out
-    def step(data: ServerData, state: CentralState, inputs: StepInputs) -> tuple[CentralState, Metrics]:
-        result, status = gradient(task, unlabeled_loss, data, state, inputs)
-        weights, optimizer = descend(task, training, state.weights, state.optimizer, result, inputs.learning_rate)
-        return CentralState(weights, ema.update(state.average, weights.params, ema_decay), optimizer, status), result.metrics
+    def round_(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
+        def step(state: CentralState, inputs: StepInputs, _: jax.Array) -> tuple[CentralState, Metrics]:
+            gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
+            fit = Fit(state.weights, state.optimizer)
+            weights, optimizer = apply_gradients(task, training, fit, gradients, inputs.learning_rate)
+            return CentralState(weights, ema.update(state.average, weights.params, ema_decay), optimizer, status), gradients.metrics
 
-    def train(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
-        state = state._replace(optimizer=training.resume(state.optimizer, state.weights.params))
-        inputs = step_inputs(training, mu, data, key)
-
-        def numbered(s: jax.Array, so_far: tuple[CentralState, Metrics]) -> tuple[CentralState, Metrics]:
-            state, metrics = step(data, so_far[0], jax.tree.map(lambda x: x[s], inputs))
-            return state, jax.tree.map(lambda all_, new: all_.at[s].set(new), so_far[1], metrics)
-
-        _, shapes = jax.eval_shape(step, data, state, jax.tree.map(lambda x: x[0], inputs))
-        none = jax.tree.map(lambda x: jnp.zeros((inputs.steps, *x.shape), x.dtype), shapes)
-        state, metrics = steps.repeat(inputs, numbered, (state, none), unrolled=training.unrolled)
-        stats = with_statistics(task, server.static_norm, _evaluated(state), data).stats
-        state = CentralState(
-            state.weights._replace(stats=stats), state.average, state.optimizer if training.persistent else (), state.status
-        )
-        return state, {
-            name if "/" in name else f"server/{name}": jax.tree.map(jnp.sum, value) for name, value in metrics.items()
-        }
+        begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
+        end, metrics, _ = train(begun, step, step_inputs(training, mu, data, key), key)
+        stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
+        end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.keep(end.optimizer))
+        return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
 
     return method_without_clients(
         init=init,
-        train=train,
+        train=round_,
         predict=lambda state, images, mask: task.predict(_evaluated(state), images, mask),
-    )._replace(host_data=False)
+        requires=requirements(task, server)._replace(pool=True),
+    )
 
 
 def _evaluated(state: CentralState) -> Weights:
@@ -296,9 +283,13 @@ class StepInputs(NamedTuple):
         return self.learning_rate.shape[0]
 
     @property
-    def most(self) -> int:
-        """S: the server takes all of them."""
-        return self.steps
+    def real(self) -> jax.Array:
+        """How many examples a step has."""
+        return self.labeled.real + self.unlabeled.real
+
+    def take(self, step: jax.Array) -> StepInputs:
+        """The inputs of one step."""
+        return jax.tree.map(lambda x: x[step], self)
 
 
 def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -> StepInputs:
@@ -320,7 +311,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -
 
 def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
-) -> tuple[Step, PyTree]:
+) -> tuple[Gradients, PyTree]:
     """The gradient of a step's loss L_s + (the unlabeled examples' loss), and the new status.
 
     One forward pass in training mode sees labeled, weak and strong views together: so does batch norm.
@@ -343,8 +334,8 @@ def gradient(
         of_labeled, of_weak, of_strong = outputs
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
-        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.truth[unlabeled.positions]), state.status)
+        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions]), state.status)
         return supervised + result.loss, (batch_stats, result)
 
     (total, (batch_stats, result)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)
-    return Step(grad, batch_stats, {"loss": mean(total), **result.metrics}), result.status
+    return Gradients(grad, batch_stats, {"loss": mean(total), **result.metrics}), result.status

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
+from fedjax_ssl.local import Broadcast, Fit, Server, Task, Training
+from fedjax_ssl.local.objectives import View
+from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import local
-from fedjax_ssl.methods.local import Training, View
-from fedjax_ssl.methods.optimizers import is_on
-from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task
 
 PyTree = Any
 
@@ -78,21 +77,21 @@ def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
             "accepted: clients, or server with data.reveal_labels=True"
         )
 
-    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
-        trained = local.train(
+        trained = local.minimize(
             task,
             client,
             local.supervised_gradient(task, shard.labeled, view=view),
-            (shared.weights, kept),
+            Fit(shared.weights, optimizer),
             client.schedule(order_key, shard.labeled.mask),
             learning_rate=shared.learning_rate,
             key=train_key,
         )
-        update = task.update(shared.weights, trained.weights)
-        # Without a labeled example a client has not moved: its copy of the broadcast model takes no part in the average.
+        update = task.update(shared.weights, trained.carry.weights)
+        # Without a labeled example a client has not trained: its copy of the broadcast model takes no part in the average.
         weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
         metrics = local.client_metrics(trained, down=shared.weights, up=update)
-        return ClientOutput(update, weight, trained.kept, metrics)
+        return ClientOutput(update, weight, trained.carry.optimizer, metrics)
 
-    return averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key
+from fedjax_ssl.local.server import ServerWork, requirements, server_step, with_statistics
+from fedjax_ssl.local.task import join
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local
-from fedjax_ssl.methods import server as server_side
-from fedjax_ssl.methods.local import Gradient, Step, Teacher, Training
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights, dropout_key, join
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import ModelFns, predictor
 from fedjax_ssl.ssl import ema, losses
@@ -133,21 +132,22 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
             teacher=weights.params,
             steps=jnp.zeros((), jnp.int32),
         )
-        kept = client.init({"backbone": backbone.params, "head": head})
-        one = Personal(head, backbone.params, jnp.zeros((), bool), kept)
+        optimizer = client.init({"backbone": backbone.params, "head": head})
+        one = Personal(head, backbone.params, jnp.zeros((), bool), optimizer)
         return state, jax.tree.map(lambda x: jnp.broadcast_to(x, (spec.num_clients, *x.shape)), one)
 
     def broadcast(state: FedConState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
+    work = server_work(task, server, options)
     return Method(
         init=init,
-        prepare=partial(prepare, task, server, options),
+        prepare=work.prepare,
         broadcast=broadcast,
         client_update=partial(client_update, task, client, options),
-        server_update=partial(finish_round, task, server, options),
-        predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-        next_cohort=server_side.reads_next_cohort(task, server),
+        server_update=work.finish_round,
+        predict={"global": lambda state, images, mask: task.predict(state.weights, images, mask)},
+        requires=requirements(task, server)._replace(server_training=("after",)),
     )
 
 
@@ -164,21 +164,22 @@ def client_update(
     """One client's round: trains backbone and head, its target following the backbone; the backbone alone is sent."""
     order_key, train_key = jax.random.split(key)
     received = shared.weights
-    target = jax.tree.map(lambda kept, new: jnp.where(own.seen, kept, new), own.target, received.params)
-    trained = local.train(
-        task,
-        client,
-        client_gradient(task, options, shard.unlabeled),
-        (received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer),
-        client.schedule(order_key, shard.unlabeled.mask),
-        learning_rate=shared.learning_rate,
-        key=train_key,
-        teacher=Teacher(target, lambda f, new, *_: ema.update(f, new.params["backbone"], options.target_decay)),
-    )
-    params, stats = trained.weights
+    target = jax.tree.map(lambda last, new: jnp.where(own.seen, last, new), own.target, received.params)
+    gradient = client_gradient(task, options, shard.unlabeled)
+    start = client.start(received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer)
+    anchor = start.weights.params
+
+    def step(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
+        fit, target = carry
+        gradients = gradient(fit.weights, batch, key, target)
+        fit = apply_gradients(task, client, fit, gradients, shared.learning_rate, anchor=anchor)
+        return (fit, ema.update(target, fit.weights.params["backbone"], options.target_decay)), gradients.metrics
+
+    trained = local.train((start, target), step, client.schedule(order_key, shard.unlabeled.mask), train_key)
+    ((params, stats), optimizer), target = trained.carry
     update = task.update(received, Weights(params["backbone"], stats))
     takes_part = shard.unlabeled.count > 0
-    personal = Personal(params["head"], trained.teacher, own.seen | takes_part, trained.kept)
+    personal = Personal(params["head"], target, own.seen | takes_part, client.keep(optimizer))
     metrics = local.client_metrics(trained, down=received, up=update)
     return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), personal, metrics)
 
@@ -188,7 +189,11 @@ def head_of(options: FedConOptions, num_features: int) -> ModelFns:
     return predictor(options.head_hidden or 3 * num_features)
 
 
-def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> Gradient:
+TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]
+"""(weights, batch, key, parameters of what follows the weights) -> Gradients."""
+
+
+def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> TeacherGradient:
     """The gradient of a client's step, for parameters {backbone f, head h} and the teacher f'.
 
         L = -1/2 cos(h(f(x1)), f'(x2)) - 1/2 cos(h(f(x2)), f'(x1)), mean over the batch
@@ -196,7 +201,7 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> G
     f' normalizes by its batches too, and drops by keys of its own; nothing but its parameters is kept.
     """
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array, target: PyTree) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array, target: PyTree) -> Gradients:
         views, keys, target_keys = _two_views(task.views.weak, examples.take(batch.positions), key)
         (t1, t2), _ = _both(task.train_features, weights._replace(params=target), views, batch.mask, target_keys)
 
@@ -209,12 +214,12 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> G
             return losses.masked_mean(values, batch.mask), (values, batch_stats)
 
         grad, (values, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Step(grad, batch_stats, {"loss": mean(values, batch.mask)})
+        return Gradients(grad, batch_stats, {"loss": mean(values, batch.mask)})
 
     return gradient
 
 
-def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Array) -> Gradient:
+def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Array) -> TeacherGradient:
     """The gradient of a step of the server, for its parameters and those of its teacher (primed).
 
         L = 1/2 [CE(z1) + CE(z2)] + w/2 [KL(z2' || z1) + KL(z1' || z2)], mean over the batch
@@ -229,7 +234,7 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
     assert examples.labels is not None
     all_labels = examples.labels
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: PyTree) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: PyTree) -> Gradients:
         labels = all_labels[batch.positions]
         views, keys, teacher_keys = _two_views(task.views.labeled, examples.take(batch.positions), key)
         (t1, t2), _ = _both(task.train_logits, weights._replace(params=teacher), views, batch.mask, teacher_keys)
@@ -242,7 +247,7 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
 
         grad, (ce, kl, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
         metrics = {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)}
-        return Step(grad, batch_stats, metrics)
+        return Gradients(grad, batch_stats, metrics)
 
     return gradient
 
@@ -268,63 +273,41 @@ def _both(
     return list(outputs), jax.tree.map(lambda a, b: (a + b) / 2, *stats)
 
 
-def train_server(
-    task: Task, server: Server, options: FedConOptions, state: FedConState, data: ServerData, key: jax.Array
-) -> tuple[FedConState, Metrics]:
-    """The server's training of a round on its labels; its teacher follows it step by step.
+def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWork:
+    """The server's work: the average of backbones, a training on its labels that its teacher follows step by step, statistics.
 
     The teacher's decay is 1 - rate (cos(pi k/K) + 1)/2 after step k of K in all, both counted from 0, and the weight of
     consistency w(t) = exp(-5 (1 - t/ramp_rounds)^2) in training t, which is round t in the released code.
     """
-    order_key, train_key = jax.random.split(key)
-    training = server.fine_tune
-    schedule = training.schedule(order_key, data.labeled.mask)
-    steps = jnp.maximum(schedule.steps, 1)
-    in_all = steps * (server.pretrain + server.rounds)
 
-    def follow(teacher: PyTree, new: Weights, _: Step, batch: Batch) -> PyTree:
-        return ema.update(teacher, new.params, ema.annealed_decay(state.steps + batch.step, in_all, options.teacher_rate))
+    def step(state: FedConState, aggregate: Aggregate) -> FedConState:
+        backbone, classifier = task.split(state.weights)
+        backbone, optimizer = server_step(server, backbone, state.optimizer, aggregate)
+        return state._replace(weights=join(backbone, classifier), optimizer=optimizer)
 
-    trained = local.train(
-        task,
-        training,
-        server_gradient(task, data.labeled, ema.ramp_up(state.steps // steps, options.ramp_rounds)),
-        (state.weights, state.fine_tune),
-        schedule,
-        learning_rate=training.learning_rate(data.round),
-        key=train_key,
-        teacher=Teacher(state.teacher, follow),
-    )
-    state = state._replace(
-        weights=trained.weights, fine_tune=trained.kept, teacher=trained.teacher, steps=state.steps + schedule.steps
-    )
-    return state, {f"server/{name}": value for name, value in trained.metrics.items()}
+    def train(state: FedConState, data: ServerData, key: jax.Array) -> tuple[FedConState, Metrics]:
+        order_key, train_key = jax.random.split(key)
+        training = server.fine_tune
+        schedule = training.schedule(order_key, data.labeled.mask)
+        steps = jnp.maximum(schedule.steps, 1)
+        in_all = steps * (server.pretrain + data.rounds)
+        gradient = server_gradient(task, data.labeled, ema.ramp_up(state.steps // steps, options.ramp_rounds))
+        rate, anchor = training.learning_rate(data.round), state.weights.params
 
+        def one(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
+            fit, teacher = carry
+            gradients = gradient(fit.weights, batch, key, teacher)
+            fit = apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
+            decay = ema.annealed_decay(state.steps + batch.step, in_all, options.teacher_rate)
+            return (fit, ema.update(teacher, fit.weights.params, decay)), gradients.metrics
 
-def prepare(
-    task: Task, server: Server, options: FedConOptions, state: FedConState, data: ServerData, key: jax.Array
-) -> tuple[FedConState, Metrics]:
-    """The server's work before round 1: `server.pretrain` trainings, FedCon's is one, then sBN statistics."""
+        start = training.start(state.weights, state.fine_tune), state.teacher
+        trained = local.train(start, one, schedule, train_key)
+        (weights, optimizer), teacher = trained.carry
+        state = FedConState(weights, state.optimizer, training.keep(optimizer), teacher, state.steps + schedule.steps)
+        return state, {f"server/{name}": value for name, value in trained.metrics.items()}
 
-    def train(state: FedConState, key: jax.Array) -> tuple[FedConState, Metrics]:
-        return train_server(task, server, options, state, data, key)
+    def statistics(state: FedConState, data: ServerData) -> FedConState:
+        return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
 
-    state = server_side.pretrain(server, train, state, key)
-    return state._replace(weights=server_side.with_statistics(task, server.static_norm, state.weights, data)), {}
-
-
-def finish_round(
-    task: Task,
-    server: Server,
-    options: FedConOptions,
-    state: FedConState,
-    aggregate: Aggregate,
-    data: ServerData,
-    key: jax.Array,
-) -> tuple[FedConState, Metrics]:
-    """The server's work at the end of a round: the average of backbones, its training, sBN statistics."""
-    backbone, classifier = task.split(state.weights)
-    backbone, optimizer = server_side.move(server, backbone, state.optimizer, aggregate)
-    state = state._replace(weights=join(backbone, classifier), optimizer=optimizer)
-    state, metrics = train_server(task, server, options, state, data, key)
-    return state._replace(weights=server_side.with_statistics(task, server.static_norm, state.weights, data)), metrics
+    return ServerWork(step, train, statistics, server.pretrain)

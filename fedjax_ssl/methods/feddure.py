@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Training, Weights, semi_supervised
+from fedjax_ssl.local import apply_gradients, dropout_key, substream
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.methods import local, passes, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Step, Teacher, Training
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method
-from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 from fedjax_ssl.ssl import regulators as f_reg
@@ -67,6 +67,11 @@ class FedDureOptions:
     eta_s: float = 5e-4
     eta_w: float = 5e-4
     unlabeled_batch_size: int = 0
+    largest_batch_size: int = 0
+
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int = 10) -> FedDureOptions:
+        """With the largest client's B_u."""
+        return dataclasses.replace(self, largest_batch_size=largest_batch(counts, batch_size))
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -155,38 +160,38 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
     """
     setup = Setup(task, client, options)
 
-    def client_update(shared: Broadcast, _: PyTree, kept: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
         masks = (shard.labeled.mask, shard.unlabeled.mask)
         if options.unlabeled_batch_size:
             schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
         else:
             own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
-            schedule = client.paired_schedule(order_key, *masks, largest_batch(client), entries=jnp.maximum(own, 1))
-        trained = local.train(
-            task,
-            client,
-            gradient(setup, shard),
-            (shared.weights, kept.optimizer),
-            schedule,
-            learning_rate=shared.learning_rate,
-            key=train_key,
-            teacher=Teacher(begin(setup, shared.weights, kept), lambda old, weights, step, batch: step.teacher),
-        )
-        update = task.update(shared.weights, trained.weights)
-        state = ClientState(trained.kept, trained.teacher.w, trained.teacher.w_optimizer)
+            schedule = client.paired_schedule(order_key, *masks, options.largest_batch_size, entries=jnp.maximum(own, 1))
+
+        def step(carry: tuple[Fit, Regulators], pair: Pair, key: jax.Array) -> tuple[tuple[Fit, Regulators], Metrics]:
+            gradients, regulators = gradient(setup, shard, carry[0].weights, pair, key, carry[1])
+            anchor = shared.weights.params
+            fit = apply_gradients(task, client, carry[0], gradients, shared.learning_rate, anchor=anchor)
+            return (fit, regulators), gradients.metrics
+
+        start = client.start(shared.weights, state.optimizer), begin(setup, shared.weights, state)
+        trained = local.train(start, step, schedule, train_key)
+        fit, regulators = trained.carry
+        update = task.update(shared.weights, fit.weights)
+        state = ClientState(client.keep(fit.optimizer), regulators.w, regulators.w_optimizer)
         metrics = local.client_metrics(trained, down=shared.weights, up=update)
         return ClientOutput(update, local.data_weight(task, shard), state, metrics)
 
-    method = averaging_method(task, client, server, client_update, labels_at=("clients",))
+    method = local.averaging_method(task, client, server, client_update, labels_at=("clients",))
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
-        state, kept = method.init(key, spec)
+        state, optimizer = method.init(key, spec)
         if options.regulators == "no_f":
-            return state, ClientState(kept, (), ())
+            return state, ClientState(optimizer, (), ())
         keys = jax.random.split(substream(key, "f_reg"), spec.num_clients)
         w = jax.vmap(lambda key: f_reg.init(key, spec.num_classes))(keys)
-        return state, ClientState(kept, w, jax.vmap(optax.scale_by_adam().init)(w))
+        return state, ClientState(optimizer, w, jax.vmap(optax.scale_by_adam().init)(w))
 
     return method._replace(init=init)
 
@@ -211,24 +216,21 @@ def own_batch_size(labeled: Any, unlabeled: Any, batch_size: int) -> jax.Array:
     return jnp.where(size == 0, unlabeled, size)
 
 
-def largest_batch(client: Training) -> int:
+def largest_batch(counts: np.ndarray, batch_size: int) -> int:
     """The largest of the clients' own B_u, at least 1: the shape of all unlabeled batches.
 
-    Raises:
-        ValueError: it is not known how many examples the clients have.
+    Args:
+        counts: int32 [K, 2], the clients' labeled and unlabeled examples.
+        batch_size: B.
     """
-    counts = client.counts
-    if counts is None:
-        raise ValueError("method.unlabeled_batch_size: got 0 where the clients' counts are not known, accepted: a number >= 1")
-    with jax.ensure_compile_time_eval():  # a shape, which is asked for while a program is traced
-        return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], client.batch_size))), 1)
+    return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
 
 
-def begin(setup: Setup, weights: Weights, kept: ClientState) -> Regulators:
-    """The regulators at the start of a round: C-reg from the broadcast model, F-reg as the client kept it."""
+def begin(setup: Setup, weights: Weights, state: ClientState) -> Regulators:
+    """The regulators at the start of a round: C-reg from the broadcast model, F-reg as the client has it."""
     if setup.options.regulators == "no_c":
-        return Regulators((), (), kept.w, kept.w_optimizer)
-    return Regulators(weights.params, setup.client.optimizer.init(weights.params), kept.w, kept.w_optimizer)
+        return Regulators((), (), state.w, state.w_optimizer)
+    return Regulators(weights.params, setup.client.optimizer.init(weights.params), state.w, state.w_optimizer)
 
 
 def see(task: Task, shard: Shard, pair: Pair, key: jax.Array) -> Seen:
@@ -245,7 +247,9 @@ def see(task: Task, shard: Shard, pair: Pair, key: jax.Array) -> Seen:
     )
 
 
-def gradient(setup: Setup, shard: Shard) -> Gradient:
+def gradient(
+    setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators
+) -> tuple[Gradients, Regulators]:
     """One step: theta's gradient, and the regulators after it.
 
         y_i = argmax f(weak(u_i); theta)                                                              (Eq. 1)
@@ -256,38 +260,35 @@ def gradient(setup: Setup, shard: Shard) -> Gradient:
     """
     task, options = setup.task, setup.options
 
-    def of_step(weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Step:
-        seen = see(task, shard, pair, key)
-        views, masks = (seen.labeled, seen.weak, seen.strong), (seen.labeled_mask, seen.mask, seen.mask)
+    seen = see(task, shard, pair, key)
+    views, masks = (seen.labeled, seen.weak, seen.strong), (seen.labeled_mask, seen.mask, seen.mask)
 
-        def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
-            return task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
+    def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
+        return task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
 
-        logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
-        _, weak, strong = logits
-        label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
-        passed = seen.mask & thresholds.passes(confidence, options.confidence, strict=False)
-        regulators, reward = regulate(setup, seen, label, passed, weights, regulators, key)
-        m = instance_weights(options, regulators.w, strong, passed)  # Eq. 6
+    logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
+    _, weak, strong = logits
+    label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
+    passed = seen.mask & thresholds.passes(confidence, options.confidence, strict=False)
+    regulators, reward = regulate(setup, seen, label, passed, weights, regulators, key)
+    m = instance_weights(options, regulators.w, strong, passed)  # Eq. 6
 
-        def loss(logits: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
-            labeled, _, strong = logits
-            supervised, metric = local.labeled_loss(labeled, seen.labels, seen.labeled_mask)
-            ce = losses.cross_entropy(strong, label)
-            value = supervised + losses.masked_mean((m + reward) * ce, seen.mask)
-            return value, {"loss": metric, "unlabeled_loss": mean(ce, seen.mask)}
+    def loss(logits: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
+        labeled, _, strong = logits
+        supervised, metric = local.labeled_loss(labeled, seen.labels, seen.labeled_mask)
+        ce = losses.cross_entropy(strong, label)
+        value = supervised + losses.masked_mean((m + reward) * ce, seen.mask)
+        return value, {"loss": metric, "unlabeled_loss": mean(ce, seen.mask)}
 
-        cotangent, metrics = jax.grad(loss, has_aux=True)(logits)
-        grad = pullback(cotangent)[0]
-        metrics |= regulator_metrics(options, seen, m, reward)
-        if options.regulators == "no_f":
-            metrics |= semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
-        else:
-            truth = shard.truth[pair.unlabeled.positions]
-            metrics |= pseudo_labels.diagnostics(label, truth, seen.mask, seen.mask)
-        return Step(grad, batch_stats, metrics, teacher=regulators)
-
-    return of_step
+    cotangent, metrics = jax.grad(loss, has_aux=True)(logits)
+    grad = pullback(cotangent)[0]
+    metrics |= regulator_metrics(options, seen, m, reward)
+    if options.regulators == "no_f":
+        metrics |= semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
+    else:
+        true_labels = shard.true_labels[pair.unlabeled.positions]
+        metrics |= pseudo_labels.diagnostics(label, true_labels, seen.mask, seen.mask)
+    return Gradients(grad, batch_stats, metrics), regulators
 
 
 def instance_weights(options: FedDureOptions, w: PyTree, logits: jax.Array, passed: jax.Array) -> jax.Array:
@@ -347,7 +348,7 @@ def regulate(
         w, w_optimizer = jax.tree.map(lambda new, old: jnp.where(seen.both, new, old), moved, (w, w_optimizer))
     if options.regulators == "no_c":
         return Regulators((), (), w, w_optimizer), jnp.zeros(())
-    new, phi_optimizer = _descend(client.optimizer, options.eta_s, phi, phi_optimizer, teaching.gradient(w))
+    new, phi_optimizer = _step(client.optimizer, options.eta_s, phi, phi_optimizer, teaching.gradient(w))
     reward = labeled_loss(phi) - labeled_loss(new)
     return Regulators(new, phi_optimizer, w, w_optimizer), reward
 
@@ -381,14 +382,17 @@ def step_f_reg(options: FedDureOptions, teaching: Teaching, w: PyTree, w_optimiz
     phi, strong, logits, pullback, loss, labeled_loss = teaching
     if options.meta_gradient == "direct":
         ahead = f_reg.look_ahead(phi, teaching.gradient(w), options.eta_s)
-        change = passes.tangent(pullback, logits, jax.grad(labeled_loss)(ahead))
+        # Along phi's gradient: the pullback is linear, and its transpose is the derivative in a direction. The forward pass is
+        # shared so, and the network needs no rule but that of reverse mode, the only one that some convolutions have.
+        _, derivative = jax.vjp(pullback, jnp.zeros_like(logits))
+        (change,) = derivative((jax.grad(labeled_loss)(ahead),))
         meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
     else:
         meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)
-    return _descend(optax.scale_by_adam(), options.eta_w, w, w_optimizer, meta)
+    return _step(optax.scale_by_adam(), options.eta_w, w, w_optimizer, meta)
 
 
-def _descend(
+def _step(
     optimizer: optax.GradientTransformation, rate: float, params: PyTree, state: PyTree, grad: PyTree
 ) -> tuple[PyTree, PyTree]:
     """One step, params - rate direction(grad), and the optimizer's state."""

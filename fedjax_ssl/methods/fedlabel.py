@@ -26,20 +26,20 @@ round, so that they add up over its steps; that is a mistake, and not reproduced
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, semi_supervised
-from fedjax_ssl.methods.choices import check_choices, check_phases, choice
-from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState, averaging_method, finish_round
-from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, semi_supervised
+from fedjax_ssl.local import apply_gradients, dropout_key, substream
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
+from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
@@ -147,21 +147,18 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     Returns:
         The method. Its client state is the local optimizers', where `client` is persistent.
     """
-    check_phases("burn_in", options.burn_in, server.rounds)
     setup = Setup(task, client, server, options)
-    method = averaging_method(task, client, server, partial(client_update, setup), labels_at=("clients",))
+    work = local.server_work(task, server)
+    if options.aggregation == "halves":
+        step = work.step
+        work = work._replace(step=lambda state, aggregate: step(state, merge(aggregate)))
+    update = partial(client_update, setup)
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, optimizers = method.init(key, spec)
         return state, ClientState(optimizers, optimizers)
 
-    def server_update(
-        state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
-    ) -> tuple[ServerState, Metrics]:
-        return finish_round(task, server, state, merge(aggregate), data, key)
-
-    if options.aggregation == "halves":
-        method = method._replace(server_update=server_update)
     return method._replace(init=init)
 
 
@@ -175,17 +172,17 @@ def merge(aggregate: Aggregate) -> Aggregate:
 # --- a client ----------------------------------------------------------------------------------------------------------
 
 
-def client_update(setup: Setup, shared: Broadcast, _: PyTree, kept: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
+def client_update(setup: Setup, shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
     """One client's round."""
     task, options = setup.task, setup.options
     labeled_key, unlabeled_key = jax.random.split(key)
-    labeled = train_labeled(setup, shared, kept.labeled, shard, labeled_key)
-    unlabeled = train_unlabeled(setup, shared, labeled.weights, kept.unlabeled, shard, unlabeled_key)
+    labeled = train_labeled(setup, shared, state.labeled, shard, labeled_key)
+    unlabeled = train_unlabeled(setup, shared, labeled.carry.weights, state.unlabeled, shard, unlabeled_key)
     metrics = {**labeled.metrics, **unlabeled.metrics}
     del metrics[USES]
     used = samples_used(options, labeled, unlabeled)
     has_data = shard.labeled.count + shard.unlabeled.count > 0
-    changes = [task.update(shared.weights, trained.weights) for trained in (labeled, unlabeled)]
+    changes = [task.update(shared.weights, trained.carry.weights) for trained in (labeled, unlabeled)]
     if options.aggregation == "halves":
         sent: PyTree = (*changes, used)
         update: PyTree = Halves(changes[0], jax.tree.map(lambda x: used * x, changes[1]), used)
@@ -193,9 +190,8 @@ def client_update(setup: Setup, shared: Broadcast, _: PyTree, kept: ClientState,
     else:
         update = together(*changes)
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
-    images, passes = labeled.images + unlabeled.images, labeled.passes.plus(unlabeled.passes)
-    both = labeled._replace(metrics=metrics, images=images, passes=passes)
-    optimizers = ClientState(labeled.kept, unlabeled.kept)
+    both = Trained((), metrics, labeled.images + unlabeled.images)
+    optimizers = ClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 
 
@@ -215,53 +211,57 @@ def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained)
     return jnp.sum(jnp.concatenate(uses)).astype(jnp.float32)
 
 
-def train_labeled(setup: Setup, shared: Broadcast, kept: PyTree, shard: Shard, key: jax.Array) -> Trained:
+def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Shard, key: jax.Array) -> Trained:
     """w_L, by cross-entropy of labeled examples."""
     task, client, _, _ = setup
     order_key, train_key = jax.random.split(key)
     supervised = local.supervised_gradient(task, shard.labeled)
     mask = shard.labeled.mask
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         return _counted(supervised(weights, batch, key), batch, batch.mask, len(mask))
 
     schedule = (
         batching.draws(order_key, mask, client.batch_size, client.steps) if client.steps else client.schedule(order_key, mask)
     )
-    start = (shared.weights, kept)
-    return local.train(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
+    start = Fit(shared.weights, optimizer)
+    return local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
 
 
-def train_unlabeled(setup: Setup, shared: Broadcast, expert: Weights, kept: PyTree, shard: Shard, key: jax.Array) -> Trained:
+def train_unlabeled(
+    setup: Setup, shared: Broadcast, expert: Weights, optimizer: PyTree, shard: Shard, key: jax.Array
+) -> Trained:
     """w_U, by the labels of the global model and of the local `expert`, w_L."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     schedule = batching.draws(order_key, shard.unlabeled.mask, client.batch_size, options.unlabeled_steps)
     schedule = schedule._replace(steps=jnp.where(shared.round >= options.burn_in, schedule.steps, 0))
-    return local.train(
-        task,
-        client,
-        unlabeled_gradient(task, options, shard, shared.weights, expert),
-        (shared.weights, kept),
-        schedule,
-        learning_rate=options.unlabeled_rate * shared.learning_rate,
-        key=train_key,
-    )
+    gradient = unlabeled_gradient(task, options, shard, shared.weights, expert)
+    rate, anchor = options.unlabeled_rate * shared.learning_rate, shared.weights.params
+
+    def step(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
+        gradients, taken = gradient(fit.weights, batch, key)
+        return apply_gradients(task, client, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
+
+    trained = local.train(client.start(shared.weights, optimizer), step, schedule, train_key)
+    return trained._replace(carry=trained.carry._replace(optimizer=client.keep(trained.carry.optimizer)))
 
 
-def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights) -> Gradient:
-    """The gradient of L on a batch, with respect to w_U.
+def unlabeled_gradient(
+    task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights
+) -> Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array]]:
+    """The gradient of L on a batch, with respect to w_U, and whether there is an example to take a step on.
 
     Args:
         task: network and views.
         options: thresholds, weights, and what is divided by what.
-        shard: the client's data; the truth is for diagnostics alone.
+        shard: the client's data; the true labels are for diagnostics alone.
         anchor: w, the global expert.
         expert: w_L, the local one.
     """
     distance = {"target_first": losses.kl_divergence, "net_first": losses.reverse_kl}[options.kl_order]
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
         images = shard.unlabeled.take(batch.positions)
         plain = options.expert_view == "plain"
         view = task.views.plain(images) if plain else task.views.weak(substream(key, "weak"), images)
@@ -295,8 +295,8 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)
         if options.consistent:
             metrics["consistency_loss"] = mean(kl, agreeing)
-        step = Step(grad, stats, metrics, taken=jnp.any(kept))
-        return _counted(step, batch, kept, len(shard.unlabeled.mask))
+        gradients = _counted(Gradients(grad, stats, metrics), batch, kept, len(shard.unlabeled.mask))
+        return gradients, jnp.any(kept)
 
     return gradient
 
@@ -316,7 +316,7 @@ def decide(
     return alone, logits[0]
 
 
-def _counted(step: Step, batch: Batch, used: jax.Array, n: int) -> Step:
-    """`step`, which says besides which of the n examples it `used` bool [B]."""
+def _counted(gradients: Gradients, batch: Batch, used: jax.Array, n: int) -> Gradients:
+    """`gradients` with a metric that counts which of the n examples were `used` bool [B]."""
     uses = jnp.zeros(n, jnp.int32).at[batch.positions].add(used.astype(jnp.int32))
-    return step._replace(metrics={**step.metrics, USES: Sum(uses)})
+    return gradients._replace(metrics={**gradients.metrics, USES: Sum(uses)})

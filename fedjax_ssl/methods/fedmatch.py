@@ -19,26 +19,28 @@ psi_0 = .2 sigma_0 (so theta_0 = 1.2 sigma_0), helper rounds, thresholds and wei
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.batching import Batch
+from fedjax_ssl import local
+from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
+from fedjax_ssl.local import apply_gradients, dropout_key
+from fedjax_ssl.local.server import requirements, server_step, with_statistics
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, passes, turns
-from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState, fine_tune, move, pretrain, step, with_statistics
-from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
 PyTree = Any
+Carry = tuple[Weights, tuple[PyTree, ...]]
+"""Weights whose params are Parts, and the optimizer states of both."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +157,15 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
         The method. Its broadcast reads the states of all clients, so that they stay on the device.
     """
     setup = Setup(task, client, server, options)
+    work = server_work(setup)
     return Method(
         init=partial(init, setup),
-        prepare=partial(prepare, setup),
+        prepare=work.prepare,
         broadcast=partial(broadcast, setup),
         client_update=partial(client_update, setup),
-        server_update=partial(finish_round, setup),
-        predict=lambda state, images, mask: task.predict(evaluated(options, state.weights), images, mask),
-        labels_at=("server", "clients"),
-        host_data=False,
+        server_update=work.finish_round,
+        predict={"global": lambda state, images, mask: task.predict(evaluated(options, state.weights), images, mask)},
+        requires=requirements(task, server, ("server", "clients"))._replace(all_states=True, server_training=("after",)),
     )
 
 
@@ -180,7 +182,7 @@ def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, Cli
         seen=jnp.zeros(k, bool),
         embedding=jnp.zeros((k, task.num_classes)),
         psi=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi),
-        optimizer=tuple(client.init_many(part, k) for part in trained),
+        optimizer=tuple(client.init_clients(part, k) for part in trained),
     )
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
@@ -194,47 +196,44 @@ def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
 # --- the server --------------------------------------------------------------------------------------------------------
 
 
-def prepare(setup: Setup, state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-    """`server.pretrain` trainings of sigma where the server has labels, then the first statistics."""
-    state = pretrain(setup.server, lambda state, key: train_sigma(setup, state, data, key), state, key)
-    return _with_statistics(setup, state, data), {}
+def server_work(setup: Setup) -> ServerWork:
+    """The server's work: it averages what the clients trained, trains sigma where it has labels, and collects statistics."""
+    task, _, server, options = setup
 
+    def step(state: ServerState, aggregate: Aggregate) -> ServerState:
+        if setup.labeled_clients:
+            weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
+            return state._replace(weights=weights, optimizer=optimizer)
+        sigma, psi = state.weights.params
+        trained = state.weights._replace(params=psi)
+        (psi, stats), optimizer = server_step(server, trained, state.optimizer, aggregate)
+        return state._replace(weights=Weights(Parts(sigma, psi), stats), optimizer=optimizer)
 
-def finish_round(
-    setup: Setup, state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
-) -> tuple[ServerState, Metrics]:
-    """Averages what the clients trained; where the server has labels it then trains sigma."""
-    sigma, psi = state.weights.params
-    if setup.labeled_clients:
-        state = step(setup.server, state, aggregate)
-    else:
-        (psi, stats), optimizer = move(setup.server, state.weights._replace(params=psi), state.optimizer, aggregate)
-        state = state._replace(weights=Weights(Parts(sigma, psi), stats), optimizer=optimizer)
-    state, metrics = train_sigma(setup, state, data, key)
-    return _with_statistics(setup, state, data), metrics
+    def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+        """One training of sigma on the server's labels, if it has any; psi stays."""
+        if "server" not in task.labels_at:
+            return state, {}
+        order_key, train_key = jax.random.split(key)
+        training, (sigma, psi) = server.fine_tune, state.weights.params
+        gradient = labeled_gradient(setup, data.labeled)
+        rate, anchor = training.learning_rate(data.round), sigma
 
+        def one(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
+            weights = fit.weights._replace(params=Parts(fit.weights.params, psi))
+            gradients, taken = gradient(weights, batch, key)
+            return apply_gradients(task, training, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
 
-def train_sigma(setup: Setup, state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-    """One training of sigma on the server's labels, if it has any; psi stays."""
-    sigma, psi = state.weights.params
-    of_parts = labeled_gradient(setup, data.labeled)
+        start = training.start(state.weights._replace(params=sigma), state.fine_tune)
+        trained = local.train(start, one, training.schedule(order_key, data.labeled.mask), train_key)
+        (sigma, stats), optimizer = trained.carry
+        state = state._replace(weights=Weights(Parts(sigma, psi), stats), fine_tune=training.keep(optimizer))
+        return state, {"server/loss": trained.metrics["loss"]}
 
-    def of_sigma(weights: Weights, batch: Batch, key: jax.Array) -> Step:
-        return of_parts(weights._replace(params=Parts(weights.params, psi)), batch, key)
+    def statistics(state: ServerState, data: ServerData) -> ServerState:
+        stats = with_statistics(task, server.static_norm, evaluated(options, state.weights), data).stats
+        return state._replace(weights=state.weights._replace(stats=stats))
 
-    start = _with_params(state, sigma)
-    trained, metrics = fine_tune(setup.task, setup.server, start, data, key, objective=lambda _: of_sigma)
-    return _with_params(trained, Parts(trained.weights.params, psi)), metrics
-
-
-def _with_params(state: ServerState, params: PyTree) -> ServerState:
-    return state._replace(weights=state.weights._replace(params=params))
-
-
-def _with_statistics(setup: Setup, state: ServerState, data: ServerData) -> ServerState:
-    weights = evaluated(setup.options, state.weights)
-    stats = with_statistics(setup.task, setup.server.static_norm, weights, data).stats
-    return state._replace(weights=state.weights._replace(stats=stats))
+    return ServerWork(step, train, statistics, server.pretrain)
 
 
 def broadcast(setup: Setup, state: ServerState, clients: ClientState, cohort: Cohort) -> tuple[Broadcast, Helpers]:
@@ -256,15 +255,15 @@ def broadcast(setup: Setup, state: ServerState, clients: ClientState, cohort: Co
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, helpers: Helpers, kept: ClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, helpers: Helpers, old: ClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: trains psi, or both parts where clients have labels, and uploads the entries that changed.
 
     The average is uniform over the clients that have data to train on.
     """
     task, options = setup.task, setup.options
-    trained = train(setup, shared, helpers, kept.optimizer, shard, key)
-    (new_sigma, new_psi), stats = trained.weights
+    trained = train(setup, shared, helpers, old.optimizer, shard, key)
+    ((new_sigma, new_psi), stats), optimizers = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
@@ -277,20 +276,20 @@ def client_update(
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     took_part = trained.images > 0
-    new = ClientState(jnp.array(True), embedding, of_psi.value, trained.kept)
+    new = ClientState(jnp.array(True), embedding, of_psi.value, optimizers)
     size = num_bytes(psi) // 4
     entries = jnp.stack([message.entries for message in sent])
     metrics = {
-        **local.client_metrics(trained, down=(), up=(), besides=Passes(forward=len(image))),
-        "comm/bytes_down": Sum(bytes_down(shared, helpers, kept)),
+        **local.client_metrics(trained, down=(), up=()),
+        "comm/bytes_down": Sum(bytes_down(shared, helpers, old)),
         "comm/bytes_up": Sum(jnp.sum(decomposed.message_bytes(entries, size)) + num_bytes(update.stats)),
         "client/upload_fraction": Mean(jnp.sum(entries, dtype=jnp.float32), jnp.float32(size * len(sent))),
     }
-    state = jax.tree.map(lambda x, y: jnp.where(took_part, x, y), new, kept)
+    state = jax.tree.map(lambda x, y: jnp.where(took_part, x, y), new, old)
     return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
 
 
-def bytes_down(shared: Broadcast, helpers: Helpers, kept: ClientState) -> jax.Array:
+def bytes_down(shared: Broadcast, helpers: Helpers, old: ClientState) -> jax.Array:
     """Bytes that a client receives, int32 scalar.
 
     sigma and the statistics whole; of psi what differs from the client's own copy, its last upload; of each helper's psi what
@@ -298,7 +297,7 @@ def bytes_down(shared: Broadcast, helpers: Helpers, kept: ClientState) -> jax.Ar
     """
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
-    of_psi = jnp.where(kept.seen, decomposed.differing(psi, kept.psi), size)
+    of_psi = jnp.where(old.seen, decomposed.differing(psi, old.psi), size)
 
     def of_helpers() -> jax.Array:
         entries = jax.vmap(decomposed.differing, (0, None))(helpers.psi, psi)
@@ -308,22 +307,26 @@ def bytes_down(shared: Broadcast, helpers: Helpers, kept: ClientState) -> jax.Ar
     return num_bytes((sigma, stats)) + decomposed.message_bytes(of_psi, size) + of_all
 
 
-def labeled_gradient(setup: Setup, examples: Examples) -> Gradient:
+PartGradient = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
+"""(weights whose params are Parts, batch, key) -> (gradients for one of them, bool: whether to take the step; None: yes)."""
+
+
+def labeled_gradient(setup: Setup, examples: Examples) -> PartGradient:
     """The gradient for sigma of lambda_s CE(y, f(x)), at Parts. A batch without examples leaves sigma as it is.
 
     The metric `loss` is the cross-entropy, without the weight.
     """
     of_theta = local.supervised_gradient(setup.task, examples)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
-        step = of_theta(weights._replace(params=decomposed.add(*weights.params)), batch, key)
-        grad = jax.tree.map(lambda g: setup.options.lambda_s * g, step.grad)
-        return step._replace(grad=grad, taken=jnp.any(batch.mask))
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
+        gradients = of_theta(weights._replace(params=decomposed.add(*weights.params)), batch, key)
+        grad = jax.tree.map(lambda g: setup.options.lambda_s * g, gradients.grad)
+        return gradients._replace(grad=grad), jnp.any(batch.mask)
 
     return gradient
 
 
-def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard: Shard) -> Gradient:
+def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard: Shard) -> PartGradient:
     """The gradient for psi, at Parts, of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
@@ -341,9 +344,9 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             weights = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
             return task.eval_logits(weights, views, mask)
 
-        return passes.map(one, helpers.psi)
+        return jax.lax.map(one, helpers.psi)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, None]:
         (sigma, psi), stats = weights
         theta = decomposed.add(sigma, psi)
         images = shard.unlabeled.take(batch.positions)
@@ -369,7 +372,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             cotangent, divergence = jax.grad(consistency, has_aux=True)(logits)
             return *pullback(cotangent), divergence, agreement.label(logits, outputs, helpers.available)
 
-        grad_i, divergence, label = passes.cond(shared.helping, helped, alone)
+        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
@@ -381,34 +384,59 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             "unlabeled_loss" if setup.labeled_clients else "loss": mean(ce, confident),
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
             "mask_rate": mean(confident, batch.mask),
-            **pseudo_labels.diagnostics(label, shard.truth[batch.positions], confident, batch.mask),
+            **pseudo_labels.diagnostics(label, shard.true_labels[batch.positions], confident, batch.mask),
         }
-        return Step(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics)
+        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics), None
 
     return gradient
 
 
-def train(setup: Setup, shared: Broadcast, helpers: Helpers, kept: tuple[PyTree, ...], shard: Shard, key: jax.Array) -> Trained:
-    """A client's training; the result's params are Parts.
+def train(
+    setup: Setup, shared: Broadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
+) -> Trained:
+    """A client's training; the result's carry is (weights whose params are Parts, the optimizer states to keep).
 
     Where clients have labels, in every step sigma on a batch of labeled examples and then psi on one of unlabeled ones; the
     labeled ones count the steps (`batching.paired`). Else psi alone.
     """
     order_key, train_key = jax.random.split(key)
-    client, ((sigma, psi), stats), rate = setup.client, shared.weights, shared.learning_rate
+    task, client, _, options = setup
+    (sigma, psi), stats = shared.weights
     of_psi = unlabeled_gradient(setup, shared, helpers, shard)
-    size = setup.options.unlabeled_batch_size or client.batch_size
-    if not setup.labeled_clients:
+    size = options.unlabeled_batch_size or client.batch_size
+    rate, anchors = shared.learning_rate, shared.weights.params
 
-        def of_psi_alone(weights: Weights, batch: Batch, key: jax.Array) -> Step:
-            return of_psi(weights._replace(params=Parts(sigma, weights.params)), batch, key)
+    def update(gradient: PartGradient, index: int, carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
+        """The step of one of the parts, sigma or psi, on its batch."""
+        (parts, stats), states = carry
+        gradients, taken = gradient(Weights(parts, stats), batch, key)
+        fit = Fit(Weights(parts[index], stats), states[index])
+        fit = apply_gradients(task, client, fit, gradients, rate, anchor=anchors[index], where=taken)
+        (part, stats), state = fit
+        parts = Parts(*(part if i == index else other for i, other in enumerate(parts)))
+        states = tuple(state if i == index else other for i, other in enumerate(states))
+        return (Weights(parts, stats), states), gradients.metrics
 
-        client = client._replace(batch_size=size)
-        schedule, start = client.schedule(order_key, shard.unlabeled.mask), (Weights(psi, stats), kept[0])
-        trained = local.train(setup.task, client, of_psi_alone, start, schedule, learning_rate=rate, key=train_key)
-        weights = trained.weights._replace(params=Parts(sigma, trained.weights.params))
-        return trained._replace(weights=weights, kept=(trained.kept,))
-    pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
-    gradients, both = (labeled_gradient(setup, shard.labeled), of_psi), (Weights((sigma, psi), stats), kept)
-    trained = turns.train(setup.task, client, gradients, both, pairs, learning_rate=rate, key=train_key)
-    return trained._replace(weights=trained.weights._replace(params=Parts(*trained.weights.params)))
+    def on_unlabeled(carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
+        return update(of_psi, 1, carry, batch, key)
+
+    def on_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
+        first, second = jax.random.split(key)
+        carry, of_sigma = update(labeled_gradient(setup, shard.labeled), 0, carry, pair.labeled, first)
+        carry, metrics = update(of_psi, 1, carry, pair.unlabeled, second)
+        return carry, {**of_sigma, **metrics}
+
+    def begin(part: PyTree, state: PyTree) -> PyTree:
+        return client.start(Weights(part, stats), state).optimizer
+
+    if setup.labeled_clients:
+        start = (shared.weights, tuple(map(begin, anchors, optimizers)))
+        pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
+        trained = local.train(start, on_both, pairs, train_key)
+        weights, states = trained.carry
+    else:
+        start = (shared.weights, ((), begin(psi, *optimizers)))
+        schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
+        trained = local.train(start, on_unlabeled, schedule, train_key)
+        weights, (_, *states) = trained.carry
+    return trained._replace(carry=(weights, tuple(map(client.keep, states))))

@@ -19,15 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
+from fedjax_ssl.local import Fit, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local
-from fedjax_ssl.methods import server as server_side
-from fedjax_ssl.methods.choices import check_phases
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.ssl import pseudo_labels
 
@@ -95,41 +90,29 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
 
     Returns:
         The method.
-
-    Raises:
-        ValueError: the first phase is as long as the run.
     """
-    check_phases("labeled_rounds", options.labeled_rounds, server.rounds)
-
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
-        state = server_side.init(task, server, key, spec)
-        none = jnp.full((spec.num_clients, spec.client_rows), -1, jnp.int32)
-        clients = ClientState(none, client.init_many(state.weights.params, spec.num_clients))
-        return state._replace(own=state.weights), clients
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(state.weights, state.own, client.learning_rate(cohort.round), cohort.round), ()
 
-    method = server_side.averaging_method(
-        task, client, server, partial(client_update, task, client, options), labels_at=("clients",)
-    )
-    return method._replace(init=init, broadcast=broadcast, server_update=partial(finish_round, task, server, options))
+    update = partial(client_update, task, client, options)
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
 
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+        state, optimizer = method.init(key, spec)
+        none = jnp.full((spec.num_clients, spec.client_rows), -1, jnp.int32)
+        return state._replace(own=state.weights), ClientState(none, optimizer)
 
-def finish_round(
-    task: Task,
-    server: Server,
-    options: FedSemOptions,
-    state: ServerState,
-    aggregate: Aggregate,
-    data: ServerData,
-    key: jax.Array,
-) -> tuple[ServerState, Metrics]:
-    """The average, and the statistics; the model that makes pseudo-labels is the global one until the first phase ends."""
-    new, metrics = server_side.finish_round(task, server, state, aggregate, data, key)
-    first_phase = data.round < options.labeled_rounds
-    labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
-    return new._replace(own=labeler), metrics
+    def server_update(
+        state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
+    ) -> tuple[ServerState, Metrics]:
+        """The model that makes pseudo-labels is the global one until the first phase ends."""
+        new, metrics = method.server_update(state, aggregate, data, key)
+        first_phase = data.round < options.labeled_rounds
+        labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
+        return new._replace(own=labeler), metrics
+
+    return method._replace(init=init, broadcast=broadcast, server_update=server_update)
 
 
 def client_update(
@@ -138,44 +121,45 @@ def client_update(
     options: FedSemOptions,
     shared: Broadcast,
     _: PyTree,
-    kept: ClientState,
+    state: ClientState,
     shard: Shard,
     key: jax.Array,
 ) -> ClientOutput:
     """One client's round: in the second phase it labels its data if it has not yet, then it trains on what has a label."""
     order_key, train_key = jax.random.split(key)
     second_phase, mask = shared.round >= options.labeled_rounds, shard.unlabeled.mask
-    to_label = second_phase & jnp.any(mask & (kept.pseudo < 0))
-    pseudo, of_labeling = label_once(task, shared.labeler, shard, kept.pseudo, to_label)
+    to_label = second_phase & jnp.any(mask & (state.pseudo < 0))
+    pseudo = label_once(task, shared.labeler, shard, state.pseudo, to_label)
     examples = training_set(options, shard, pseudo, second_phase)
-    trained = local.train(
+    trained = local.minimize(
         task,
         client,
         local.supervised_gradient(task, examples),
-        (shared.weights, kept.optimizer),
+        Fit(shared.weights, state.optimizer),
         client.schedule(order_key, examples.mask),
         learning_rate=shared.learning_rate,
         key=train_key,
     )
-    update = task.update(shared.weights, trained.weights)
+    update = task.update(shared.weights, trained.carry.weights)
     # In the first round of the second phase the global model is the one that makes the labels: nothing else has to be sent.
     sent = num_bytes(shared.weights) + jnp.where(
         to_label & (shared.round > options.labeled_rounds), num_bytes(shared.labeler), 0
     )
     metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling),
-        **pseudo_labels.diagnostics(pseudo, shard.truth, pseudo >= 0, mask & second_phase),
+        **local.client_metrics(trained, down=shared.weights, up=update),
+        **pseudo_labels.diagnostics(pseudo, shard.true_labels, pseudo >= 0, mask & second_phase),
         "comm/bytes_down": Sum(sent.astype(jnp.int32)),
     }
-    return ClientOutput(update, jnp.where(jnp.any(examples.mask), 1.0, 0.0), ClientState(pseudo, trained.kept), metrics)
+    state = ClientState(pseudo, trained.carry.optimizer)
+    return ClientOutput(update, jnp.where(jnp.any(examples.mask), 1.0, 0.0), state, metrics)
 
 
-def label_once(task: Task, labeler: Weights, shard: Shard, pseudo: jax.Array, to_label: jax.Array) -> tuple[jax.Array, Passes]:
+def label_once(task: Task, labeler: Weights, shard: Shard, pseudo: jax.Array, to_label: jax.Array) -> jax.Array:
     """Pseudo-labels int32 [n]: the labeler's largest outputs if `to_label` bool scalar is set, else `pseudo` as it is."""
     # No example, no pass: the loop over them has length 0.
     examples = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
-    probs, passes = local.class_probabilities(task, labeler, examples, None)
-    return jnp.where(examples.mask, pseudo_labels.harden(probs).label, pseudo), passes
+    probs = local.class_probabilities(task, labeler, examples, None)
+    return jnp.where(examples.mask, pseudo_labels.harden(probs).label, pseudo)
 
 
 def training_set(options: FedSemOptions, shard: Shard, pseudo: jax.Array, second_phase: jax.Array) -> Mixture:

@@ -27,17 +27,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, mean_teacher
-from fedjax_ssl.methods import server as server_side
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
+from fedjax_ssl.local import apply_gradients, dropout_key, networks
+from fedjax_ssl.local.networks import Networks
+from fedjax_ssl.local.server import requirements, with_statistics
+from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Step, Training
-from fedjax_ssl.methods.mean_teacher import Networks
-from fedjax_ssl.methods.server import Server, ServerState
-from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import ema, losses
 
@@ -164,11 +163,11 @@ def method_of(
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         one = task.init(key, spec.image_shape)
-        weights = mean_teacher.join(one, one) if paired else one
+        weights = networks.join(one, one) if paired else one
         fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
         state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
         none = jnp.zeros(spec.num_clients, jnp.int32)
-        return state, ClientState(none, none, client.init_many(one.params, spec.num_clients))
+        return state, ClientState(none, none, client.init_clients(one.params, spec.num_clients))
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
@@ -177,18 +176,17 @@ def method_of(
         return finish(*train_client(task, client, options, shared, state, shard, key), shared.alpha_max > 0)
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
-        return lambda state, images, mask: task.predict(getattr(mean_teacher.networks(state.weights), which), images, mask)
+        return lambda state, images, mask: task.predict(getattr(networks.networks(state.weights), which), images, mask)
 
+    work = server_work(task, server, alpha_max)
     return Method(
         init=init,
-        prepare=partial(prepare, task, server, alpha_max),
+        prepare=work.prepare,
         broadcast=broadcast,
         client_update=client_update,
-        server_update=partial(finish_round, task, server, alpha_max),
-        predict=predict("target"),
-        predict_also={"online": predict("online")} if paired else {},
-        labels_at=("server", "clients"),
-        next_cohort=server_side.reads_next_cohort(task, server),
+        server_update=work.finish_round,
+        predict={which: predict(which) for which in (("target", "online") if paired else ("online",))},
+        requires=requirements(task, server, ("server", "clients"))._replace(server_training=("after",)),
     )
 
 
@@ -206,32 +204,79 @@ def train_client(
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
-    trained = mean_teacher.train(
+    trained = train_pair(
         task,
         client,
         client_gradient(task, options, examples, epochs),
-        (shared.weights, state.optimizer),
+        Fit(shared.weights, state.optimizer),
         schedule,
+        alpha,
         learning_rate=shared.learning_rate,
         key=train_key,
-        alpha=alpha,
     )
-    update = task.update(shared.weights, trained.weights)
-    one = mean_teacher.networks(shared.weights).target
+    weights, optimizer = trained.carry
+    update = task.update(shared.weights, weights)
+    one = networks.networks(shared.weights).target
     both_travel = shared.alpha_max > 0
     metrics = {
         **local.client_metrics(trained, down=shared.weights, up=update),
         "comm/bytes_down": Sum(jnp.where(both_travel, num_bytes(shared.weights), num_bytes(one)).astype(jnp.int32)),
     }
-    kept = ClientState(
-        state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule, client.batch_size), trained.kept
-    )
+    state = ClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
-    return ClientOutput(update, weight, kept, metrics), mean_teacher.networks(trained.weights)
+    return ClientOutput(update, weight, state, metrics), networks.networks(weights)
 
 
-def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> Gradient:
-    """The gradient of L + beta_k J on a batch (Eq. 7), with respect to the online network, which is its own target by default.
+PairGradient = Callable[[Weights, Batch, jax.Array, Weights], tuple[Gradients, PyTree]]
+"""(online network, batch, key, target network) -> (its gradients, norm statistics of the target's own batch or `()`)."""
+
+
+def train_pair(
+    task: Task,
+    training: Training,
+    gradient: PairGradient,
+    fit: Fit,
+    schedule: batching.Schedule,
+    alpha: Callable[[Batch], jax.Array],
+    *,
+    learning_rate: jax.Array,
+    key: jax.Array,
+) -> Trained:
+    """Trains the online network; of a pair, the target follows it after every step.
+
+    Args:
+        task: the network.
+        training: of the online network.
+        gradient: of the online network.
+        fit: weights of one network or of a pair, and the optimizer state that was kept.
+        schedule: the batches.
+        alpha: a step's batch -> the target's decay after that step.
+        learning_rate: float32 scalar.
+        key: PRNG key.
+
+    Returns:
+        Trained, its carry like `fit`.
+    """
+    online, target = networks.networks(fit.weights)
+    paired, anchor = networks.is_pair(fit.weights), online.params
+
+    def step(carry: tuple[Fit, Any], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, Any], Metrics]:
+        one, target = carry
+        gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
+        one = apply_gradients(task, training, one, gradients, learning_rate, anchor=anchor)
+        if paired:
+            target = networks.follow(task, target, one.weights, target_stats, alpha(batch))
+        return (one, target), gradients.metrics
+
+    start = training.start(online, fit.optimizer), target if paired else ()
+    trained = local.train(start, step, schedule, key)
+    (online, optimizer), target = trained.carry
+    weights = networks.join(online, target) if paired else online
+    return trained._replace(carry=Fit(weights, training.keep(optimizer)))
+
+
+def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> PairGradient:
+    """The gradient of L + beta_k J on a batch (Eq. 7), with respect to the online network.
 
     Args:
         task: network and views.
@@ -246,7 +291,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
     scale = 1.0 / task.num_classes if released and options.consistency == "mse" else 1.0
     siamese = options.consistency_weight > 0
 
-    def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights | None = None) -> Step:
+    def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights) -> tuple[Gradients, PyTree]:
         at = batch.positions
         images, labels, labeled = examples.take(at), examples.labels[at], examples.labeled[at]
 
@@ -257,7 +302,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
 
         online_key, target_key = jax.random.split(key)
         if siamese:
-            target_logits, target_stats = logits(online if target is None else target, target_key)
+            target_logits, target_stats = logits(target, target_key)
         used = labeled & batch.mask
         beta = options.consistency_weight * ema.ramp_up(epochs + batch.epoch + 1, RAMP_EPOCHS)
 
@@ -272,59 +317,45 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
             return supervised + beta * losses.masked_mean(j, batch.mask), (metrics, stats)  # Eq. 7
 
         grad, (metrics, stats) = jax.grad(loss, has_aux=True)(online.params)
-        return Step(grad, stats, metrics, teacher_stats=target_stats if siamese else stats)
+        return Gradients(grad, stats, metrics), target_stats if siamese else stats
 
     return gradient
 
 
-def train_server(
-    task: Task, server: Server, alpha_max: AlphaMax, state: ServerState, data: ServerData, key: jax.Array
-) -> tuple[ServerState, Metrics]:
-    """The server's training of the online network on its labels, if it has any, and the target's steps after it (Eqs. 8, 9)."""
-    if "server" not in task.labels_at:
-        return state, {}
-    order_key, train_key = jax.random.split(key)
-    training, on_labels = server.fine_tune, local.supervised_gradient(task, data.labeled)
-    schedule = training.schedule(order_key, data.labeled.mask)
+def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
+    """The server's work: the average (Eq. 2), its training on labels, if it has any, statistics of every network.
 
-    def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights | None = None) -> Step:
-        return on_labels(online, batch, key)
+    The target takes a step after each of the online network's (Eqs. 8, 9).
+    """
+    usual = local.server_work(task, server)
 
-    trained = mean_teacher.train(
-        task,
-        training,
-        gradient,
-        (state.weights, state.fine_tune),
-        schedule,
-        learning_rate=training.learning_rate(data.round),
-        key=train_key,
-        alpha=lambda batch: ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1)),
-    )
-    return state._replace(weights=trained.weights, fine_tune=trained.kept), {"server/loss": trained.metrics["loss"]}
+    def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+        if "server" not in task.labels_at:
+            return state, {}
+        order_key, train_key = jax.random.split(key)
+        training, on_labels = server.fine_tune, local.supervised_gradient(task, data.labeled)
+        schedule = training.schedule(order_key, data.labeled.mask)
 
+        def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights) -> tuple[Gradients, PyTree]:
+            return on_labels(online, batch, key), ()
 
-def prepare(
-    task: Task, server: Server, alpha_max: AlphaMax, state: ServerState, data: ServerData, key: jax.Array
-) -> tuple[ServerState, Metrics]:
-    """The server's work before round 1: `server.pretrain` trainings, the paper's is none, then sBN statistics."""
+        trained = train_pair(
+            task,
+            training,
+            gradient,
+            Fit(state.weights, state.fine_tune),
+            schedule,
+            lambda batch: ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1)),
+            learning_rate=training.learning_rate(data.round),
+            key=train_key,
+        )
+        weights, optimizer = trained.carry
+        return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
 
-    def train(state: ServerState, key: jax.Array) -> tuple[ServerState, Metrics]:
-        return train_server(task, server, alpha_max, state, data, key)
+    def statistics(state: ServerState, data: ServerData) -> ServerState:
+        if not networks.is_pair(state.weights):
+            return usual.statistics(state, data)
+        both = (with_statistics(task, server.static_norm, one, data) for one in networks.networks(state.weights))
+        return state._replace(weights=networks.join(*both))
 
-    state = server_side.pretrain(server, train, state, key)
-    return mean_teacher.with_statistics(task, server, state, data), {}
-
-
-def finish_round(
-    task: Task,
-    server: Server,
-    alpha_max: AlphaMax,
-    state: ServerState,
-    aggregate: Aggregate,
-    data: ServerData,
-    key: jax.Array,
-) -> tuple[ServerState, Metrics]:
-    """The server's work at the end of a round: the average (Eq. 2), its training, sBN statistics."""
-    state = server_side.step(server, state, aggregate)
-    state, metrics = train_server(task, server, alpha_max, state, data, key)
-    return mean_teacher.with_statistics(task, server, state, data), metrics
+    return usual._replace(train=train, statistics=statistics, average_with_server=None)

@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
+from fedjax_ssl.local.networks import Networks, networks
+from fedjax_ssl.local.server import mean_of_stack
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData
-from fedjax_ssl.methods import server as server_side
 from fedjax_ssl.methods.choices import choice
 from fedjax_ssl.methods.fedsiam import ClientState, FedSiamMTOptions, method_of
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.mean_teacher import Networks, networks
-from fedjax_ssl.methods.server import Server, ServerState
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import siamese
 
@@ -72,7 +70,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     Args:
         task: network and views.
         client: local training.
-        server: as in `fedsiam_pi`, with the number of rounds and of clients a round.
+        server: as in `fedsiam_pi`.
         options: losses, the target's decay, and the share to upload.
 
     Returns:
@@ -82,7 +80,6 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         ValueError: the linear curve has no rounds after `pi_rounds`, or the rectangle too few for the share to upload, or it
             outlasts the run.
     """
-    _check_curve(options, server.rounds)
     method = method_of(
         task,
         client,
@@ -94,11 +91,11 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, clients = method.init(key, spec)
-        return with_window(state, max(options.pi_rounds, 1), server.cohort_size), clients
+        return with_window(state, max(options.pi_rounds, 1), spec.cohort_size), clients
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1
-        tau, both_travel = upload_share(options, server.rounds, number), number > options.pi_rounds
+        tau, both_travel = upload_share(options, data.rounds, number), number > options.pi_rounds
         state, aggregate, sent = choose(state, stacked, tau, round=data.round, both_travel=both_travel)
         state, metrics = method.server_update(state, aggregate, data, key)
         return state, {**metrics, **sent}
@@ -106,7 +103,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     return method._replace(init=init, server_update=server_update, aggregator="stack")
 
 
-def _check_curve(options: FedSiamDOptions, rounds: int) -> None:
+def check_curve(options: FedSiamDOptions, rounds: int) -> None:
     """Raises ValueError where a run of so many rounds has no place for the curve."""
     if options.curve == "linear":
         if options.pi_rounds >= rounds:
@@ -122,7 +119,7 @@ def _check_curve(options: FedSiamDOptions, rounds: int) -> None:
         raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted}, or set method.curve=linear")
 
 
-def upload_share(options: FedSiamDOptions, rounds: int, number: jax.Array) -> jax.Array:
+def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:
     """The share tau of online layers to upload in the round `number` of `rounds` (from 1): float32 scalar."""
     if options.curve == "linear":
         return siamese.linear_share(number, saved=options.saved, pi_rounds=options.pi_rounds, rounds=rounds)
@@ -195,4 +192,4 @@ def choose(
         "client/upload_bytes_fraction": mean(besides / sizes.sum(), took_part),
         "comm/bytes_up": Sum((sizes.sum() + besides).astype(jnp.int32)),
     }
-    return state._replace(own=window), server_side.mean_of_stack(Aggregate(filled, stacked.weight)), metrics
+    return state._replace(own=window), mean_of_stack(Aggregate(filled, stacked.weight)), metrics

@@ -35,16 +35,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import with_pseudo_labels
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, dropout_key, substream
+from fedjax_ssl.local.server import flatten
+from fedjax_ssl.local.task import join
+from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import local, passes
-from fedjax_ssl.methods import server as server_side
-from fedjax_ssl.methods.choices import check_phases
-from fedjax_ssl.methods.local import Gradient, Step, Trained, Training
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Server, ServerState
-from fedjax_ssl.methods.task import Task, Weights, dropout_key, join, substream
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
@@ -117,88 +115,77 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     Returns:
         The method. Its client states have a network each.
-
-    Raises:
-        ValueError: the first phase is as long as the run.
     """
-    check_phases("labeled_rounds", options.labeled_rounds, server.rounds)
-
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
-        state, k = server_side.init(task, server, key, spec), spec.num_clients
-        clients = ClientState(
-            seen=jnp.zeros(k, bool),
-            last=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights),
-            pseudo=jnp.full((k, spec.client_rows), -1, jnp.int32),
-            weighed=jnp.zeros(k, bool),
-            optimizer=client.init_many(state.weights.params, k),
-        )
-        return state._replace(own=jnp.zeros(())), clients
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         round = cohort.round - options.labeled_rounds
         threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
         return Broadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
 
-    method = server_side.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
-    finish = partial(finish_round, task, server, options)
-    return method._replace(init=init, broadcast=broadcast, server_update=finish, next_cohort=True)  # its data give m
+    method = local.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
 
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+        (state, optimizer), k = method.init(key, spec), spec.num_clients
+        clients = ClientState(
+            seen=jnp.zeros(k, bool),
+            last=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights),
+            pseudo=jnp.full((k, spec.client_rows), -1, jnp.int32),
+            weighed=jnp.zeros(k, bool),
+            optimizer=optimizer,
+        )
+        return state._replace(own=jnp.zeros(())), clients
 
-def finish_round(
-    task: Task,
-    server: Server,
-    options: FedTriNetOptions,
-    state: ServerState,
-    aggregate: Aggregate,
-    data: ServerData,
-    key: jax.Array,
-) -> tuple[ServerState, Metrics]:
-    """The average, and the statistics; at the end of the first phase the base confidence m, the state's `own`."""
-    state, metrics = server_side.finish_round(task, server, state, aggregate, data, key)
+    def server_update(
+        state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
+    ) -> tuple[ServerState, Metrics]:
+        """At the end of the first phase the base confidence m is measured, the state's `own`."""
+        state, metrics = method.server_update(state, aggregate, data, key)
 
-    def measure() -> jax.Array:
-        examples = server_side.flatten(data.next_cohort)
-        probs, _ = local.class_probabilities(task, state.weights, examples, None)
-        return losses.masked_mean(pseudo_labels.harden(probs).confidence, examples.mask)
+        def measure() -> jax.Array:
+            examples = flatten(data.next_cohort)
+            probs = local.class_probabilities(task, state.weights, examples, None)
+            return losses.masked_mean(pseudo_labels.harden(probs).confidence, examples.mask)
 
-    last_of_phase = data.round + 1 == options.labeled_rounds
-    return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
+        last_of_phase = data.round + 1 == options.labeled_rounds
+        return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
+
+    requires = method.requires._replace(next_cohort=True)  # its data give m
+    return method._replace(init=init, broadcast=broadcast, server_update=server_update, requires=requires)
 
 
 # --- a client ----------------------------------------------------------------------------------------------------------
 
 
 def client_update(
-    task: Task, client: Training, shared: Broadcast, _: PyTree, kept: ClientState, shard: Shard, key: jax.Array
+    task: Task, client: Training, shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round. What is of the other phase is a loop of length 0."""
     first_key, tune_key, train_key = jax.random.split(key, 3)
-    second_phase = shared.round >= 0
-    on_labels = train_on_labels(task, client, shared, kept, shard, ~second_phase | ~kept.seen, first_key)
-    last = _where(kept.seen, kept.last, on_labels.weights)
+    second_phase, start = shared.round >= 0, Fit(shared.weights, state.optimizer)
+    on_labels = train_on_labels(task, client, shared, start, shard, ~second_phase | ~state.seen, first_key)
+    last = _where(state.seen, state.last, on_labels.carry.weights)
     tuned = fine_tune(task, client, shared, last, shard, second_phase, tune_key)
-    networks = (last, tuned.weights, shared.weights)
-    new, of_labeling = pseudo_label(task, networks, shard, kept.pseudo, shared)
-    gained = (new >= 0) & (kept.pseudo < 0)
-    weighed = kept.weighed | (jnp.sum(gained) >= ENOUGH)
-    on_both = train_on_both(task, client, shared, (tuned.weights, kept.optimizer), shard, (new, weighed), train_key)
+    joined = tuned.carry.weights
+    new = pseudo_label(task, (last, joined, shared.weights), shard, state.pseudo, shared)
+    gained = (new >= 0) & (state.pseudo < 0)
+    weighed = state.weighed | (jnp.sum(gained) >= ENOUGH)
+    on_both = train_on_both(task, client, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
 
     uploaded = _where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
+    weights, optimizer = uploaded.carry
     took_part = uploaded.images > 0
-    update = task.update(shared.weights, _where(took_part, uploaded.weights, shared.weights))
-    images = on_labels.images + tuned.images + on_both.images
-    trained = uploaded._replace(images=images, passes=passes.total(t.passes for t in (on_labels, tuned, on_both)))
-    of_measuring = measuring(task, shard, shared.round)
+    update = task.update(shared.weights, _where(took_part, weights, shared.weights))
+    trained = uploaded._replace(images=on_labels.images + tuned.images + on_both.images)
     sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # its confidence on all its data, and their number
     metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update, besides=of_labeling.plus(of_measuring)),
-        **pseudo_labels.diagnostics(new, shard.truth, new >= 0, shard.unlabeled.mask & second_phase),
+        **local.client_metrics(trained, down=shared.weights, up=update),
+        **pseudo_labels.diagnostics(new, shard.true_labels, new >= 0, shard.unlabeled.mask & second_phase),
         "client/threshold": mean(shared.threshold, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
     }
-    last = _where(took_part, uploaded.weights, kept.last)
-    state = ClientState(kept.seen | took_part, last, new, weighed, uploaded.kept)
+    last = _where(took_part, weights, state.last)
+    state = ClientState(state.seen | took_part, last, new, weighed, optimizer)
     return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
 
 
@@ -209,15 +196,15 @@ def splice(task: Task, shared: Weights, last: Weights) -> Weights:
 
 
 def train_on_labels(
-    task: Task, client: Training, shared: Broadcast, kept: ClientState, shard: Shard, trains: jax.Array, key: jax.Array
+    task: Task, client: Training, shared: Broadcast, start: Fit, shard: Shard, trains: jax.Array, key: jax.Array
 ) -> Trained:
     """The global model after E epochs on a client's labels, as in FedAvg, where the bool scalar `trains` is set."""
     order_key, train_key = jax.random.split(key)
-    return local.train(
+    return local.minimize(
         task,
         client,
         local.supervised_gradient(task, shard.labeled),
-        (shared.weights, kept.optimizer),
+        start,
         client.schedule(order_key, shard.labeled.mask & trains),
         learning_rate=shared.learning_rate,
         key=train_key,
@@ -233,26 +220,26 @@ def fine_tune(
     frozen, rest = task.split(splice(task, shared.weights, last), names)
     of_all = local.supervised_gradient(task, shard.labeled)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
-        step = of_all(join(frozen, weights), batch, key)
-        _, (grad, stats) = task.split(Weights(step.grad, step.batch_stats), names)
-        return step._replace(grad=grad, batch_stats=stats)
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
+        gradients = of_all(join(frozen, weights), batch, key)
+        _, (grad, stats) = task.split(Weights(gradients.grad, gradients.batch_stats), names)
+        return gradients._replace(grad=grad, batch_stats=stats)
 
-    trained = local.train(
+    trained = local.minimize(
         task,
         client._replace(persistent=False, prox_mu=0.0),
         gradient,
-        (rest, ()),
+        Fit(rest, ()),
         client.schedule(order_key, shard.labeled.mask & trains),
         learning_rate=shared.learning_rate,
         key=train_key,
     )
-    return trained._replace(weights=join(frozen, trained.weights))
+    return trained._replace(carry=Fit(join(frozen, trained.carry.weights), ()))
 
 
 def pseudo_label(
     task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast
-) -> tuple[jax.Array, Passes]:
+) -> jax.Array:
     """Pseudo-labels int32 [n]: `pseudo`, and in the second phase new ones of those without whose summed outputs pass q.
 
     max_c sum_i softmax(f_i(u))_c >= q,  i over the networks
@@ -262,17 +249,10 @@ def pseudo_label(
     without = shard.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
     order = jnp.argsort(~without, stable=True)
     examples = shard.unlabeled._replace(index=shard.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
-    outputs, taken = zip(*(local.class_probabilities(task, weights, examples, None) for weights in networks), strict=True)
-    label, confidence = pseudo_labels.harden(jnp.sum(jnp.stack(outputs), axis=0))
+    outputs = jnp.stack([local.class_probabilities(task, weights, examples, None) for weights in networks])
+    label, confidence = pseudo_labels.harden(jnp.sum(outputs, axis=0))
     new = examples.mask & thresholds.passes(confidence, shared.threshold, strict=False)
-    return pseudo.at[order].set(jnp.where(new, label, pseudo[order])), passes.total(taken)
-
-
-def measuring(task: Task, shard: Shard, round: jax.Array) -> Passes:
-    """What the base confidence took a client: before round 0 of the second phase, all its data through the global model."""
-    size = min(task.batch_size, len(shard.labeled.index) + len(shard.unlabeled.index))
-    batches = -(-(shard.labeled.count + shard.unlabeled.count) // size)
-    return Passes(forward=jnp.where(round == 0, size * batches, 0))
+    return pseudo.at[order].set(jnp.where(new, label, pseudo[order]))
 
 
 def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
@@ -291,7 +271,7 @@ def train_on_both(
     task: Task,
     client: Training,
     shared: Broadcast,
-    start: tuple[Weights, PyTree],
+    start: Fit,
     shard: Shard,
     labels: tuple[jax.Array, jax.Array],
     key: jax.Array,
@@ -305,7 +285,7 @@ def train_on_both(
         task: network and views.
         client: local training.
         shared: what the server broadcast.
-        start: (weights, kept optimizer state).
+        start: the joined network, and the client's optimizer state.
         shard: the client's data.
         labels: (pseudo-labels int32 [n], bool scalar: whether they are weighed).
         key: PRNG key.
@@ -316,7 +296,7 @@ def train_on_both(
     one_keys, pair_keys = jax.random.split(key, (2, 2))
     pseudo, weighed = labels
     second_phase = shared.round >= 0
-    train = partial(local.train, task, client, learning_rate=shared.learning_rate)
+    train = partial(local.minimize, task, client, learning_rate=shared.learning_rate)
     everything = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo)
     schedule = client.schedule(one_keys[0], everything.mask & second_phase & ~weighed)
     one = train(local.supervised_gradient(task, everything), start, schedule, key=one_keys[1])
@@ -324,17 +304,15 @@ def train_on_both(
     in_pairs = second_phase & weighed
     of_labels, of_pseudo = shard.labeled.mask & in_pairs, shard.unlabeled.mask & (pseudo >= 0) & in_pairs
     pairs = client.paired_schedule(pair_keys[0], of_labels, of_pseudo, client.batch_size, larger_counts=True)
-    end = train(weighed_gradient(task, shard, pseudo, shared.round), (one.weights, one.kept), pairs, key=pair_keys[1])
+    end = train(weighed_gradient(task, shard, pseudo, shared.round), one.carry, pairs, key=pair_keys[1])
     loss = jax.tree.map(jnp.add, one.metrics["loss"], end.metrics["loss"])
-    return end._replace(
-        metrics={**end.metrics, "loss": loss}, images=one.images + end.images, passes=one.passes.plus(end.passes)
-    )
+    return Trained(end.carry, {**end.metrics, "loss": loss}, one.images + end.images)
 
 
-def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> Gradient:
+def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> GradientFn:
     """The gradient of (CE_l + alpha CE_p) / 2 on a pair of batches, each term the mean over its batch, in one forward pass."""
 
-    def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Step:
+    def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Gradients:
         labeled, unlabeled = pair
         views = (
             task.views.labeled(key, shard.labeled.take(labeled.positions)),
@@ -351,7 +329,7 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
             return (of_labels + weight * of_pseudo) / 2, ({"loss": metric, "unlabeled_loss": other}, stats)
 
         grad, (metrics, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Step(grad, stats, metrics)
+        return Gradients(grad, stats, metrics)
 
     return gradient
 

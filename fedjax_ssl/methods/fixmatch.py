@@ -16,15 +16,12 @@ from typing import Any
 
 import jax
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
+from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import local, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Training, trainable
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.semi_supervised import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
-from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
@@ -89,24 +86,24 @@ def fixmatch(
         The method. Its client state is the local optimizer's, where `client` is persistent.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         keys = jax.random.split(key, 3)
         if options.pseudo_labels == "global":
-            objective, metrics, besides = _once_per_round(task, options, shared.weights, shard, keys[0])
+            objective, metrics = _once_per_round(task, options, shared.weights, shard, keys[0])
         else:
-            objective, metrics, besides = _in_each_step(options, shard), {}, None
-        output = semi_supervised.client_output(task, client, shared, kept, shard, objective, keys[1:], besides)
+            objective, metrics = _in_each_step(options, shard), {}
+        output = semi_supervised.client_output(task, client, shared, optimizer, shard, objective, keys[1:])
         return output._replace(metrics={**metrics, **output.metrics})
 
-    return averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
 
 
 def _once_per_round(
     task: Task, options: FixMatchOptions, weights: Weights, shard: Shard, key: jax.Array
-) -> tuple[Objective, Metrics, Passes]:
-    """The objective with the global model's pseudo-labels, their diagnostics, and what they took."""
+) -> tuple[Objective, Metrics]:
+    """The objective with the global model's pseudo-labels, and their diagnostics."""
     mask = shard.unlabeled.mask
-    probs, passes = local.class_probabilities(task, weights, shard.unlabeled, key)
+    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     accepted = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
 
@@ -114,8 +111,8 @@ def _once_per_round(
         at = batch.positions
         return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
 
-    metrics = {**pseudo_labels.diagnostics(label, shard.truth, accepted, mask), "client/mask_rate": mean(accepted, mask)}
-    return _objective(options, unlabeled, trainable(accepted, mask, options.batches), weak=False), metrics, passes
+    metrics = {**pseudo_labels.diagnostics(label, shard.true_labels, accepted, mask), "client/mask_rate": mean(accepted, mask)}
+    return _objective(options, unlabeled, local.trainable(accepted, mask, options.batches), weak=False), metrics
 
 
 def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:

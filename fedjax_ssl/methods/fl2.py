@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, dropout_key
+from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import local
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Step, Training, trainable
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task, Weights, dropout_key
 from fedjax_ssl.metrics import Mean, mean
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
@@ -78,14 +76,12 @@ class Labeling(NamedTuple):
         accepted: bool [n], A_k: the examples of L_a.
         consistent: bool [n]: the examples of L_p and L_cs.
         tau: float32 scalar, tau_k.
-        passes: what it took.
     """
 
     label: jax.Array
     accepted: jax.Array
     consistent: jax.Array
     tau: jax.Array
-    passes: Passes = Passes()
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
@@ -101,36 +97,32 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         The method. Its client state is the local optimizer's, where `client` is persistent.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
         mask = shard.unlabeled.mask
         labeling = pseudo_label(task, options, shared.weights, shard, label_key)
-        trained = local.train(
+        trained = local.minimize(
             task,
             client,
             client_gradient(task, options, shard, labeling),
-            (shared.weights, kept),
-            client.schedule(order_key, trainable(labeling.accepted, mask, options.batches)),
+            Fit(shared.weights, optimizer),
+            client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches)),
             learning_rate=shared.learning_rate,
             key=train_key,
         )
-        update = task.update(shared.weights, trained.weights)
+        update = task.update(shared.weights, trained.carry.weights)
         by_status = options.aggregation == "lsaa"
         weight = lsaa_weight(labeling.tau) if by_status else jnp.ones(())
         metrics = {
-            **pseudo_labels.diagnostics(labeling.label, shard.truth, labeling.accepted, mask),
-            **local.client_metrics(
-                trained,
-                down=shared.weights,
-                up=(update, labeling.tau) if by_status else update,
-                besides=labeling.passes,
-            ),
+            **pseudo_labels.diagnostics(labeling.label, shard.true_labels, labeling.accepted, mask),
+            **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
             "client/mask_rate": mean(labeling.accepted, mask),
             "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
         }
-        return ClientOutput(update, jnp.where(shard.unlabeled.count > 0, weight, 0.0), trained.kept, metrics)
+        weight = jnp.where(shard.unlabeled.count > 0, weight, 0.0)
+        return ClientOutput(update, weight, trained.carry.optimizer, metrics)
 
-    return averaging_method(task, client, server, client_update)
+    return local.averaging_method(task, client, server, client_update)
 
 
 def lsaa_weight(tau: jax.Array) -> jax.Array:
@@ -144,7 +136,7 @@ def lsaa_weight(tau: jax.Array) -> jax.Array:
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:
     """Pseudo-labels of a client's images under one weak view each, and which of them are accepted (Eqs. 7-11)."""
     mask = shard.unlabeled.mask
-    probs, passes = local.class_probabilities(task, weights, shard.unlabeled, key)
+    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
@@ -156,12 +148,12 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "confident": confident,
         "confident_accepted": confident & accepted,
         "accepted": accepted,
-        "correct": accepted & (label == shard.truth),
+        "correct": accepted & (label == shard.true_labels),
     }[options.consistency_on]
-    return Labeling(label, accepted, consistent, adaptive.tau, passes)
+    return Labeling(label, accepted, consistent, adaptive.tau)
 
 
-def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> Gradient:
+def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> GradientFn:
     """The gradient of a local step on strong views: L_a alone (Eq. 10), or with SACR (Eq. 14)."""
 
     def perturb(params: PyTree, grad: PyTree) -> PyTree:
@@ -169,12 +161,12 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
             return sharpness.asam_perturbation(params, grad, options.rho)
         return sharpness.sam_perturbation(grad, options.rho)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         at = batch.positions
         views = task.views.strong(key, shard.unlabeled.take(at))
         accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
         if options.consistency == "none":
-            return local.cross_entropy_step(task, weights, views, labeling.label[at], accepted, batch.mask, key)
+            return local.cross_entropy_gradients(task, weights, views, labeling.label[at], accepted, batch.mask, key)
         grad, values, batch_stats = sharpness.consistency_gradient(
             # One dropout key, so that the passes at W and at W* drop the same units.
             lambda params: task.train_logits(weights._replace(params=params), views, batch.mask, dropout_key(key)),
@@ -189,6 +181,6 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
             "loss": Mean(values.accepted * weight, weight),
             "consistency_loss": Mean(values.second * weight, weight),
         }
-        return Step(grad, batch_stats, losses)
+        return Gradients(grad, batch_stats, losses)
 
     return gradient

@@ -11,19 +11,18 @@ replacement, whatever their confidence; a client without a confident image is le
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, apply_gradients, substream
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods import local
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Step, Training
-from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task, Weights, substream
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 
@@ -71,30 +70,39 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         The method. Its client state is the local optimizer's, where `client` is persistent.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
-        drawn = shard.unlabeled.mask
+        drawn, anchor = shard.unlabeled.mask, shared.weights.params
         metrics: Metrics = {}
-        besides = None
         if options.pseudo_labels == "batch":
             gradient = batch_gradient(task, options, shard)
         else:
-            probs, besides = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
+            probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
             label, confidence = pseudo_labels.harden(probs)
             accepted = drawn & thresholds.passes(confidence, options.confidence, strict=False)
-            metrics = _label_metrics(label, shard.truth, accepted, drawn)
+            metrics = _label_metrics(label, shard.true_labels, accepted, drawn)
             gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
-        start, schedule = (shared.weights, kept), client.schedule(order_key, drawn)
-        trained = local.train(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
-        update, takes_part = task.update(shared.weights, trained.weights), jnp.any(drawn)
-        own = local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part, besides=besides)
-        metrics = {**metrics, **own}
-        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), trained.kept, metrics)
 
-    return averaging_method(task, client, server, client_update)
+        def step(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
+            gradients, taken = gradient(fit.weights, batch, key)
+            fit = apply_gradients(task, client, fit, gradients, shared.learning_rate, anchor=anchor, where=taken)
+            return fit, gradients.metrics
+
+        start, schedule = client.start(shared.weights, optimizer), client.schedule(order_key, drawn)
+        trained = local.train(start, step, schedule, train_key)
+        weights, optimizer = trained.carry
+        update, takes_part = task.update(shared.weights, weights), jnp.any(drawn)
+        metrics = {**metrics, **local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part)}
+        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), client.keep(optimizer), metrics)
+
+    return local.averaging_method(task, client, server, client_update)
 
 
-def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> Gradient:
+StepFn = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
+"""(weights, batch, key) -> (gradients, bool scalar: whether the step is taken; None: it is)."""
+
+
+def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> StepFn:
     """The gradient of a local step on a batch of the fix set, whose pseudo-labels are y.
 
         L = CE(s(x), y) + lambda CE(x_mix, y) + (1 - lambda) CE(x_mix, y')
@@ -111,7 +119,7 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
         label: int32 [n], their pseudo-labels, confident or not.
     """
 
-    def mixed_step(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def mixed(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         ratio_key, partner_key, own_view_key, partner_view_key = jax.random.split(key, 4)
         ratio = mixup.ratio(ratio_key, options.mixup_alpha)
         own = batch.positions
@@ -124,38 +132,39 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
             values = mixup.cross_entropy(logits, first=label[own], second=label[partner], ratio=ratio)
             return local.mean_loss(values, batch.mask)
 
-        return local.loss_step(task, weights, views, loss, batch.mask, key)
+        return local.loss_gradients(task, weights, views, loss, batch.mask, key)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, None]:
         views = task.views.strong(key, unlabeled.take(batch.positions))
-        fixed = local.cross_entropy_step(task, weights, views, label[batch.positions], batch.mask, batch.mask, key)
+        fixed = local.cross_entropy_gradients(task, weights, views, label[batch.positions], batch.mask, batch.mask, key)
         if options.mix == "none":
-            return fixed
-        mixed = mixed_step(weights, batch, substream(key, "mixup"))
-        grad = jax.tree.map(jnp.add, fixed.grad, mixed.grad)
-        return Step(grad, fixed.batch_stats, {**fixed.metrics, "mix_loss": mixed.metrics["loss"]})
+            return fixed, None
+        of_mixtures = mixed(weights, batch, substream(key, "mixup"))
+        grad = jax.tree.map(jnp.add, fixed.grad, of_mixtures.grad)
+        return Gradients(grad, fixed.batch_stats, {**fixed.metrics, "mix_loss": of_mixtures.metrics["loss"]}), None
 
     return gradient
 
 
-def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> Gradient:
+def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> StepFn:
     """The gradient of a local step without global pseudo-labels: on the examples of a batch that the local model is sure of.
 
     The local model labels one weak view of each, in evaluation mode (with the statistics received, in static batch norm).
     Only the confident ones pass the network in training, and a batch without any is no step, as in the released code.
     """
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Step:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
         images = shard.unlabeled.take(batch.positions)
         logits = task.eval_logits(weights, task.views.weak(substream(key, "label"), images), batch.mask)
         label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         accepted = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
-        step = local.cross_entropy_step(task, weights, task.views.strong(key, images), label, accepted, accepted, key)
-        metrics = _label_metrics(label, shard.truth[batch.positions], accepted, batch.mask)
-        return step._replace(metrics={**step.metrics, **metrics}, taken=jnp.any(accepted))
+        views = task.views.strong(key, images)
+        gradients = local.cross_entropy_gradients(task, weights, views, label, accepted, accepted, key)
+        metrics = _label_metrics(label, shard.true_labels[batch.positions], accepted, batch.mask)
+        return gradients._replace(metrics={**gradients.metrics, **metrics}), jnp.any(accepted)
 
     return gradient
 
 
-def _label_metrics(label: jax.Array, truth: jax.Array, accepted: jax.Array, mask: jax.Array) -> Metrics:
-    return {**pseudo_labels.diagnostics(label, truth, accepted, mask), "client/mask_rate": mean(accepted, mask)}
+def _label_metrics(label: jax.Array, true_labels: jax.Array, accepted: jax.Array, mask: jax.Array) -> Metrics:
+    return {**pseudo_labels.diagnostics(label, true_labels, accepted, mask), "client/mask_rate": mean(accepted, mask)}

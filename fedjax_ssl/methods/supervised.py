@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+from fedjax_ssl import local
+from fedjax_ssl.local import Server, Task, Training
+from fedjax_ssl.local.server import init, method_without_clients, requirements
 from fedjax_ssl.method import Method
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.server import Server, init, method_without_clients, prepare, reads_next_cohort, train_alone
-from fedjax_ssl.methods.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,10 @@ def supervised(
         The method, without client state.
     """
     del client, options
+    work = local.server_work(task, server)
     return method_without_clients(
         init=partial(init, task, server),
-        train=partial(train_alone, task, server),
+        train=work.train_alone,
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-    )._replace(prepare=partial(prepare, task, server), next_cohort=reads_next_cohort(task, server))
+        requires=requirements(task, server),
+    )._replace(prepare=work.prepare)

@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.local import Broadcast, Server, Task, Training, semi_supervised
+from fedjax_ssl.local.objectives import Selection
+from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
+from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
-from fedjax_ssl.methods import local, semi_supervised
 from fedjax_ssl.methods.choices import check_choices, choice
-from fedjax_ssl.methods.local import Gradient, Selection, Training
-from fedjax_ssl.methods.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
-from fedjax_ssl.methods.server import Broadcast, Server, averaging_method
-from fedjax_ssl.methods.task import Task
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
 
@@ -64,7 +64,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
 
     Args:
         task: network and views.
-        client: local training; TSA's t/T is the round, from 0, over its `rounds`.
+        client: local training; TSA's t/T is the round, from 0, over the run's rounds.
         server: aggregation, fine-tuning and statistics.
         options: temperature, threshold, annealing.
 
@@ -72,12 +72,12 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
         The method. Its client state is the local optimizer's, where `client` is persistent.
     """
 
-    def annealed(round: jax.Array) -> Selection:
-        return partial(tsa.kept, eta=tsa.threshold(options.tsa, round / client.rounds, task.num_classes))
+    def selection(round: jax.Array, rounds: jax.Array | int) -> Selection | None:
+        if options.tsa == "none":
+            return None
+        return partial(tsa.kept, eta=tsa.threshold(options.tsa, round / rounds, task.num_classes))
 
-    selected_in = None if options.tsa == "none" else annealed
-
-    def client_update(shared: Broadcast, _: PyTree, kept: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
             label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
             used = batch.mask & thresholds.passes(confidence, options.confidence, strict=True)
@@ -91,11 +91,12 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
             weak=True,
             weight=options.unlabeled_weight,
             batch_size=options.unlabeled_batch_size,
-            selection=selected_in and selected_in(shared.round),
+            selection=selection(shared.round, shared.rounds),
         )
-        return semi_supervised.client_output(task, client, shared, kept, shard, objective, jax.random.split(key))
+        return semi_supervised.client_output(task, client, shared, optimizer, shard, objective, jax.random.split(key))
 
-    def fine_tuning(data: ServerData) -> Gradient:
-        return local.supervised_gradient(task, data.labeled, selection=selected_in and selected_in(data.round))
+    def annealed(data: ServerData) -> GradientFn:
+        return local.supervised_gradient(task, data.labeled, selection=selection(data.round, data.rounds))
 
-    return averaging_method(task, client, server, client_update, labels_at=("server", "clients"), objective=fine_tuning)
+    work = local.server_work(task, server, annealed)
+    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"), work=work)

@@ -359,6 +359,9 @@ LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, int], jax.Array]] = {
     "banded": banded_conv,
     "winograd": winograd_conv,
     "tiled": tiled_conv,
+    "xla": grouped_conv,
+    "cpu": winograd_conv,
+    "gpu": tiled_conv,
 }
 
 
@@ -379,7 +382,7 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
         ValueError: `conv` is none of these, or `winograd` elsewhere than on a CPU: its sums are for products of full precision.
     """
     if conv == "auto":
-        return {"cpu": "winograd", "gpu": "tiled" if kernels_vmapped else "grouped"}.get(platform, "grouped")
+        return {"cpu": "cpu", "gpu": "gpu" if kernels_vmapped else "xla"}.get(platform, "xla")
     if conv not in LOWERINGS:
         raise ValueError(f"conv must be one of {', '.join(['auto', *LOWERINGS])}; got {conv!r}")
     if conv == "winograd" and platform != "cpu":

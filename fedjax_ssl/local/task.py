@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.methods import passes
+from fedjax_ssl.local.marks import mark
 from fedjax_ssl.models import ModelFns, norm
 
 PyTree = Any
@@ -57,7 +57,6 @@ class Task(NamedTuple):
         norm: which statistics batch norm uses outside of training: `static` (sBN: collected by the server after each of its
             steps, over labeled and client data), `running` (tracked in training, averaged over clients) or `batch` (the
             evaluated batch's own). Training always normalizes by the batch.
-        batch_size: examples per forward-only pass (pseudo-labels, evaluation).
         norm_momentum: a new batch's share in `running` statistics (PyTorch's convention).
         labels_at: who holds labels: the `server`, the `clients`, or both (labels at the server, and those of the clients'
             examples revealed). A static fact, so that no program is compiled that trains on labels that are not there.
@@ -67,7 +66,6 @@ class Task(NamedTuple):
     views: Views
     num_classes: int
     norm: str
-    batch_size: int
     norm_momentum: float = 0.1
     labels_at: tuple[str, ...] = ("server",)
 
@@ -87,7 +85,7 @@ class Task(NamedTuple):
             key: of the dropout masks (`dropout_key`); None: no dropout, for passes that only collect statistics.
         """
         logits, stats = self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
-        return passes.mark(logits), stats
+        return mark(logits), stats
 
     def train_logits_together(
         self, weights: Weights, views: Sequence[jax.Array], masks: Sequence[jax.Array], key: jax.Array
@@ -108,7 +106,7 @@ class Task(NamedTuple):
         As `train_logits`; the classifier's weights may be left out.
         """
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
-        return passes.mark(features), stats
+        return mark(features), stats
 
     def split(self, weights: Weights, names: frozenset[str] | None = None) -> tuple[Weights, Weights]:
         """The weights of the layers `names` and those of all others; `join` puts them together.
@@ -126,7 +124,7 @@ class Task(NamedTuple):
     def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""
         logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
-        return passes.mark(logits)
+        return mark(logits)
 
     def predict(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
         """Logits [B, C] of uint8 images [B, H, W, ch], mask bool [B]."""

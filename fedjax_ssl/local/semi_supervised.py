@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
+from fedjax_ssl.local.client import client_metrics, data_weight
+from fedjax_ssl.local.objectives import Selection, labeled_loss
+from fedjax_ssl.local.server import Broadcast
+from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
+from fedjax_ssl.local.training import Fit, GradientFn, Gradients, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
-from fedjax_ssl.methods import local
-from fedjax_ssl.methods.local import Gradient, Selection, Step, Training
-from fedjax_ssl.methods.passes import Passes
-from fedjax_ssl.methods.server import Broadcast
-from fedjax_ssl.methods.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
 
@@ -76,29 +76,20 @@ class Objective(NamedTuple):
     selection: Selection | None = None
 
 
-def check(unlabeled_weight: float, unlabeled_batch_size: int) -> None:
-    """Raises ValueError where one of these options of a method is out of range."""
-    if not unlabeled_weight >= 0:
-        raise ValueError(f"method.unlabeled_weight: got {unlabeled_weight}, accepted: a number >= 0")
-    if unlabeled_batch_size < 0:
-        raise ValueError(f"method.unlabeled_batch_size: got {unlabeled_batch_size}, accepted: a number >= 0")
-
-
 def step_metrics(label: jax.Array, accepted: jax.Array, shard: Shard, batch: Batch) -> Metrics:
     """Diagnostics of one step's pseudo-labels int32 [B_u], accepted bool [B_u]; an example counts as often as it is drawn."""
-    truth = shard.truth[batch.positions]
-    return {**pseudo_labels.diagnostics(label, truth, accepted, batch.mask), "mask_rate": mean(accepted, batch.mask)}
+    true_labels = shard.true_labels[batch.positions]
+    return {**pseudo_labels.diagnostics(label, true_labels, accepted, batch.mask), "mask_rate": mean(accepted, batch.mask)}
 
 
 def client_output(
     task: Task,
     client: Training,
     shared: Broadcast,
-    kept: PyTree,
+    optimizer: PyTree,
     shard: Shard,
     objective: Objective,
     key: jax.Array,
-    besides: Passes | None = None,
 ) -> ClientOutput:
     """A client's update by local training from the broadcast model, with its weight and metrics.
 
@@ -106,15 +97,14 @@ def client_output(
         task: the network and its views; where labels are decides between pairs and unlabeled batches alone.
         client: local training.
         shared: what the server broadcast.
-        kept: the client's optimizer state.
+        optimizer: the client's optimizer state.
         shard: the client's data.
         objective: what it minimizes.
         key: PRNG keys [2], of the batches and of the steps.
-        besides: passes through networks before the training.
 
     Returns:
         ClientOutput. `client/loss` is the mean L_s where clients have labels, L_u then being `client/unlabeled_loss`; else the
-        mean L_u. A client's weight is `local.data_weight`'s.
+        mean L_u. A client's weight is `data_weight`'s.
     """
     size = objective.batch_size or client.batch_size
     order_key, train_key = key
@@ -124,24 +114,24 @@ def client_output(
     else:
         client = client._replace(batch_size=size)
         schedule = client.schedule(order_key, objective.drawn)
-    trained = local.train(
+    trained = minimize(
         task,
         client,
         gradient(task, shard, objective),
-        (shared.weights, kept),
+        Fit(shared.weights, optimizer),
         schedule,
         learning_rate=shared.learning_rate,
         key=train_key,
     )
-    update = task.update(shared.weights, trained.weights)
-    metrics = local.client_metrics(trained, down=shared.weights, up=update, besides=besides)
-    return ClientOutput(update, local.data_weight(task, shard), trained.kept, metrics)
+    update = task.update(shared.weights, trained.carry.weights)
+    metrics = client_metrics(trained, down=shared.weights, up=update)
+    return ClientOutput(update, data_weight(task, shard), trained.carry.optimizer, metrics)
 
 
-def gradient(task: Task, shard: Shard, objective: Objective) -> Gradient:
+def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
     """The gradient of L in a step on a Pair, or of w L_u in a step on an unlabeled Batch."""
 
-    def of_step(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Step:
+    def of_step(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
         unlabeled, labeled = (batch.unlabeled, batch.labeled) if isinstance(batch, Pair) else (batch, None)
         images = shard.unlabeled.take(unlabeled.positions)
         strong = task.views.strong(key, images)
@@ -160,11 +150,19 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> Gradient:
             if labeled is None:
                 return value, ({"loss": of_unlabeled.mean, **of_unlabeled.metrics}, batch_stats)
             labels = shard.labeled.labels[labeled.positions]
-            supervised, metric = local.labeled_loss(rest[0], labels, labeled.mask, objective.selection)
+            supervised, metric = labeled_loss(rest[0], labels, labeled.mask, objective.selection)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
             return supervised + value, (metrics, batch_stats)
 
         grad, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Step(grad, batch_stats, metrics)
+        return Gradients(grad, batch_stats, metrics)
 
     return of_step
+
+
+def check(unlabeled_weight: float, unlabeled_batch_size: int) -> None:
+    """Raises ValueError where one of these options of a method is out of range."""
+    if not unlabeled_weight >= 0:
+        raise ValueError(f"method.unlabeled_weight: got {unlabeled_weight}, accepted: a number >= 0")
+    if unlabeled_batch_size < 0:
+        raise ValueError(f"method.unlabeled_batch_size: got {unlabeled_batch_size}, accepted: a number >= 0")
