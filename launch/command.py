@@ -1,8 +1,6 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
-import contextlib
 import difflib
-import itertools
 import os
 import pathlib
 import re
@@ -19,47 +17,6 @@ MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_colle
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
-HUGE_PAGES = "glibc.malloc.hugetlb"
-"""The option by which glibc asks the kernel for huge pages."""
-SINCE_GLIBC = (2, 35)
-PAGES_POLICY = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""Whether this kernel gives huge pages always, never, or to those who ask (`madvise`): the one in brackets."""
-BEGUN_AGAIN = "begun_again_for_huge_pages"
-"""The interpreter's -X option that a command has which began again: it does so once, whatever becomes of its environment."""
-
-
-def ask_for_huge_pages() -> None:
-    """Begins a command again, in the same process, with HUGE_PAGES, which glibc reads only when a process starts.
-
-    On a CPU a round's buffers are allocated anew each time: in pages of 4 KB that is tens of thousands of page faults. A value
-    that GLIBC_TUNABLES has already is kept. To be called at the beginning, before anything is computed; where huge pages cannot
-    be had so, and in a process that is not `python -m` of this command alone, as a notebook's, it does nothing.
-    """
-    given = os.environ.get("GLIBC_TUNABLES", "")
-    if HUGE_PAGES in given or BEGUN_AGAIN in sys._xoptions or not (is_command() and asking_gives_huge_pages()):
-        return
-    environment = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, [given, f"{HUGE_PAGES}=1"]))}
-    with contextlib.suppress(OSError):
-        os.execve(sys.executable, [sys.executable, "-X", BEGUN_AGAIN, *sys.orig_argv[1:]], environment)
-
-
-def is_command() -> bool:
-    """Whether this process was started as `python -m` of its main module, and not by something that runs it within itself."""
-    spec, words = getattr(sys.modules["__main__"], "__spec__", None), sys.orig_argv
-    own = ["-m", spec.name, *sys.argv[1:]] if spec else []
-    begun, options = words[-len(own) :], words[1 : -len(own)]  # of which -W and -X may have a word of their own
-    alone = all(word.startswith("-") or before in ("-W", "-X") for before, word in itertools.pairwise(["", *options]))
-    return bool(sys.executable and own) and begun == own and alone and "-m" not in options
-
-
-def asking_gives_huge_pages() -> bool:
-    """Whether the kernel gives huge pages to those who ask, and glibc knows how to."""
-    try:
-        policy, libc = PAGES_POLICY.read_text(), os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (OSError, ValueError):  # another system, or another C library
-        return False
-    version = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
-    return "[madvise]" in policy and version is not None and (int(version[1]), int(version[2])) >= SINCE_GLIBC
 
 
 def use_all_cores() -> None:
@@ -70,7 +27,7 @@ def use_all_cores() -> None:
     """
     import jax
 
-    from fedjax_ssl.experiment.machine import cores
+    from fedjax_ssl.experiment.provenance import cores
 
     flags = os.environ.get("XLA_FLAGS", "")
     # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
@@ -88,7 +45,7 @@ def keep_programs() -> None:
     """
     import jax
 
-    from fedjax_ssl.experiment.machine import cache_folder
+    from fedjax_ssl.experiment.provenance import cache_folder
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = cache_folder()
