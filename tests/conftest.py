@@ -12,7 +12,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
+import jaxtyping
 import pytest
+
+# Every call in these packages is checked against its annotations, shapes and dtypes included; an int counts as a float, too.
+CHECKED = ["fedjax_ssl.data", "fedjax_ssl.ssl"]
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 
 def pytest_configure(config) -> None:
