@@ -142,10 +142,10 @@ def paired(
     if larger_counts and epochs:
         # Each goes through as many epochs as the other has batches in all, at most.
         batches = [epochs * -(-mask.shape[0] // size) for mask, size in zip(masks, batch_sizes, strict=True)]
-        both = [
-            shuffled(*inputs, steps=most)
-            for *inputs, most in zip((labeled_key, unlabeled_key), masks, batch_sizes, batches[::-1], strict=True)
-        ]
+        both = (
+            shuffled(labeled_key, masks[0], batch_sizes[0], steps=batches[1]),
+            shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=batches[0]),
+        )
         total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
         return PairedSchedule(both[0], both[1], batch_sizes[1], total, most=max(batches))
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)

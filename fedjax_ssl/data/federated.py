@@ -69,14 +69,10 @@ TABLES = ("server", "labeled", "unlabeled", "held", "pooled")
 
 
 class Examples(NamedTuple):
-    """One client's examples (or the server's): rows of an index table over a pool of images.
+    """One client's examples (or the server's): the first `count` entries of `index` over a pool of images, and their labels.
 
-    Attributes:
-        images: the pool, shared by all clients, never copied per client; None in the tables that the simulator maps over
-            clients, until a client attaches it.
-        index: positions in the pool.
-        count: the first `count` entries of `index` are real.
-        labels: aligned with `index`; None without labels.
+    `images` is the pool, never copied per client; it is None in the tables that the simulator maps over clients, until a client
+    attaches it. `labels` is None without labels.
     """
 
     images: Images
@@ -95,14 +91,9 @@ class Examples(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """A client's labeled and unlabeled examples together.
+    """A client's labeled and unlabeled examples together, over one pool.
 
-    Attributes:
-        images: the pool.
-        index: positions in it.
-        labels: 0 for examples without a label.
-        labeled: which entries have a label.
-        mask: which entries are real.
+    `labels` are 0 for examples without a label, `labeled` says which entries have one, `mask` which entries are real.
     """
 
     images: Images

@@ -221,10 +221,11 @@ def test_extreme_alphas_give_a_partition(alpha):
     assert sorted(np.concatenate(rows)) == list(range(300))
 
 
-class _Scripted:
-    """Stands in for a generator: hands out the given draws, one try after the other."""
+class _Scripted(np.random.Generator):
+    """A generator that hands out the given draws, one try after the other."""
 
     def __init__(self, *tries):
+        super().__init__(np.random.PCG64())
         self.tries = list(tries)
 
     def dirichlet(self, alpha, size):
