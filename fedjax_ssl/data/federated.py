@@ -46,7 +46,7 @@ class FederatedData(NamedTuple):
         server: the server's labeled examples, one row.
         labeled: the clients' labeled examples, K rows.
         unlabeled: the clients' unlabeled examples, K rows.
-        held: all examples of each client, its labeled ones first, each once, K rows.
+        client_data: all examples of each client, its labeled ones first, each once, K rows.
         pooled: every unlabeled training example, a client's or left over by the split, one row.
     """
 
@@ -55,7 +55,7 @@ class FederatedData(NamedTuple):
     server: Table
     labeled: Table
     unlabeled: Table
-    held: Table
+    client_data: Table
     pooled: Table
 
     @property
@@ -64,7 +64,7 @@ class FederatedData(NamedTuple):
         return self.unlabeled.count.shape[0]
 
 
-TABLES = ("server", "labeled", "unlabeled", "held", "pooled")
+TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")
 """The fields of FederatedData that are index tables."""
 
 

@@ -139,7 +139,7 @@ def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
         server=pack([assignment.server]),
         labeled=pack(assignment.labeled),
         unlabeled=pack(assignment.unlabeled),
-        held=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
+        client_data=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
         pooled=pack([assignment.pooled]),
     )
 

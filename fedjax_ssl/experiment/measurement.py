@@ -93,7 +93,7 @@ def piece(experiment: Experiment) -> tuple[Settings, FederatedData]:
     cut = data._replace(
         labeled=_cut(data.labeled, rows, average),
         unlabeled=_cut(data.unlabeled, rows, average),
-        held=_cut(data.held, rows, average),
+        client_data=_cut(data.client_data, rows, average),
         server=_cut(data.server, alone, of_server),
         pooled=_cut(data.pooled, alone, average),
     )

@@ -151,7 +151,9 @@ def key(experiment: Experiment) -> dict[str, Any]:
         "labels_at": settings.data.labels_at,
         "client": _without_rates(given["client"]),
         "server": _without_rates(given["server"]) | {"pretrain": min(settings.server.pretrain, 2)},
-        "steps": [experiment.most_steps, *(int(table.index.shape[1]) for table in (data.held, data.server))] if few else [],
+        "steps": [experiment.most_steps, *(int(table.index.shape[1]) for table in (data.client_data, data.server))]
+        if few
+        else [],
         "skew": measurement.skew(data),
         "views": views if "default" not in views else [settings.data.name, *views],
         "reveal_labels": settings.data.reveal_labels,

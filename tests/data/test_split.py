@@ -224,7 +224,7 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
             row.tolist() for row in rows
         ]
     both = [[*a.tolist(), *b.tolist()] for a, b in zip(holdings.labeled, holdings.unlabeled, strict=True)]
-    assert [row[:count].tolist() for row, count in zip(data.held.index, data.held.count, strict=True)] == both
+    assert [row[:count].tolist() for row, count in zip(data.client_data.index, data.client_data.count, strict=True)] == both
     assert data.pooled.count.tolist() == [len(holdings.pooled)]
     assert holdings.unassigned > 0
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
@@ -235,9 +235,9 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
 def test_what_a_client_holds_counts_once_where_labeled_examples_are_not_excluded():
     how = Split(num_clients=4, labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
     data = split.federate(sources.synthetic(num_train=200), how, 0)
-    assert data.held.count.tolist() == data.unlabeled.count.tolist() == [50] * 4
-    assert [len(set(row.tolist())) for row in data.held.index] == [50] * 4
-    assert np.array_equal(data.held.index[:, :10], data.labeled.index)
+    assert data.client_data.count.tolist() == data.unlabeled.count.tolist() == [50] * 4
+    assert [len(set(row.tolist())) for row in data.client_data.index] == [50] * 4
+    assert np.array_equal(data.client_data.index[:, :10], data.labeled.index)
 
 
 # --- CIFAR-10's real labels --------------------------------------------------------------------------------------------

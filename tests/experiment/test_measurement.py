@@ -30,14 +30,14 @@ def test_it_is_little_work_in_which_every_client_trains():
             data.train.images[data.unlabeled.index[row, :n]], given.train.images[given.unlabeled.index[k, :n]]
         )
     settings, data = measurement.piece(experiment(client__epochs=0, client__steps=4, server__epochs=0, server__steps=5))
-    assert data.unlabeled.index.shape[1] == given.held.index.shape[1]  # few steps: all that they are
+    assert data.unlabeled.index.shape[1] == given.client_data.index.shape[1]  # few steps: all that they are
     assert (settings.client.steps, settings.server.steps) == (4, 5)
 
 
 @pytest.mark.parametrize(("given", "devices"), [({}, 4), ({"execution__devices": 3}, 3), ({"execution__strategy": "scan"}, 1)])
 def test_it_has_a_few_clients_for_each_device_of_the_layout(given, devices):
     settings, data = measurement.piece(experiment(cohort_size=12, data__num_clients=12, **given))
-    assert settings.cohort_size == len(data.held.count) == 2 * devices
+    assert settings.cohort_size == len(data.client_data.count) == 2 * devices
 
 
 def test_the_first_client_may_have_no_labels():
