@@ -18,13 +18,13 @@ class Schedule(NamedTuple):
         positions: one shuffled epoch per row, L a multiple of the batch size; the first `size` of a row are real.
         size: examples per epoch.
         steps: number of local steps; 0 without examples.
-        most: the number of steps of a client whose examples fill the table; 0 if it is not known.
+        max_steps: the number of steps of a client whose examples fill the table; 0 if it is not known.
     """
 
     positions: Int32[Array, "E L"]
     size: Count
     steps: Count
-    most: int = 0
+    max_steps: int = 0
 
 
 class Batch(NamedTuple):
@@ -57,7 +57,7 @@ class PairedSchedule(NamedTuple):
         unlabeled_batch_size: B_u.
         steps: number of local steps.
         entries: number in [1, B_u] of an unlabeled batch's entries that the client uses; None: all.
-        most: the number of steps of a client whose examples fill the tables; 0 if it is not known.
+        max_steps: the number of steps of a client whose examples fill the tables; 0 if it is not known.
     """
 
     labeled: Schedule
@@ -65,7 +65,7 @@ class PairedSchedule(NamedTuple):
     unlabeled_batch_size: int
     steps: Count
     entries: Count | None = None
-    most: int = 0
+    max_steps: int = 0
 
 
 class Pair(NamedTuple):
@@ -147,18 +147,18 @@ def paired(
             shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=batches[0]),
         )
         total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
-        return PairedSchedule(both[0], both[1], batch_sizes[1], total, most=max(batches))
+        return PairedSchedule(both[0], both[1], batch_sizes[1], total, max_steps=max(batches))
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)
     rows, length = labeled.positions.shape
-    most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
-    unlabeled = shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=most)
+    max_steps = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
+    unlabeled = shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=max_steps)
     if entries is not None:  # batches then begin anywhere: one that begins at the last example stays within the row
         unlabeled = unlabeled._replace(positions=jnp.pad(unlabeled.positions, ((0, 0), (0, batch_sizes[1]))))
     alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // (batch_sizes[1] if entries is None else entries))
     total = jnp.where(labeled.size > 0, labeled.steps, alone)
     # With one entry a client without labels takes a step for each unlabeled example.
     of_unlabeled = steps or epochs * -(-masks[1].shape[0] // (batch_sizes[1] if entries is None else 1))
-    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries, max(most, of_unlabeled))
+    return PairedSchedule(labeled, unlabeled, batch_sizes[1], total, entries, max(max_steps, of_unlabeled))
 
 
 def take_pair(schedule: PairedSchedule, step: Count, batch_size: int) -> Pair:

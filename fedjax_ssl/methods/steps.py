@@ -23,8 +23,8 @@ class Schedule(Protocol):
         """The holder's: an int32 scalar, or a number."""
 
     @property
-    def most(self) -> int:
-        """The most there can be of any holder."""
+    def max_steps(self) -> int:
+        """The most there can be of any client."""
 
 
 _seen: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("steps", default=None)
@@ -47,14 +47,14 @@ def repeat(
     """
     seen = _seen.get()
     if seen is not None:
-        seen.append(schedule.most)
+        seen.append(schedule.max_steps)
     if seen is not None or not unrolled:
         return jax.lax.fori_loop(0, schedule.steps, step, start)
-    assert schedule.most > 0
-    if schedule.most > MOST_UNROLLED:
-        raise ValueError(f"got {schedule.most} steps to write out, accepted: at most {MOST_UNROLLED}")
+    assert schedule.max_steps > 0
+    if schedule.max_steps > MOST_UNROLLED:
+        raise ValueError(f"got {schedule.max_steps} steps to write out, accepted: at most {MOST_UNROLLED}")
     state = start
-    for s in range(schedule.most):
+    for s in range(schedule.max_steps):
         new = step(jnp.int32(s), state)
         state = jax.tree.map(lambda x, old, s=s: jnp.where(s < schedule.steps, x, old), new, state)
     return state
