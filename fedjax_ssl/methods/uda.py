@@ -73,7 +73,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
     """
 
     def annealed(round: jax.Array) -> Selection:
-        return partial(tsa.kept, eta=tsa.threshold(options.tsa, round / client.rounds, task.num_classes))
+        return partial(tsa.selected, eta=tsa.threshold(options.tsa, round / client.rounds, task.num_classes))
 
     selected_in = None if options.tsa == "none" else annealed
 

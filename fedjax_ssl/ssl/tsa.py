@@ -32,7 +32,7 @@ def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
     return a * (1.0 - 1.0 / num_classes) + 1.0 / num_classes
 
 
-def kept(logits: Logits, labels: Labels, eta: Number) -> Bool[Array, " B"]:
+def selected(logits: Logits, labels: Labels, eta: Number) -> Bool[Array, " B"]:
     """Which labeled examples train: those whose correct class has a probability of at most the threshold `eta`.
 
     The supervised loss is their total cross-entropy, divided by max(their number, 1).
