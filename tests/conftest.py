@@ -13,6 +13,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
 
 import jax
 import jaxtyping
+import numpy as np
 import pytest
 
 # Every call in these packages is checked against its annotations, shapes and dtypes included; an int counts as a float, too.
@@ -72,3 +73,12 @@ def tfds_dir() -> str:
     if not (folder / "cifar10").is_dir():
         pytest.skip(f"no TFDS datasets at {folder}: set FEDJAX_SSL_DATA to a folder that holds cifar10 and mnist in TFDS form")
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def cifar10_labels(tfds_dir) -> np.ndarray:
+    """The real labels of CIFAR-10's training examples."""
+    import tensorflow_datasets as tfds
+
+    source = tfds.builder("cifar10", data_dir=tfds_dir).as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
+    return np.array([example["label"] for example in source.__getitems__(range(len(source)))])
