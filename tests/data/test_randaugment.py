@@ -147,7 +147,8 @@ GROUPS = (ENHANCE, (Op.POSTERIZE,), (Op.ROTATE,), SHEAR, TRANSLATE, (Op.SOLARIZE
 
 
 def fixed(level: float) -> tuple:
-    return [0.1 + 1.8 * level], [8 - round(4 * level)], signed([30 * level]), signed([0.3 * level]), signed([9.6 * level]), [256 * level]  # fmt: skip
+    turns = (signed([scale * level]) for scale in (30, 0.3, 9.6))
+    return [0.1 + 1.8 * level], [8 - round(4 * level)], *turns, [256 * level]
 
 
 TURNS = signed(3 * v for v in LEVELS), signed(0.03 * v for v in LEVELS)
@@ -158,7 +159,8 @@ EXPECTED = {
         [0.1 + 0.18 * v for v in LEVELS], [4 - int(0.4 * v) for v in LEVELS], *TURNS, signed(LEVELS), INVERTED,
     )),
     "randaugment_mc": (2, 0.5, SHARED, (
-        [0.05 + 0.09 * v for v in LEVELS], [4 + int(0.4 * v) for v in LEVELS], *TURNS, signed(int(0.96 * v) for v in LEVELS), INVERTED,
+        [0.05 + 0.09 * v for v in LEVELS], [4 + int(0.4 * v) for v in LEVELS], *TURNS,
+        signed(int(0.96 * v) for v in LEVELS), INVERTED,
     )),
     "usb": (3, 1.0, SHARED, ((0.05, 0.95), [4, 5, 6, 7], (-30, 30), (-0.3, 0.3), (-9.6, 9.6), (0, 256))),
     "semifl": (2, 0.5, [op for op in Op if op != Op.IDENTITY], ([1.9], [4], [-30, 30], [-0.3, 0.3], [-100, 100], [0], [1.25])),
