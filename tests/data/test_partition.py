@@ -109,40 +109,6 @@ def test_iid_mixes_the_pool():
     assert histogram.max() < 140
 
 
-@fast
-@given(pools(), st.integers(1, 4), st.floats(0.5, 100.0), SEEDS)
-def test_dirichlet_keeps_the_smallest_size(pool, num_clients, alpha, seed):
-    labels, indices, _ = pool
-    min_size = max(1, len(indices) // (4 * num_clients))
-    try:
-        rows = dirichlet(labels, indices, num_clients, alpha, seed, min_size=min_size)
-    except ValueError:
-        return  # a pool of two examples of one class cannot always be split; the messages are tested below
-    assert min(len(row) for row in rows) >= min_size
-
-
-def test_a_client_that_holds_its_share_gets_no_further_class():
-    """Two clients, 2 classes of 50: whoever got >= 50 of class 0 gets nothing of class 1 (both, where they split evenly)."""
-    labels = np.repeat([0, 1], 50)
-    for seed in range(200):
-        rows = dirichlet(labels, np.arange(100), 2, 0.05, seed, min_size=0)
-        histogram = partition.summary(rows, labels, 2).histogram
-        if 50 in histogram[:, 0]:
-            full = int(histogram[:, 0].argmax())
-            assert histogram[full, 1] == 0
-
-
-def test_small_alpha_is_skewed_and_large_alpha_is_even():
-    labels = np.repeat(np.arange(10), 500)
-
-    def largest_class_share(alpha):
-        rows = dirichlet(labels, np.arange(5000), 10, alpha, 0, min_size=1)
-        histogram = partition.summary(rows, labels, 10).histogram
-        return (histogram.max(1) / histogram.sum(1)).mean()
-
-    assert largest_class_share(1e4) < 0.12 < 0.3 < largest_class_share(0.1)
-
-
 @pytest.mark.parametrize("alpha", [1e-12, 1e-3, 0.05, 10.0, 1e300])
 def test_extreme_alphas_give_a_partition(alpha):
     labels = np.arange(300) % 3

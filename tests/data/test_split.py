@@ -20,7 +20,7 @@ def draw(seed=0, labels=LABELS, **keys):
     return split.draw(labels, 10, Split(**{"num_clients": 20, "num_labels": 200} | keys), seed)
 
 
-def held(rows):
+def every(rows):
     return np.sort(np.concatenate(rows)).tolist()
 
 
@@ -33,10 +33,10 @@ def histogram(rows, labels=LABELS):
 def test_labels_at_the_server_leave_the_clients_the_rest(seed, partition):
     drawn = draw(seed, partition=partition, min_size=1)
     assert histogram([drawn.server])[0].tolist() == [20] * 10
-    assert held(drawn.labeled) == []
+    assert every(drawn.labeled) == []
     assert sorted([*drawn.server, *drawn.pooled]) == list(range(3000))
-    assert set(held(drawn.unlabeled)) <= set(drawn.pooled.tolist())
-    assert drawn.unassigned == 3000 - 200 - len(held(drawn.unlabeled))
+    assert set(every(drawn.unlabeled)) <= set(drawn.pooled.tolist())
+    assert drawn.unassigned == 3000 - 200 - len(every(drawn.unlabeled))
 
 
 def test_a_server_split_is_the_same_as_before_labels_at_clients_existed():
@@ -48,12 +48,6 @@ def test_a_server_split_is_the_same_as_before_labels_at_clients_existed():
     drawn = draw(7, partition="dirichlet")
     assert np.array_equal(drawn.server, labeled)
     assert all(np.array_equal(a, b) for a, b in zip(drawn.unlabeled, rows, strict=True))
-
-
-def test_labeled_examples_stay_at_the_clients_too_where_they_are_not_excluded():
-    drawn = draw(exclude_labeled=False)
-    assert held(drawn.unlabeled) == drawn.pooled.tolist() == list(range(3000))
-    assert len(drawn.server) == 200
 
 
 def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
@@ -76,30 +70,25 @@ def test_a_share_without_a_single_label_is_refused(keys, expected):
         draw(**keys)
 
 
-def test_clients_without_a_label_are_counted():
-    shares = (0.0,) * 3 + (0.2,) * 17
-    assert draw(labels_at="clients", labeled_fraction=shares).notes == ("3 of 20 clients hold no labeled example",)
-    assert draw(labels_at="clients", labeled_fraction=(0.2,)).notes == ()
-    assert draw(labels_at="server").notes == ()
-
-
 @fast
 @given(SEEDS, st.floats(0.05, 1.0), st.sampled_from(["class_balanced", "dirichlet_classes", "shards"]))
 def test_a_joint_split_labels_a_share_of_each_client(seed, fraction, partition):
     drawn = draw(seed, labels_at="clients", labeled_fraction=(fraction,), partition=partition)
     assert len(drawn.server) == 0
-    assert held([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
-    assert held(drawn.unlabeled) == drawn.pooled.tolist()
+    assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
+    assert every(drawn.unlabeled) == drawn.pooled.tolist()
     for labeled, unlabeled in zip(drawn.labeled, drawn.unlabeled, strict=True):
         assert len(labeled) == int(fraction * (len(labeled) + len(unlabeled)) + 0.5)
 
 
-def test_a_joint_split_takes_one_share_per_client():
+def test_a_joint_split_takes_one_share_per_client_and_counts_clients_without_a_label():
     """FedSiam's Non-IID-III: ten clients 55 %, the others 5 %."""
-    shares = (0.55,) * 10 + (0.05,) * 10
-    drawn = draw(labels_at="clients", labeled_fraction=shares)
+    drawn = draw(labels_at="clients", labeled_fraction=(0.55,) * 10 + (0.05,) * 10)
     assert [len(row) for row in drawn.labeled] == [83] * 10 + [8] * 10  # of 150: 82.5 and 7.5, halves up
     assert [len(row) for row in drawn.unlabeled] == [67] * 10 + [142] * 10
+    shares = (0.0,) * 3 + (0.2,) * 17
+    assert draw(labels_at="clients", labeled_fraction=shares).notes == ("3 of 20 clients hold no labeled example",)
+    assert drawn.notes == draw(labels_at="server").notes == ()
 
 
 def test_a_joint_split_draws_the_labels_of_a_client_at_random_within_its_own():
@@ -111,11 +100,14 @@ def test_a_joint_split_draws_the_labels_of_a_client_at_random_within_its_own():
     assert 0.1 < share.min() < share.max() < 0.3
 
 
-def test_a_joint_split_keeps_labeled_examples_among_the_unlabeled_where_they_are_not_excluded():
+def test_labeled_examples_are_among_the_unlabeled_ones_if_they_are_not_excluded():
     drawn = draw(labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
     for labeled, unlabeled in zip(drawn.labeled, drawn.unlabeled, strict=True):
         assert (len(labeled), len(unlabeled)) == (30, 150)
         assert set(labeled) <= set(unlabeled)
+    drawn = draw(exclude_labeled=False)
+    assert every(drawn.unlabeled) == drawn.pooled.tolist() == list(range(3000))
+    assert len(drawn.server) == 200
 
 
 @fast
@@ -124,8 +116,8 @@ def test_an_apart_split_shares_a_balanced_labeled_set_and_the_rest(seed, labeled
     keys = {"labels_at": "clients", "labeled_partition": labeled, "unlabeled_partition": unlabeled, "min_size": 1}
     drawn = draw(seed, **keys, alpha=0.5)
     assert histogram(drawn.labeled).sum(0).tolist() == [20] * 10
-    assert held([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
-    assert held(drawn.unlabeled) == drawn.pooled.tolist()
+    assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
+    assert every(drawn.unlabeled) == drawn.pooled.tolist()
     assert len(drawn.server) == 0
     spread = {
         "class_balanced": lambda counts: np.ptp(counts, axis=0).max() <= 1,
@@ -179,23 +171,18 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_revealing_labels_moves_each_clients_unlabeled_examples_and_nothing_else(way):
-    usual, revealed = draw(**WAYS[way]), draw(**WAYS[way], reveal_labels=True)
+def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_examples_alone(way):
+    usual, again, other = (draw(seed, **WAYS[way]) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(usual.unlabeled, again.unlabeled, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(usual.unlabeled, other.unlabeled, strict=True))
+    revealed = draw(3, **WAYS[way], reveal_labels=True)
     assert np.array_equal(usual.server, revealed.server)
-    assert held(revealed.unlabeled) == []
+    assert every(revealed.unlabeled) == []
     for labeled, unlabeled, both in zip(usual.labeled, usual.unlabeled, revealed.labeled, strict=True):
         assert sorted({*labeled.tolist(), *unlabeled.tolist()}) == both.tolist()
     assert revealed.unassigned == usual.unassigned
-    leftover = set(usual.pooled.tolist()) - set(held(usual.unlabeled))
+    leftover = set(usual.pooled.tolist()) - set(every(usual.unlabeled))
     assert set(revealed.pooled.tolist()) == leftover
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_seed_decides(way):
-    first, again, other = draw(3, **WAYS[way]), draw(3, **WAYS[way]), draw(4, **WAYS[way])
-    assert held(first.unlabeled) == held(again.unlabeled)
-    assert all(np.array_equal(a, b) for a, b in zip(first.unlabeled, again.unlabeled, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first.unlabeled, other.unlabeled, strict=True))
 
 
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
@@ -252,7 +239,7 @@ def test_labeled_examples_may_leave_after_the_partition(cifar10_labels):
     keys = {"num_clients": 100, "labeled_fraction": (0.01,), "label_selection": "random", "partition": "shards"}
     after, before = (draw(labels=cifar10_labels, labels_first=first, **keys) for first in (False, True))
     assert len(after.server) == 500
-    assert held([after.server, *after.unlabeled]) == list(range(50_000))
+    assert every([after.server, *after.unlabeled]) == list(range(50_000))
     assert max(len(np.unique(cifar10_labels[row])) for row in after.unlabeled) == 2
     assert max(len(np.unique(cifar10_labels[row])) for row in before.unlabeled) > 2
     np.testing.assert_array_equal(before.server, after.server)
