@@ -296,7 +296,7 @@ class StepInputs(NamedTuple):
         return self.learning_rate.shape[0]
 
     @property
-    def most(self) -> int:
+    def max_steps(self) -> int:
         """S: the server takes all of them."""
         return self.steps
 
