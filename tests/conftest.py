@@ -10,7 +10,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; 
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
+import jaxtyping
+import numpy as np
 import pytest
+
+# Every call in these packages is checked against its annotations, shapes and dtypes included; an int counts as a float, too.
+CHECKED = ["fedjax_ssl.data", "fedjax_ssl.metrics", "fedjax_ssl.ssl"]
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 
 def pytest_configure(config) -> None:
@@ -56,3 +62,12 @@ def tfds_dir() -> str:
     if not (folder / "cifar10").is_dir():
         pytest.skip(f"no TFDS datasets at {folder}: set FEDJAX_SSL_DATA to a folder that holds cifar10 and mnist in TFDS form")
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def cifar10_labels(tfds_dir) -> np.ndarray:
+    """The real labels of CIFAR-10's training examples."""
+    import tensorflow_datasets as tfds
+
+    source = tfds.builder("cifar10", data_dir=tfds_dir).as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
+    return np.array([example["label"] for example in source.__getitems__(range(len(source)))])

@@ -27,7 +27,7 @@ def data(sizes=SIZES) -> FederatedData:
         server=pack([np.arange(2)]),
         labeled=pack([np.zeros(0, np.int64)] * len(sizes)),
         unlabeled=pack(rows),
-        held=pack(rows),
+        client_data=pack(rows),
         pooled=pack([np.arange(2, len(values))]),
     )
 

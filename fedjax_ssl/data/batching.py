@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Int32
+
+from fedjax_ssl.arrays import Array, Count, Key, Stored
 
 
 class Schedule(NamedTuple):
     """Which examples each local step sees.
 
     Attributes:
-        positions: int32 [E, L], one shuffled epoch per row, L a multiple of the batch size; the first `size` are real.
-        size: int32 scalar, examples per epoch.
-        steps: int32 scalar, number of local steps; 0 where there is no example.
+        positions: one shuffled epoch per row, L a multiple of the batch size; the first `size` of a row are real.
+        size: examples per epoch.
+        steps: number of local steps; 0 without examples.
         batch_size: B.
     """
 
-    positions: jax.Array
-    size: jax.Array
-    steps: jax.Array
+    positions: Int32[Array, "E L"]
+    size: Count
+    steps: Count
     batch_size: int
 
-    def take(self, step: jax.Array, entries: jax.Array | None = None) -> Batch:
-        """The batch of local step `step` (int32 scalar, 0-based), of which the first `entries` are used (None: all)."""
+    def take(self, step: Count, entries: Count | None = None) -> Batch:
+        """The batch of local step `step` (from 0), of which the first `entries` are used (None: all)."""
         size = self.batch_size
         used = size if entries is None else entries
         per_epoch = _steps_per_epoch(self, used)
@@ -39,20 +42,20 @@ class Batch(NamedTuple):
     """One mini-batch.
 
     Attributes:
-        positions: int32 [B], positions among the holder's examples.
-        mask: bool [B], which entries are real; the last batch of an epoch may be partial.
-        step: int32 scalar, batches of its schedule before this one; None where it is of none.
-        epoch: int32 scalar, whole epochs of its schedule before this batch; None where it is of none.
+        positions: positions among the client's (or the server's) examples.
+        mask: which entries are real; the last batch of an epoch may be partial.
+        step: number of earlier batches of its schedule; None outside of a schedule.
+        epoch: number of whole epochs of its schedule before this batch; None outside of a schedule.
     """
 
-    positions: jax.Array
-    mask: jax.Array
-    step: Any = None
-    epoch: Any = None
+    positions: Int32[Array, "... B"]
+    mask: Bool[Array, "... B"]
+    step: Int32[Stored, ""] = None
+    epoch: Int32[Stored, ""] = None
 
     @property
-    def real(self) -> jax.Array:
-        """Int32 scalar: how many entries are real."""
+    def real(self) -> Count:
+        """How many entries are real."""
         return jnp.sum(self.mask, dtype=jnp.int32)
 
 
@@ -61,18 +64,18 @@ class PairedSchedule(NamedTuple):
 
     Attributes:
         labeled: epochs over the labeled examples.
-        unlabeled: epochs over the unlabeled ones, as many as the steps take.
-        steps: int32 scalar, number of local steps.
-        entries: int32 scalar in [1, B_u], how many entries of an unlabeled batch the client uses; None: all.
+        unlabeled: epochs over the unlabeled examples, as many as the steps need.
+        steps: number of local steps.
+        entries: number in [1, B_u] of an unlabeled batch's entries that the client uses; None: all.
     """
 
     labeled: Schedule
     unlabeled: Schedule
-    steps: jax.Array
-    entries: Any = None
+    steps: Count
+    entries: Count | None = None
 
-    def take(self, step: jax.Array) -> Pair:
-        """The two batches of local step `step` (int32 scalar, 0-based)."""
+    def take(self, step: Count) -> Pair:
+        """The two batches of local step `step` (from 0)."""
         return Pair(self.labeled.take(step), self.unlabeled.take(step, self.entries))
 
 
@@ -83,100 +86,83 @@ class Pair(NamedTuple):
     unlabeled: Batch
 
     @property
-    def real(self) -> jax.Array:
-        """Int32 scalar: how many entries of both are real."""
+    def real(self) -> Count:
+        """How many entries of both are real."""
         return self.labeled.real + self.unlabeled.real
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def _orders(key: Key, mask: Bool[Array, " n"], rows: int) -> Int32[Array, "rows n"]:
+    """Positions, each row in a random order of its own, those in `mask` first.
 
-
-def _orders(key: jax.Array, mask: jax.Array, rows: int) -> jax.Array:
-    """Positions int32 [rows, n], each row in a random order of its own, those in `mask` bool [n] first.
-
-    The order of a holder's examples does not depend on the width n of the table, which is that of the largest holder.
+    The order of a client's examples does not depend on the width n of the table, which is that of the largest client.
     """
     order = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row), mask.shape))(jnp.arange(rows))
     return jnp.argsort(jnp.where(mask, order, 2.0), axis=1).astype(jnp.int32)
 
 
-def shuffled(key: jax.Array, mask: jax.Array, batch_size: int, *, epochs: int = 0, steps: int = 0) -> Schedule:
-    """Epochs over the examples in `mask`, each shuffled anew without replacement, the last partial batch kept.
+def shuffled(key: Key, mask: Bool[Array, " n"], batch_size: int, *, epochs: int = 0, steps: int = 0) -> Schedule:
+    """Epochs over the examples in `mask`, each shuffled anew without replacement; the last batch of an epoch may be partial.
 
-    Exactly one of `epochs` and `steps` is positive: E epochs of ceil(count / B) steps, or a fixed number of steps that
-    goes through as many epochs as it needs.
-
-    Args:
-        key: PRNG key.
-        mask: bool [n], the examples to use, in any position.
-        batch_size: B.
-        epochs: number of epochs.
-        steps: number of steps.
+    Exactly one of `epochs` and `steps` is positive: E epochs of ceil(count / B) steps, or a fixed number of steps through as
+    many epochs as they need.
     """
     if (epochs > 0) == (steps > 0):
         raise ValueError(f"got epochs={epochs} and steps={steps}, accepted: exactly one of them positive")
     (n,) = mask.shape
     rows = epochs or steps  # an epoch has at least one step, so `steps` epochs are enough
-    positions = jnp.pad(_orders(key, mask, rows), ((0, 0), (0, _round_up(n, batch_size) - n)))
+    positions = jnp.pad(_orders(key, mask, rows), ((0, 0), (0, -n % batch_size)))
     count = jnp.sum(mask, dtype=jnp.int32)
     total = jnp.where(count > 0, steps, 0) if steps else epochs * -(-count // batch_size)
     return Schedule(positions, count, total, batch_size)
 
 
-def draws(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Schedule:
-    """A number of batches, each drawn anew from all examples in `mask`, without replacement within it.
+def draws(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Schedule:
+    """`steps` batches, each drawn anew from all examples in `mask`, without replacement within the batch.
 
-    Where there are fewer than B examples every batch has all of them.
-
-    Args:
-        key: PRNG key.
-        mask: bool [n], the examples to use, in any position.
-        batch_size: B.
-        steps: number of batches; none where there is no example.
+    A batch has all examples if these are fewer than B; without examples there is no batch.
     """
-    full = shuffled(key, mask, batch_size, steps=steps)  # the first batches of epochs that end after them
+    full = shuffled(key, mask, batch_size, steps=steps)  # the first batch of each epoch
     return full._replace(positions=full.positions[:, :batch_size], size=jnp.minimum(full.size, batch_size))
 
 
 def paired(
-    key: jax.Array,
-    masks: tuple[jax.Array, jax.Array],
+    key: Key,
+    masks: tuple[Bool[Array, " n"], Bool[Array, " m"]],
     batch_sizes: tuple[int, int],
     *,
     epochs: int = 0,
     steps: int = 0,
     larger_counts: bool = False,
-    entries: jax.Array | None = None,
+    entries: Count | None = None,
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
-    The labeled examples count the epochs: E of ceil(count / B) steps, through as many epochs of the unlabeled examples as these
-    take. Without labeled examples the unlabeled ones count them.
+    An epoch is one through the labeled examples, ceil(count / B) steps; the unlabeled examples go through as many epochs of
+    their own as these steps need. Without labeled examples an epoch is one through the unlabeled examples.
 
     Args:
         key: PRNG key.
-        masks: bool [n] and bool [m], the labeled and the unlabeled examples to use.
+        masks: the labeled and the unlabeled examples to use.
         batch_sizes: (B, B_u).
         epochs: number of epochs, or 0.
         steps: number of steps, or 0.
-        larger_counts: whether an epoch is one through the set that has more batches, in place of the labeled examples.
-        entries: int32 scalar in [1, B_u], the holder's own size of an unlabeled batch, the rest of which is masked; None: B_u.
+        larger_counts: whether an epoch is one through the set that has more batches, labeled or not.
+        entries: the client's own size of an unlabeled batch, in [1, B_u], the rest of which is masked; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:
         # Each goes through as many epochs as the other has batches in all, at most.
         batches = [epochs * -(-mask.shape[0] // size) for mask, size in zip(masks, batch_sizes, strict=True)]
-        both = [
-            shuffled(*inputs, steps=most)
-            for *inputs, most in zip((labeled_key, unlabeled_key), masks, batch_sizes, batches[::-1], strict=True)
-        ]
+        both = (
+            shuffled(labeled_key, masks[0], batch_sizes[0], steps=batches[1]),
+            shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=batches[0]),
+        )
         total = epochs * jnp.maximum(*(-(-order.size // size) for order, size in zip(both, batch_sizes, strict=True)))
         return PairedSchedule(both[0], both[1], total)
     labeled = shuffled(labeled_key, masks[0], batch_sizes[0], epochs=epochs, steps=steps)
     rows, length = labeled.positions.shape
-    most = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
-    unlabeled = shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=most)
+    max_steps = steps or rows * (length // batch_sizes[0])  # the steps of a client whose labeled examples fill the table
+    unlabeled = shuffled(unlabeled_key, masks[1], batch_sizes[1], steps=max_steps)
     if entries is not None:  # batches then begin anywhere: one that begins at the last example stays within the row
         unlabeled = unlabeled._replace(positions=jnp.pad(unlabeled.positions, ((0, 0), (0, batch_sizes[1]))))
     alone = unlabeled.steps if steps else epochs * -(-unlabeled.size // (batch_sizes[1] if entries is None else entries))
@@ -184,30 +170,21 @@ def paired(
     return PairedSchedule(labeled, unlabeled, total, entries)
 
 
-def num_epochs(schedule: Schedule) -> jax.Array:
-    """The number of epochs, int32 scalar, that the schedule's batches are of; one that is cut short counts."""
+def num_epochs(schedule: Schedule) -> Count:
+    """The number of epochs that the schedule's batches are of; an epoch that is cut short counts."""
     return -(-schedule.steps // _steps_per_epoch(schedule, schedule.batch_size))
 
 
-def _steps_per_epoch(schedule: Schedule, batch_size: int | jax.Array) -> jax.Array:
+def _steps_per_epoch(schedule: Schedule, batch_size: int | Count) -> Count:
     return jnp.maximum(-(-schedule.size // batch_size), 1)
 
 
-def stream(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Batch:
-    """Full batches that go through one shuffled epoch after the other, without regard to where an epoch ends.
+def stream(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Batch:
+    """Full batches with leading axis S that go through one shuffled epoch after the other; a batch may span epochs.
 
-    Every example in `mask` comes once per epoch; a batch that ends one epoch and begins the next may hold an example twice,
-    and one that is larger than the data holds all of them several times. Shuffling costs one permutation of n for every n
-    examples drawn, S B + n integers in all: for a large pool, where `shuffled` would draw a permutation of n for each step.
-
-    Args:
-        key: PRNG key.
-        mask: bool [n], the examples to use, in any position. Where they are fewer than n, orders may come a second time.
-        batch_size: B.
-        steps: S.
-
-    Returns:
-        Batch with leading axis S, its mask False where there is no example.
+    Every example in `mask` comes once per epoch; a batch that spans epochs may hold an example twice. Shuffling costs S B + n
+    integers in all, where `shuffled` would draw a permutation of n for each step: for a large pool. If fewer than n examples
+    are in `mask`, orders may repeat. Without any the batches' masks are False.
     """
     (n,) = mask.shape
     rows = -(-steps * batch_size // n)
@@ -218,7 +195,7 @@ def stream(key: jax.Array, mask: jax.Array, batch_size: int, steps: int) -> Batc
     return Batch(positions, jnp.broadcast_to(count > 0, positions.shape))
 
 
-def in_order(step: jax.Array, count: jax.Array, n: int, batch_size: int) -> Batch:
+def in_order(step: Count, count: Count | int, n: int, batch_size: int) -> Batch:
     """Batch `step` of a sweep over positions 0 .. count-1 in order; padded entries repeat the last position, n - 1."""
     positions = step * batch_size + jnp.arange(batch_size)
     return Batch(jnp.minimum(positions, n - 1), positions < count)

@@ -1,8 +1,7 @@
-"""The datasets that are known by name: what they are, how they are normalized and augmented unless a config says otherwise,
-whom to cite, under which terms, and where they come from.
+"""The datasets that are known by name: normalization and views unless a config says otherwise, citation, terms and source.
 
-Weak and strong views are names of `fedjax_ssl.data.presets`. A mirror image keeps its class in most photographs; it does not in
-digits and letters, nor in organs that have a left and a right one.
+Weak and strong views are names of `fedjax_ssl.data.presets`. A mirror image usually has the class of its photograph; this is
+not so for digits, letters, and organs that have a left and a right one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ class Known(NamedTuple):
     Attributes:
         kind: how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`.
         classes: C.
-        mean: per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
-        std: likewise.
         weak: default weak view, a key of WEAK_VIEWS.
         strong: default strong view, one of STRONG_VIEWS.
-        citation: whom to cite.
+        citation: the publication to cite.
         terms: its license or terms of use, as far as its source states them.
-        url: where it comes from.
-        get: for what is not a TFDS dataset: which file to get there.
+        url: its source.
+        mean: per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
+        std: likewise.
+        get: the file to download there, unless it is a TFDS dataset.
     """
 
     kind: str
@@ -39,130 +38,68 @@ class Known(NamedTuple):
 
 
 _CIFAR10 = Known(
-    kind="tfds",
-    classes=10,
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.247, 0.2435, 0.2616),
-    weak="flip_crop4",
-    strong="usb",
+    "tfds", 10, "flip_crop4", "usb", mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616),
     citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
-    terms="none stated; cite the report",
-    url="https://www.cs.toronto.edu/~kriz/cifar.html",
-)
+    terms="none stated; cite the report", url="https://www.cs.toronto.edu/~kriz/cifar.html",
+)  # fmt: skip
 
 DATASETS: dict[str, Known] = {
     "digits": Known(
-        kind="builtin",
-        classes=10,
-        weak="crop1",
-        strong="usb",
+        "builtin", 10, "crop1", "usb", terms="see source", url="https://archive.ics.uci.edu/dataset/80",
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI), its test part",
-        terms="see source",
-        url="https://archive.ics.uci.edu/dataset/80",
     ),
     "cifar10": _CIFAR10,
     "cifar100": _CIFAR10._replace(classes=100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
     "svhn_cropped": Known(
-        kind="tfds",
-        classes=10,
-        mean=(0.4377, 0.4438, 0.4728),
-        std=(0.198, 0.201, 0.197),
-        weak="crop4",
-        strong="usb",
+        "tfds", 10, "crop4", "usb", mean=(0.4377, 0.4438, 0.4728), std=(0.198, 0.201, 0.197),
         citation="Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
-        terms="for non-commercial use only",
-        url="http://ufldl.stanford.edu/housenumbers/",
+        terms="for non-commercial use only", url="http://ufldl.stanford.edu/housenumbers/",
     ),
-    "mnist": Known(
-        kind="tfds",
-        classes=10,
-        mean=(0.1307,),
-        std=(0.3081,),
-        weak="crop4",  # FedCon trains on plain images and FedSiam on a view of its own: their configs say so
-        strong="usb",
+    "mnist": Known(  # FedCon trains on plain images and FedSiam on a view of its own: their configs say so
+        "tfds", 10, "crop4", "usb", mean=(0.1307,), std=(0.3081,),
         citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition",
-        terms="CC BY-SA 3.0, as Keras states",
-        url="http://yann.lecun.com/exdb/mnist/",
+        terms="CC BY-SA 3.0, as Keras states", url="http://yann.lecun.com/exdb/mnist/",
     ),
     "fashion_mnist": Known(
-        kind="tfds",
-        classes=10,
-        mean=(0.286,),
-        std=(0.353,),
-        weak="flip_crop4",
-        strong="usb",
+        "tfds", 10, "flip_crop4", "usb", mean=(0.286,), std=(0.353,),
         citation="Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747",
-        terms="MIT",
-        url="https://github.com/zalandoresearch/fashion-mnist",
+        terms="MIT", url="https://github.com/zalandoresearch/fashion-mnist",
     ),
     "emnist/byclass": Known(
-        kind="tfds",
-        classes=62,
-        mean=(0.1751,),
-        std=(0.3332,),
-        weak="zero_crop4",
-        strong="fedlabel_released",
+        "tfds", 62, "zero_crop4", "fedlabel_released", mean=(0.1751,), std=(0.3332,),
         citation="Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters",
-        terms="see source",
-        url="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        terms="see source", url="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     ),
-    # FedDure's views and normalization; the latter is also its authors'
-    "cinic10": Known(
-        kind="image_folder",
-        classes=10,
-        mean=(0.47889522, 0.47227842, 0.43047404),
-        std=(0.24205776, 0.23828046, 0.25874835),
-        weak="flip_crop4",
-        strong="randaugment_mc",
+    "cinic10": Known(  # FedDure's views and normalization, the latter as in its released code
+        "image_folder", 10, "flip_crop4", "randaugment_mc",
+        mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835),
         citation="Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
-        terms="see source; made of CIFAR-10 and ImageNet pictures",
-        url="https://datashare.is.ed.ac.uk/handle/10283/3192",
+        terms="see source; made of CIFAR-10 and ImageNet pictures", url="https://datashare.is.ed.ac.uk/handle/10283/3192",
         get="CINIC-10.tar.gz (to be unpacked: a folder with train/, valid/ and test/)",
     ),
     "ag_news": Known(
-        kind="text_features",
-        classes=4,
-        weak="none",
-        strong="none",
+        "text_features", 4, "none", "none", get="train.csv and test.csv",
         citation="Zhang, Zhao and LeCun 2015, arXiv:1509.01626, of A. Gulli's AG corpus",
         terms="for research and other non-commercial use",
         url="https://github.com/mhjabreel/CharCnn_Keras/tree/master/data/ag_news_csv",
-        get="train.csv and test.csv",
     ),
-}
+}  # fmt: skip
 
-# MedMNIST's multi-class images (ChestMNIST has several labels per image): classes, and whether a mirror image keeps its class.
 _MEDMNIST = {
-    "pathmnist": (9, True),
-    "dermamnist": (7, True),
-    "octmnist": (4, True),
-    "pneumoniamnist": (2, True),
-    "retinamnist": (5, True),
-    "breastmnist": (2, True),
-    "bloodmnist": (8, True),
-    "tissuemnist": (8, True),
-    "organamnist": (11, False),
-    "organcmnist": (11, False),
-    "organsmnist": (11, False),
-}
+    "pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2, "retinamnist": 5, "breastmnist": 2, "bloodmnist": 8,
+    "tissuemnist": 8, "organamnist": 11, "organcmnist": 11, "organsmnist": 11,
+}  # fmt: skip
+"""Classes of MedMNIST's multi-class images (ChestMNIST has several labels per image)."""
 
-
-def _medmnist(name: str, classes: int, mirrors: bool) -> Known:
-    return Known(
-        kind="npz",
-        classes=classes,
-        mean=(0.5,),
-        std=(0.5,),
-        weak="flip_zero_crop4" if mirrors else "zero_crop4",
-        strong="fedlabel_released",
+DATASETS |= {
+    name: Known(
+        "npz", classes, "zero_crop4" if name.startswith("organ") else "flip_zero_crop4", "fedlabel_released",
+        mean=(0.5,), std=(0.5,), get=f"{name}.npz", url="https://zenodo.org/records/10519652",
         citation="Yang et al. 2023, MedMNIST v2, Scientific Data 10:41, and the study that its page names for this part",
         terms="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
-        url="https://zenodo.org/records/10519652",
-        get=f"{name}.npz",
     )
-
-
-DATASETS |= {name: _medmnist(name, *facts) for name, facts in _MEDMNIST.items()}
+    for name, classes in _MEDMNIST.items()
+}  # fmt: skip
 
 
 def known(name: str) -> Known | None:

@@ -1,15 +1,19 @@
-"""Partitions by Dirichlet draws: a class spread over the clients, or a client's own mixture of classes."""
+"""Partitions by Dirichlet draws: a class spread over the clients, or a client's own mixture of classes.
+
+Arguments, result and errors are those of every partition, see `shares`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float, Int, Int64
 
-from fedjax_ssl.data.shares import Partition, checked, cut, distinct, shuffled_by_class
+from fedjax_ssl.data.shares import Indices, Labels, Partition, checked, cut, distinct, shuffled_by_class
 
 
 def dirichlet(
-    labels: np.ndarray,
-    indices: np.ndarray,
+    labels: Labels,
+    indices: Indices,
     num_clients: int,
     rng: np.random.Generator,
     *,
@@ -20,30 +24,16 @@ def dirichlet(
     """Label-skewed shares of unequal size: every class is spread over the clients by p ~ Dir(alpha 1_K).
 
     The routine of SemiFL's, (FL)^2's and FedDure's released code. Class by class, in order: draw p; set p_k = 0 for the
-    clients that already hold >= N / K examples; renormalize; cut the class's ascending list of n_c positions at
-    floor(cumsum(p) n_c). All of it is repeated from scratch until the smallest client holds at least `min_size`; a try whose
-    open clients all drew p_k = 0 is discarded too. Every try consumes C' K-dimensional Dirichlet draws, C' the number of
-    classes that occur in `indices`.
+    clients that already have >= N / K examples; renormalize; cut the class's shuffled n_c positions at floor(cumsum(p) n_c).
+    All of it is repeated until every client has at least `min_size` examples; a try is discarded, too, if p_k = 0 for all
+    remaining clients. None is unassigned.
 
-    The papers' settings succeed in a few tries. With many clients and a small alpha no number of tries would do: at
-    alpha = .05 and 500 clients on 50,000 examples a try succeeds with about (3/4)^500. After `max_tries` the clients that
-    fall short are drawn anew alone, up to 1,000 times: p is a row of independent Gamma(alpha), normalized, so a client's own
-    C' variables can be replaced. Nearly the law conditioned on sizes (clients are coupled); `notes` says that it was done.
+    The papers' settings succeed in a few tries. With many clients and a small alpha no number of tries suffices: with
+    alpha = .05 and 500 clients on 50,000 examples a try succeeds with probability (3/4)^500 or so. After `max_tries` only the
+    clients with too few examples are drawn anew, up to 1,000 times: p is a row of independent Gamma(alpha), normalized, so
+    one client's variables can be replaced. This is nearly the law conditioned on sizes (clients are coupled); a note says so.
 
-    Args:
-        labels: int [pool], labels of the whole pool.
-        indices: int [N], distinct pool positions to share out.
-        num_clients: K.
-        rng: source of randomness; advanced.
-        alpha: concentration > 0; small = skewed, large = even.
-        min_size: smallest number of examples that a client may end with.
-        max_tries: tries of the whole before clients are drawn anew alone.
-
-    Returns:
-        Partition; rows hold class after class, nothing is unassigned.
-
-    Raises:
-        ValueError: an argument is out of range, K min_size > N, a position occurs twice, or no try succeeded.
+    A small alpha > 0 is skewed, a large one even. ValueError also if K min_size > N, or no try succeeded.
     """
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
@@ -52,7 +42,7 @@ def dirichlet(
     def finish(sizes: np.ndarray, *notes: str) -> Partition:
         return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0], notes)
 
-    # Only sizes are computed per try: positions are moved once, for the try that succeeds.
+    # A try computes sizes alone; positions are cut once, for the try that succeeds.
     for _ in range(max_tries):
         sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
         if sizes is not None and sizes.sum(0).min() >= min_size:
@@ -71,25 +61,13 @@ def dirichlet(
 
 
 def dirichlet_classes(
-    labels: np.ndarray, indices: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float
+    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, alpha: float
 ) -> Partition:
     """Every client draws its own class mixture q_k ~ Dir(alpha 1_C); a class is split in proportion to its column.
 
     The partition of FLUTE's FedLabel experiments: class c of n_c examples, shuffled, is cut at
-    floor(n_c cumsum_k(q_kc / sum_j q_jc)). No rule on the smallest client: sizes stay near N / K by themselves.
-
-    Args:
-        labels: int [pool], labels of the whole pool; C - 1 is the largest.
-        indices: int [N], distinct pool positions to share out.
-        num_clients: K.
-        rng: source of randomness; advanced.
-        alpha: concentration > 0; small = few classes per client.
-
-    Returns:
-        Partition; rows hold class after class, nothing is unassigned.
-
-    Raises:
-        ValueError: an argument is out of range, a position occurs twice, or no client drew any of a class that occurs.
+    floor(n_c cumsum_k(q_kc / sum_j q_jc)). Sizes stay near N / K by themselves, so there is no smallest size. None is
+    unassigned: it is an error if no client drew any of a class.
     """
     positions = checked(indices, num_clients)
     _check_alpha(alpha)
@@ -112,7 +90,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int) -> None:
-    """Raises ValueError for arguments of `dirichlet` out of range, or a request that no try could meet."""
+    """ValueError for arguments of `dirichlet` out of range, or a request that no try could meet."""
     if num_clients < 1 or min_size < 0 or max_tries < 1:
         raise ValueError(
             f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
@@ -126,31 +104,28 @@ def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size
         )
 
 
-def _dirichlet_sizes(class_counts: np.ndarray, proportions: np.ndarray) -> np.ndarray | None:
-    """Examples of each class and client, int64 [C', K], or None where no open client has any mass left.
-
-    Args:
-        class_counts: int [C'], examples of each class, all > 0.
-        proportions: float64 [C', K], the draws; a row's scale is irrelevant.
-    """
+def _dirichlet_sizes(
+    class_counts: Int[np.ndarray, " C"], proportions: Float[np.ndarray, "C K"]
+) -> Int64[np.ndarray, "C K"] | None:
+    """Examples of each class and client, or None if no client below N / K has any mass; a row's scale does not matter."""
     num_examples, num_clients = class_counts.sum(), proportions.shape[1]
     sizes = np.zeros(proportions.shape, np.int64)
-    held = np.zeros(num_clients, np.int64)
+    totals = np.zeros(num_clients, np.int64)
     for c, count in enumerate(class_counts):
-        cumulative = np.cumsum(np.where(held < num_examples / num_clients, proportions[c], 0.0))
+        cumulative = np.cumsum(np.where(totals < num_examples / num_clients, proportions[c], 0.0))
         if not cumulative[-1] > 0.0:  # small alphas underflow to exact zeros (or NaN), and the division would spread NaN
             return None
         # Divided by its own last entry it ends at exactly 1: rounding never sends an example past the last open client.
         cuts = np.floor(cumulative / cumulative[-1] * count).astype(np.int64)
         sizes[c] = np.diff(cuts, prepend=0)
-        held += sizes[c]
+        totals += sizes[c]
     return sizes
 
 
 def _redraw_short(
-    class_counts: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator, min_size: int
-) -> tuple[np.ndarray | None, int]:
-    """Sizes [C', K] with every client at `min_size` or more, or None, and the fewest clients that were short of it."""
+    class_counts: Int[np.ndarray, " C"], num_clients: int, alpha: float, rng: np.random.Generator, min_size: int
+) -> tuple[Int64[np.ndarray, "C K"] | None, int]:
+    """Sizes with every client at `min_size` or more, or None, and the fewest clients that were short of it."""
     draws = np.zeros((len(class_counts), num_clients))
     short, fewest = np.ones(num_clients, bool), num_clients
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Federated data: one pool of examples, and index tables that say who holds which.
+"""Federated data: one pool of examples, and index tables that say which client has which.
 
 A skewed split then pads integers, not pictures: the images stay in one uint8 array and clients are rows of an index table.
 """
@@ -10,36 +10,30 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float32, Int, Int32, UInt8
 
-Array = Any  # of JAX, or of NumPy where the data stay on the host
+from fedjax_ssl.arrays import Stored as Array
+
+Images = UInt8[Array, "N H W ch"] | Float32[Array, "N V D"]
+"""A pool's images, or of texts V stored views of D features."""
 
 
 class Pool(NamedTuple):
-    """Examples of all holders together.
+    """Examples of all clients and the server together."""
 
-    Attributes:
-        images: uint8 [N, H, W, ch]; or, of texts, float32 [N, V, D], V stored views of D features.
-        labels: int32 [N].
-    """
-
-    images: Array
-    labels: Array
+    images: Images
+    labels: Int32[Array, " N"]
 
 
 class Table(NamedTuple):
-    """Which examples of the pool each of K holders has: row k is `index[k, :count[k]]`, the rest is padding.
+    """Which examples of the pool each client has: client k has `index[k, :count[k]]`, the rest (zeros) is padding."""
 
-    Attributes:
-        index: int32 [K, n], positions in the pool, padded with 0 (n >= 1).
-        count: int32 [K].
-    """
-
-    index: Array
-    count: Array
+    index: Int32[Array, "K n"]
+    count: Int32[Array, " K"]
 
     @property
-    def mask(self) -> Array:
-        """Bool [..., n]: which entries of `index` are real."""
+    def mask(self) -> Bool[Array, "*K n"]:
+        """Which entries of `index` are real."""
         return jnp.arange(self.index.shape[-1]) < self.count[..., None]
 
 
@@ -49,11 +43,11 @@ class FederatedData(NamedTuple):
     Attributes:
         train: the training pool.
         test: the test pool.
-        server: Table of one row: the labeled examples that the server holds.
-        labeled: Table of K rows: the clients' labeled examples.
-        unlabeled: Table of K rows: the clients' unlabeled examples.
-        held: Table of K rows: all examples of each client, its labeled ones first, each once.
-        pooled: Table of one row: every unlabeled training example, owned by a client or left over by the split.
+        server: the server's labeled examples, one row.
+        labeled: the clients' labeled examples, K rows.
+        unlabeled: the clients' unlabeled examples, K rows.
+        client_data: all examples of each client, its labeled ones first, each once, K rows.
+        pooled: every unlabeled training example, a client's or left over by the split, one row.
     """
 
     train: Pool
@@ -61,7 +55,7 @@ class FederatedData(NamedTuple):
     server: Table
     labeled: Table
     unlabeled: Table
-    held: Table
+    client_data: Table
     pooled: Table
 
     @property
@@ -70,60 +64,51 @@ class FederatedData(NamedTuple):
         return self.unlabeled.count.shape[0]
 
 
-TABLES = ("server", "labeled", "unlabeled", "held", "pooled")
+TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")
 """The fields of FederatedData that are index tables."""
 
 
 class Examples(NamedTuple):
-    """One holder's examples: rows of an index table over a pool of images.
+    """One client's examples (or the server's): the first `count` entries of `index` over a pool of images, and their labels.
 
-    Attributes:
-        images: uint8 [N, H, W, ch], the pool (shared by all holders, never copied per client); None in the tables that the
-            simulator maps over clients, until a client attaches it.
-        index: int32 [n].
-        count: int32 scalar: the first `count` entries of `index` are real.
-        labels: int32 [n], aligned with `index`; None where the holder has no labels.
+    `images` is the pool, never copied per client; it is None in the tables that the simulator maps over clients, until a client
+    attaches it. `labels` is None without labels.
     """
 
-    images: Array
-    index: Array
-    count: Array
-    labels: Array
+    images: Images
+    index: Int32[Array, " n"]
+    count: Int32[Array, ""]
+    labels: Int32[Array, " n"]
 
     @property
-    def mask(self) -> Array:
-        """Bool [n]: which entries of `index` are real."""
+    def mask(self) -> Bool[Array, "*K n"]:
+        """Which entries of `index` are real."""
         return jnp.arange(self.index.shape[-1]) < self.count[..., None]
 
-    def take(self, positions: Array) -> Array:
-        """Images uint8 [B, H, W, ch] (or features, as the pool has them) at `positions` int32 [B] of this holder's rows."""
+    def take(self, positions: Int[Array, "*B"]) -> UInt8[Array, "*B H W ch"] | Float32[Array, "*B V D"]:
+        """The pool's images, or features, at `positions` of this client's rows."""
         return self.images[self.index[positions]]
 
 
 class Mixture(NamedTuple):
-    """A holder's labeled and unlabeled examples together.
+    """A client's labeled and unlabeled examples together, over one pool.
 
-    Attributes:
-        images: the pool.
-        index: int32 [n], positions in it.
-        labels: int32 [n], 0 where there is none.
-        labeled: bool [n], which have a label.
-        mask: bool [n], which entries are real.
+    `labels` are 0 for examples without a label, `labeled` says which entries have one, `mask` which entries are real.
     """
 
-    images: Array
-    index: Array
-    labels: Array
-    labeled: Array
-    mask: Array
+    images: Images
+    index: Int32[Array, " n"]
+    labels: Int32[Array, " n"]
+    labeled: Bool[Array, " n"]
+    mask: Bool[Array, " n"]
 
-    def take(self, positions: Array) -> Array:
-        """Images uint8 [B, H, W, ch] (or features, as the pool has them) at `positions` int32 [B]."""
+    def take(self, positions: Int[Array, "*B"]) -> UInt8[Array, "*B H W ch"] | Float32[Array, "*B V D"]:
+        """The pool's images, or features, at `positions` of this client's rows."""
         return self.images[self.index[positions]]
 
 
 def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1) -> Mixture:
-    """A holder's labeled examples, `labeled_repeats` times, and its unlabeled ones, over one pool."""
+    """A client's labeled examples, `labeled_repeats` times, and its unlabeled ones, over one pool."""
     rows = [labeled] * labeled_repeats
     index = jnp.concatenate([*(row.index for row in rows), unlabeled.index])
     return Mixture(
@@ -135,23 +120,16 @@ def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1) -> Mix
     )
 
 
-def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Array, labeled_repeats: int = 1) -> Mixture:
-    """`mix` of the labeled examples and of those unlabeled ones that have a pseudo-label, which is their label then.
-
-    Args:
-        labeled: n rows.
-        unlabeled: m rows.
-        pseudo: int32 [m], -1: none, as an example without one that takes no part.
-        labeled_repeats: how often each labeled example is there.
-    """
+def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Int[Array, " m"], labeled_repeats: int = 1) -> Mixture:
+    """`mix` with pseudo-labels as the labels of unlabeled examples; an example whose pseudo-label is -1 takes no part."""
     examples = mix(labeled, unlabeled, labeled_repeats)
     has_label = jnp.concatenate([jnp.ones(len(examples.index) - len(pseudo), bool), pseudo >= 0])
     labels = jnp.concatenate([examples.labels[: -len(pseudo)], jnp.maximum(pseudo, 0)])
     return examples._replace(labels=labels, mask=examples.mask & has_label)
 
 
-def pack(rows: Sequence[np.ndarray]) -> Table:
-    """Index table of ragged rows: one integer array of pool positions per holder."""
+def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
+    """Index table of ragged rows: one array of pool positions per client."""
     counts = np.array([len(row) for row in rows], np.int32)
     index = np.zeros((len(rows), max(1, counts.max(initial=0))), np.int32)
     for k, row in enumerate(rows):

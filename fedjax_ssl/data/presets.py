@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import UInt8
 
-from fedjax_ssl.data.augment import (
-    Augmentation,
-    Views,
-    compose,
-    contrast,
-    crop,
-    cutout_clipped,
-    feature_views,
-    flip,
-    grayscale,
-    make_views,
-)
+from fedjax_ssl.data import augment
+from fedjax_ssl.data.augment import Augmentation, Views, compose, crop, flip
 from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 from fedjax_ssl.data.sources import Dataset
@@ -28,15 +19,15 @@ WEAK_VIEWS: dict[str, Augmentation] = {
     # Also FedCon's view: a whole-pixel shift by up to 4 each way, filled by mirroring at the border pixel, is this very crop.
     "flip_crop4": compose(flip(), crop(4)),
     "flip_zero_crop4": compose(flip(), crop(4, "zero")),
-    # FedSiam's paper: flip, crop, contrast and grayscale at random; it does not say how strongly. Contrast and grayscale here
-    # are the usual ones of contrastive learning.
-    "fedsiam": compose(flip(), crop(4), contrast(0.6, 1.4), grayscale(0.2)),
+    # FedSiam's paper: flip, crop, contrast and grayscale at random. It does not say how strongly: here as usual in contrastive
+    # learning.
+    "fedsiam": compose(flip(), crop(4), augment.contrast(0.6, 1.4), augment.grayscale(0.2)),
 }
 STRONG_VIEWS = (*VARIANTS, "none")
 LABELED_VIEWS = (*WEAK_VIEWS, "feddure")
 """Views of labeled examples. `feddure`: flip_zero_crop4, then FedDure's cutout of 16 pixels of 32, zero once normalized."""
 FALLBACK = ("crop4", "usb")
-"""Weak and strong view of a dataset that is not known: no flip, as a mirror image may be of another class."""
+"""Weak and strong view of an unknown dataset: no flip, as a mirror image may be of another class."""
 
 
 def make(
@@ -51,15 +42,12 @@ def make(
     """The plain, weak, strong and labeled view of a dataset's examples.
 
     Args:
-        dataset: before any padding, where it is not known by name: what is not known of it is measured or FALLBACK.
+        dataset: before any padding, as an unknown dataset's mean and std are measured.
         mean: per channel, or one value for all, of images scaled to [0, 1]; empty: the dataset's own.
         std: likewise; both or neither are given.
-        weak: a key of WEAK_VIEWS, or `default`, the dataset's own.
-        strong: one of STRONG_VIEWS (a recipe after the weak view, or `none`: the weak view again), or `default`.
+        weak: a key of WEAK_VIEWS, or `default`: the dataset's own, or FALLBACK's.
+        strong: one of STRONG_VIEWS (a recipe after the weak view; `none`: the weak view again), or `default`, likewise.
         labeled: one of LABELED_VIEWS, or `default`, the weak view.
-
-    Raises:
-        ValueError: for images of another number of channels, or an option of images for text features.
     """
     if dataset.holds_features:
         given = {"mean": mean, "std": std, "weak": weak, "strong": strong, "labeled": labeled}
@@ -67,7 +55,7 @@ def make(
             if value not in ((), "default"):
                 accepted = "()" if key in ("mean", "std") else "default"
                 raise ValueError(f"data.{key}: got {value!r} for text features, accepted: {accepted}, their views are stored")
-        return feature_views()
+        return augment.feature_views()
     about = known(dataset.name)
     default_weak, default_strong = (about.weak, about.strong) if about else FALLBACK
     weak, strong = default_weak if weak == "default" else weak, default_strong if strong == "default" else strong
@@ -84,7 +72,7 @@ def make(
             f"accepted: {channels} in both{', or 1' if channels > 1 else ''}"
         )
     mean, std = mean * (channels // len(mean)), std * (channels // len(std))
-    return make_views(
+    return augment.make_views(
         weak=augmentation,
         strong=augmentation if strong == "none" else strong_view(strong, augmentation),
         labeled=_feddure_labeled(mean) if labeled == "feddure" else WEAK_VIEWS[labeled],
@@ -94,12 +82,12 @@ def make(
 
 
 def _feddure_labeled(mean: tuple[float, ...]) -> Augmentation:
-    """FedDure's view of labeled images. Its cutout paints zeros on normalized images: the mean, on those that are not yet."""
-    return compose(WEAK_VIEWS["flip_zero_crop4"], cutout_clipped(0.5, [255 * m for m in mean]))
+    """FedDure's view of labeled images. Its cutout paints the mean, which is zero once images are normalized."""
+    return compose(WEAK_VIEWS["flip_zero_crop4"], augment.cutout_clipped(0.5, [255 * m for m in mean]))
 
 
-def measured(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Channel means and standard deviations (1e-3 at least) of images uint8 [N, H, W, ch], scaled to [0, 1]."""
+def measured(images: UInt8[np.ndarray, "N H W ch"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means and standard deviations (1e-3 at least) of the channels of images, scaled to [0, 1]."""
     mean, std = [], []
     for channel in range(images.shape[-1]):  # from histograms: exact, and without a copy of the images as floats
         share = np.bincount(images[..., channel].ravel(), minlength=256) / images[..., channel].size

@@ -6,61 +6,52 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int, Int64
 
+from fedjax_ssl.arrays import Stored
 from fedjax_ssl.data.partition import summary
-from fedjax_ssl.data.split import Holdings
+from fedjax_ssl.data.shares import Labels
+from fedjax_ssl.data.split import Assignment
 
-_HEADER_EVERY = 25  # rows of the table, so that a screen always shows what the columns are
-_MOST_BARS = 26  # classes that a row of the table can draw
+_HEADER_EVERY = 25  # rows of the table, so that every screen shows the header
+_MAX_CLASSES = 26  # that a row of the table draws as bars
 _BARS = " ▁▂▃▄▅▆▇█"
 _NOTHING = "-"
 
 
 class Preview(NamedTuple):
-    """How many examples of each class everyone holds.
+    """How many examples of each class the server and each client have.
 
     Attributes:
-        server: int64 [C], the server's labeled examples.
-        labeled: int64 [K, C], the clients' labeled examples.
-        unlabeled: int64 [K, C], the clients' unlabeled examples.
-        divergence: float64 [K], Jensen-Shannon divergence in bits, 0..1, between the class distributions of a client's
-            unlabeled and labeled examples (the server's where no client holds any); NaN where either is empty.
-        unassigned: training examples that nobody holds.
-        notes: lines on what is not as was asked for.
+        server: the server's labeled examples.
+        labeled: the clients' labeled examples.
+        unlabeled: the clients' unlabeled examples.
+        divergence: Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples (the
+            server's if no client has any); NaN if either is empty.
+        unassigned: the number of training examples that neither the server nor a client has.
+        notes: one line for each way in which the split differs from the request.
     """
 
-    server: np.ndarray
-    labeled: np.ndarray
-    unlabeled: np.ndarray
-    divergence: np.ndarray
+    server: Int64[np.ndarray, " C"]
+    labeled: Int64[np.ndarray, "K C"]
+    unlabeled: Int64[np.ndarray, "K C"]
+    divergence: Float[np.ndarray, " K"]
     unassigned: int
     notes: tuple[str, ...]
 
 
-def preview(holdings: Holdings, labels: np.ndarray, num_classes: int) -> Preview:
-    """Counts a split.
-
-    Args:
-        holdings: the split.
-        labels: int [N], labels of the training set, values in 0..C-1.
-        num_classes: C.
-    """
-    server = summary([holdings.server], labels, num_classes).histogram[0]
-    labeled = summary(holdings.labeled, labels, num_classes).histogram
-    unlabeled = summary(holdings.unlabeled, labels, num_classes).histogram
+def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview:
+    """Counts the classes of a split of the training set with these labels."""
+    server = summary([assignment.server], labels, num_classes).histogram[0]
+    labeled, unlabeled = (summary(rows, labels, num_classes).histogram for rows in (assignment.labeled, assignment.unlabeled))
     reference = labeled if labeled.any() else np.broadcast_to(server, labeled.shape)
-    return Preview(server, labeled, unlabeled, jensen_shannon(reference, unlabeled), holdings.unassigned, holdings.notes)
+    return Preview(server, labeled, unlabeled, jensen_shannon(reference, unlabeled), assignment.unassigned, assignment.notes)
 
 
-def jensen_shannon(counts: np.ndarray, others: np.ndarray) -> np.ndarray:
+def jensen_shannon(counts: Int[np.ndarray, "*K C"], others: Int[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
     """Jensen-Shannon divergence of class distributions, in bits: H((p + q) / 2) - (H(p) + H(q)) / 2 (Lin 1991).
 
-    Args:
-        counts: int [..., C], p is its share of each class.
-        others: int [..., C], likewise q.
-
-    Returns:
-        float64 [...], 0 (the same distribution) to 1 (no class in common); NaN where one of the two is empty.
+    p and q are the shares of each class. 0: the same distribution, 1: no class in common, NaN: one of the two is empty.
     """
     sums = [np.sum(x, -1, keepdims=True) for x in (counts, others)]
     p, q = (np.divide(x, s, where=s > 0, out=np.full(x.shape, np.nan)) for x, s in zip((counts, others), sums, strict=True))
@@ -68,7 +59,7 @@ def jensen_shannon(counts: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.clip(divergence, 0.0, 1.0)
 
 
-def _entropy(p: np.ndarray) -> np.ndarray:
+def _entropy(p: Float[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
     """Entropy in bits over the last axis; 0 log 0 = 0, and NaN stays NaN."""
     return -np.sum(p * np.log2(np.where(p == 0, 1.0, p)), -1)
 
@@ -77,12 +68,12 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def table(seen: Preview) -> str:
-    """The table of a split: one line per client, then a summary of what all clients hold.
+    """The table of a split: one line per client, then a summary of all clients.
 
-    Columns: labeled and unlabeled examples, the number of classes among them, their divergence, and, where the classes are
-    few, one bar per class, as high as its share of the client's largest.
+    Columns: labeled and unlabeled examples, the number of classes among them, their divergence, and, if the classes are few,
+    one bar per class, relative to the client's largest class.
     """
-    with_bars = seen.labeled.shape[1] <= _MOST_BARS
+    with_bars = seen.labeled.shape[1] <= _MAX_CLASSES
     lines = []
     for k, (labeled, unlabeled, divergence) in enumerate(zip(seen.labeled, seen.unlabeled, seen.divergence, strict=True)):
         if k % _HEADER_EVERY == 0:
@@ -101,7 +92,7 @@ def _header(num_bars: int) -> str:
     return f"client  labeled  unlabeled  classes  (unlab.)  divergence{bars}".rstrip()
 
 
-def _classes(counts: np.ndarray) -> str:
+def _classes(counts: Int64[np.ndarray, " C"]) -> str:
     return str(np.count_nonzero(counts)) if counts.any() else _NOTHING
 
 
@@ -109,14 +100,14 @@ def _number(value: float) -> str:
     return _NOTHING if np.isnan(value) else f"{value:.3f}"
 
 
-def _bars(counts: np.ndarray) -> str:
+def _bars(counts: Int64[np.ndarray, " C"]) -> str:
     """One character per class: blank for none, and at least the lowest bar for one example."""
     heights = np.ceil(counts / max(1, counts.max()) * (len(_BARS) - 1)).astype(int)
     return "".join(_BARS[height] for height in heights)
 
 
 def _summary(seen: Preview) -> list[str]:
-    """What all clients hold, as aligned lines of smallest, median, mean and largest."""
+    """Aligned lines of smallest, median, mean and largest over all clients."""
     num_clients, num_classes = seen.labeled.shape
     rows = {
         "labeled": seen.labeled.sum(1),
@@ -138,7 +129,7 @@ def _summary(seen: Preview) -> list[str]:
     return [*lines, *(f"note: {note}" for note in seen.notes)]
 
 
-def _spread(values: np.ndarray) -> list[str]:
+def _spread(values: Float[np.ndarray, " K"] | Int[np.ndarray, " K"]) -> list[str]:
     if not len(values):
         return [_NOTHING] * 4
     statistics = (values.min(), np.median(values), values.mean(), values.max())
@@ -151,19 +142,11 @@ def _spread(values: np.ndarray) -> list[str]:
 
 
 def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
-    """Writes a PNG of clients x classes, labeled and unlabeled side by side; the colors' scales are logarithmic.
+    """Writes a PNG of clients x classes, labeled on the left and unlabeled on the right; the colors' scales are logarithmic.
 
-    Where the server alone holds labels, its examples of each class take the place of the left picture, as bars.
-
-    Args:
-        seen: the split.
-        path: the file, which is overwritten.
-        title: what stands above the picture.
-
-    Raises:
-        OSError: the file cannot be written.
+    If only the server has labels, bars of its examples of each class are on the left.
     """
-    from matplotlib.figure import Figure  # here, not above: 0.5 s that no training run should pay
+    from matplotlib.figure import Figure  # takes 0.5 s to import, which no training run should pay
 
     num_clients, num_classes = seen.labeled.shape
     height = float(np.clip(0.1 * num_clients + 2.2, 4.2, 11.0))
@@ -193,14 +176,14 @@ def _frame(axes: Any, heading: str, vertical: str) -> None:
         spine.set_color("#cccccc")
 
 
-def _panel(axes: Any, counts: np.ndarray, heading: str) -> None:
-    """Draws counts int64 [K, C] with a color bar."""
+def _panel(axes: Any, counts: Int64[np.ndarray, "K C"], heading: str) -> None:
+    """Draws the counts with a color bar."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.ticker import LogLocator, NullLocator
 
     _frame(axes, heading, "client")
-    # The palest fifth is left out, so that one example stands out from none, which is white.
+    # Without the palest fifth of the colors: one example differs visibly from none, which is white.
     colors = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))
     image = axes.imshow(
         np.ma.masked_equal(counts, 0),

@@ -1,236 +1,42 @@
-"""RandAugment inside jit, equal to Pillow: a table of variants, and one function that applies any of their operations.
+"""RandAugment inside jit, equal to Pillow: one function that applies any operation of any variant.
 
-A variant draws a few operations per image and applies them one after the other. Variants differ in which operations, how often
-and how strongly, which is what `VARIANTS` lists. `lax.switch` under vmap would compute every operation for every image; here
-the operations share three passes over the image, and the one drawn picks its pass:
+A variant draws a few operations per image and applies them one after the other; `VARIANTS` lists which, how often and how
+strongly. `lax.switch` under vmap would compute every operation for every image; here the operations share three computations,
+and the operation drawn selects one of them:
 
     warp    one gather through an affine map: Rotate, ShearX/Y, TranslateX/Y
     blend   d + f (x - d) with a degenerate image d: Brightness, Color, Contrast, Sharpness
     remap   new values for old, channel by channel: AutoContrast, Equalize, Posterize, Solarize, Invert
 
-In here an image is planes float32 [ch, H, W] with whole values 0..255: reductions and shifts then run along memory.
+Inside, an image is `Planes` with whole values 0..255: reductions and shifts then run along memory.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float32, Int32
 
-from fedjax_ssl.data.augment import Augmentation, Key, compose, cutout, cutout_clipped, luma, pillow_box, rounded_mean
+from fedjax_ssl.arrays import Array, Count, Key, Scalar
+from fedjax_ssl.data.augment import Augmentation, Image, compose, luma, pillow_box, rounded_mean
+from fedjax_ssl.data.variants import VARIANTS, Op, Variant
 
-
-class Op(enum.IntEnum):
-    """The operations; the comment says what the magnitude is."""
-
-    IDENTITY = 0
-    AUTO_CONTRAST = 1
-    EQUALIZE = 2
-    INVERT = 3
-    POSTERIZE = 4  # bits kept
-    SOLARIZE = 5  # threshold from which on values are inverted
-    BRIGHTNESS = 6  # factor; 1 leaves the image as it is, here and in the next three
-    COLOR = 7
-    CONTRAST = 8
-    SHARPNESS = 9
-    ROTATE = 10  # degrees, counterclockwise
-    SHEAR_X = 11  # pixels per pixel
-    SHEAR_Y = 12
-    TRANSLATE_X = 13  # pixels
-    TRANSLATE_Y = 14
-    CUTOUT = 15  # side, as a share of the width
-
-
-class Magnitude(NamedTuple):
-    """Distribution of an operation's magnitude: one of `values`, all equally likely, plus U(0, span)."""
-
-    values: tuple[float, ...] = (0.0,)
-    span: float = 0.0
-
-
-def _uniform(low: float, high: float) -> Magnitude:
-    return Magnitude((low,), high - low)
-
-
-def _one_of(*values: float | np.ndarray) -> Magnitude:
-    return Magnitude(tuple(np.hstack(values).tolist()))
-
-
-def _either_sign(values: float | np.ndarray) -> Magnitude:
-    return _one_of(values, -values)
-
-
-class Variant(NamedTuple):
-    """One version of RandAugment.
-
-    Attributes:
-        slots: operations drawn per image, independently and with replacement.
-        probability: that a drawn operation is applied.
-        ops: the operations to draw from, all equally likely, and their magnitudes.
-        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, which are among the operations.
-        cutout: what ends the strong view.
-        fill: value of pixels that come in from outside.
-        bilinear: interpolate shears. (Rotation keeps Pillow's default, the nearest pixel.)
-        ops_first: the operations come before flip and crop.
-    """
-
-    slots: int
-    probability: float
-    ops: Mapping[Op, Magnitude]
-    translate: Callable[[int], Magnitude]
-    cutout: Augmentation = compose()
-    fill: float = 0.0
-    bilinear: bool = False
-    ops_first: bool = False
-
-
-def _ops(
-    *plain: Op, enhance: Magnitude, posterize: Magnitude, solarize: Magnitude, rotate: Magnitude, shear: Magnitude
-) -> dict[Op, Magnitude]:
-    """`plain` operations, which have no magnitude, and those that all variants share (translations apart)."""
-    return {
-        **dict.fromkeys(plain, Magnitude()),
-        Op.POSTERIZE: posterize,
-        Op.SOLARIZE: solarize,
-        **dict.fromkeys([Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS], enhance),
-        Op.ROTATE: rotate,
-        **dict.fromkeys([Op.SHEAR_X, Op.SHEAR_Y], shear),
-    }
-
-
-def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
-    """One fixed level for all, a share of each operation's scale: low is dark, flat, inverted; Posterize 8 bits to 4."""
-    return Variant(
-        slots=slots,
-        probability=1.0,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_one_of(0.1 + 1.8 * level),
-            posterize=_one_of(8 - np.round(4 * level)),
-            solarize=_one_of(256 * level),
-            rotate=_either_sign(30 * level),
-            shear=_either_sign(0.3 * level),
-        ),
-        translate=lambda side: _either_sign(0.3 * level * side),
-        ops_first=ops_first,
-    )
-
-
-_PLAIN = (Op.IDENTITY, Op.AUTO_CONTRAST, Op.EQUALIZE)
-_LEVELS = np.arange(1, 10) / 10  # l / 10 for the levels l = 1..9
-_MILD = np.repeat(np.arange(5), [77, 77, 47, 27, 12]) / 9  # k / 9 for k uniform in 0..M-1, M uniform in 2..5
-
-VARIANTS: dict[str, Variant] = {
-    # FixMatch (its RandAugment, "rac")
-    "fixmatch": Variant(
-        slots=2,
-        probability=0.5,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_one_of(0.1 + 1.8 * _LEVELS),
-            posterize=_one_of(4 - np.floor(4 * _LEVELS)),
-            solarize=_one_of(256 - np.floor(256 * _LEVELS)),
-            rotate=_either_sign(30 * _LEVELS),
-            shear=_either_sign(0.3 * _LEVELS),
-        ),
-        translate=lambda side: _either_sign(10 * _LEVELS),
-        cutout=cutout_clipped(0.5, 127.5),
-    ),
-    # RandAugmentMC(2, 10): FixMatch's PyTorch port, FedDure
-    "randaugment_mc": Variant(
-        slots=2,
-        probability=0.5,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_one_of(0.05 + 0.9 * _LEVELS),
-            posterize=_one_of(4 + np.floor(4 * _LEVELS)),
-            solarize=_one_of(256 - np.floor(256 * _LEVELS)),
-            rotate=_either_sign(30 * _LEVELS),
-            shear=_either_sign(0.3 * _LEVELS),
-        ),
-        translate=lambda side: _either_sign(np.floor(0.3 * _LEVELS * side)),
-        cutout=cutout(0.5, 0.5, 127),
-    ),
-    # RandAugment(3, 5): USB and TorchSSL, where the 5 is unused, and (FL)^2
-    "usb": Variant(
-        slots=3,
-        probability=1.0,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_uniform(0.05, 0.95),
-            posterize=_one_of(4, 5, 6, 7),
-            solarize=_uniform(0, 256),
-            rotate=_uniform(-30, 30),
-            shear=_uniform(-0.3, 0.3),
-        ),
-        translate=lambda side: _uniform(-0.3 * side, 0.3 * side),
-        cutout=cutout(0, 0.5, (125, 123, 114)),
-    ),
-    # SemiFL: full strength; for every operation the probability is itself drawn from U(.2, .8), which makes it .5
-    "semifl": Variant(
-        slots=2,
-        probability=0.5,
-        ops={
-            Op.CUTOUT: _one_of(40 / 32),
-            **_ops(
-                *(Op.AUTO_CONTRAST, Op.EQUALIZE, Op.INVERT),
-                enhance=_one_of(1.9),
-                posterize=_one_of(4),
-                solarize=_one_of(0),
-                rotate=_either_sign(30),
-                shear=_either_sign(0.3),
-            ),
-        },
-        translate=lambda side: _either_sign(100),
-        bilinear=True,
-    ),
-    "fedlabel_released": _fixed(slots=1, level=10 / 30, ops_first=True),
-    "fedlabel_paper": _fixed(slots=10, level=1 / 30),
-    # FedSiam's FedMatch and FedFixMatch: n = 10, m = 10, read as 10 of the usual 30
-    "fedsiam": _fixed(slots=10, level=10 / 30),
-    # FedMatch: mild; its Equalize does nothing. It draws M once per image and shears bicubically; here per slot, nearest pixel
-    "fedmatch": Variant(
-        slots=6,
-        probability=1.0,
-        ops={
-            **_ops(
-                *(Op.IDENTITY, Op.AUTO_CONTRAST),
-                enhance=_one_of(1 + 0.9 * _MILD, 1 - 0.9 * _MILD),
-                posterize=_one_of(np.round(8 - 4 * _MILD)),
-                solarize=_one_of(256 - 25 * _MILD),
-                rotate=_one_of(360 * _MILD),
-                shear=_either_sign(0.3 * _MILD),
-            ),
-            Op.CONTRAST: _one_of(1 + 0.5 * _MILD, 1 - 0.5 * _MILD),
-            Op.BRIGHTNESS: _one_of(1 + 0.3 * _MILD, 1 - 0.3 * _MILD),
-        },
-        translate=lambda side: _either_sign(0.2 * _MILD * side),
-        fill=128.0,
-    ),
-}
+Planes = Float32[Array, "ch H W"]
 
 
 def randaugment(name: str) -> Augmentation:
-    """The operations of a variant, without its final cutout.
-
-    Args:
-        name: a key of `VARIANTS`.
-
-    Raises:
-        ValueError: no such variant; for images that have neither 1 nor 3 channels, when traced.
-    """
+    """The operations of a variant, a key of `VARIANTS`, on images of 1 or 3 channels, without its final cutout."""
     variant = _variant(name)
 
-    def apply(key: Key, image: jax.Array) -> jax.Array:
+    def apply(key: Key, image: Image) -> Image:
         height, width, channels = image.shape
         if channels not in (1, 3):
             raise ValueError(f"got an image of {channels} channels, accepted by RandAugment: 1 (gray) or 3 (RGB)")
 
-        def slot(planes: jax.Array, key: Key) -> tuple[jax.Array, None]:
+        def slot(planes: Planes, key: Key) -> tuple[Planes, None]:
             return apply_op(draw(key, variant, height, width), planes, variant), None
 
         planes = jnp.moveaxis(image.astype(jnp.float32), -1, 0)
@@ -241,13 +47,7 @@ def randaugment(name: str) -> Augmentation:
 
 
 def strong_view(name: str, base: Augmentation) -> Augmentation:
-    """A variant's whole strong view: `base` (flip and crop, drawn anew), its RandAugment, its final cutout.
-
-    The first two change places where the variant says so.
-
-    Raises:
-        ValueError: `name` is not a key of `VARIANTS`.
-    """
+    """A variant's whole strong view: `base` (flip and crop, drawn anew), its operations (or these first), its final cutout."""
     variant = _variant(name)
     ops = randaugment(name)
     return compose(*((ops, base) if variant.ops_first else (base, ops)), variant.cutout)
@@ -263,14 +63,14 @@ class Draw(NamedTuple):
     """What one slot does.
 
     Attributes:
-        op: int32 scalar, a value of `Op`; IDENTITY where the operation drawn is not applied.
-        magnitude: float32 scalar, in the operation's unit.
-        center: float32 [2], row and column of Cutout's center as shares in [0, 1).
+        op: a value of `Op`; IDENTITY if the operation drawn is not applied.
+        magnitude: in the operation's unit.
+        center: row and column of Cutout's center as shares in [0, 1).
     """
 
-    op: jax.Array
-    magnitude: jax.Array
-    center: jax.Array
+    op: Count
+    magnitude: Scalar
+    center: Float32[Array, " 2"]
 
 
 def draw(key: Key, variant: Variant, height: int, width: int) -> Draw:
@@ -287,20 +87,14 @@ def draw(key: Key, variant: Variant, height: int, width: int) -> Draw:
     return Draw(op, jnp.array(values)[row, column] + jnp.array(spans)[row] * level, jnp.stack(center))
 
 
-def apply_op(drawn: Draw, planes: jax.Array, variant: Variant) -> jax.Array:
-    """One operation, as Pillow does it.
+def apply_op(drawn: Draw, planes: Planes, variant: Variant) -> Planes:
+    """One operation on an image of 1 or 3 channels, as Pillow does it, with the variant's fill and interpolation.
 
-    Args:
-        drawn: the operation and its magnitude.
-        planes: float32 [ch, H, W], whole values 0..255; ch is 1 or 3.
-        variant: whose fill and interpolation apply; Equalize and Cutout do nothing for a variant that lacks them.
-
-    Returns:
-        float32 [ch, H, W], whole values 0..255.
+    Equalize and Cutout do nothing for a variant without them.
     """
     op, magnitude, center = drawn
     _, height, width = planes.shape
-    # All three start from `planes`, not from each other: what one computes, XLA would repeat for every use in the next.
+    # All three start from `planes`, not from each other's results, which XLA would compute again for every use.
     changed = jnp.select(
         [(op >= Op.ROTATE) & (op <= Op.TRANSLATE_Y), (op >= Op.BRIGHTNESS) & (op <= Op.SHARPNESS)],
         [_warp(op, magnitude, planes, variant), _blend(op, magnitude, planes)],
@@ -312,18 +106,18 @@ def apply_op(drawn: Draw, planes: jax.Array, variant: Variant) -> jax.Array:
     return changed
 
 
-def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Variant) -> jax.Array:
+def _warp(op: Count, magnitude: Scalar, planes: Planes, variant: Variant) -> Planes:
     """Rotate, Shear, Translate: pixel (x, y) comes from (a x + b y + c, d x + e y + f), in Pillow's 16.16 fixed point."""
     channels, height, width = planes.shape
 
-    def only(code: Op) -> jax.Array:
+    def only(code: Op) -> Scalar:
         return jnp.where(op == code, magnitude, 0.0)
 
-    def source(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    def source(a: Scalar, b: Scalar, c: Scalar) -> Int32[Array, "H W"]:
         start, per_column, per_row = (jnp.int32(jnp.floor(65536 * v + 0.5)) for v in (c + (a + b) / 2, a, b))
         return start + per_column * jnp.arange(width) + per_row * jnp.arange(height)[:, None]
 
-    def pixels(row: jax.Array, column: jax.Array) -> jax.Array:
+    def pixels(row: Int32[Array, "H W"], column: Int32[Array, "H W"]) -> Planes:
         place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
         return planes.reshape(channels, -1).at[:, place].get(mode="promise_in_bounds")
 
@@ -333,7 +127,7 @@ def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Varia
     row = source(only(Op.SHEAR_Y) + sin, cos, only(Op.TRANSLATE_Y) + y - sin * x - cos * y)
     inside = (column >= 0) & (column < width << 16) & (row >= 0) & (row < height << 16)
     if variant.bilinear:
-        # A shear moves along one axis alone, so two pixels are all there is to interpolate between.
+        # A shear moves along one axis alone, so it interpolates between two pixels.
         shear = (op == Op.SHEAR_X) | (op == Op.SHEAR_Y)
         row, column = (jnp.where(shear, v - 32768, v) for v in (row, column))
         row_part, column_part = (jnp.where(shear, v & 65535, 0) for v in (row, column))
@@ -345,7 +139,7 @@ def _warp(op: jax.Array, magnitude: jax.Array, planes: jax.Array, variant: Varia
     return jnp.where(inside, moved, variant.fill)
 
 
-def _blend(op: jax.Array, magnitude: jax.Array, planes: jax.Array) -> jax.Array:
+def _blend(op: Count, magnitude: Scalar, planes: Planes) -> Planes:
     """Brightness, Color, Contrast, Sharpness: d + f (x - d), rounded down, for a factor f and a degenerate image d."""
     gray = luma(*planes)[None] if len(planes) == 3 else planes
     degenerate = jnp.select(
@@ -354,8 +148,8 @@ def _blend(op: jax.Array, magnitude: jax.Array, planes: jax.Array) -> jax.Array:
     return jnp.floor(jnp.clip(degenerate + magnitude * (planes - degenerate), 0, 255))
 
 
-def _smooth(planes: jax.Array) -> jax.Array:
-    """(4 x + the sum of the 3 x 3 pixels around x) / 13, rounded; the image's border stays as it is."""
+def _smooth(planes: Planes) -> Planes:
+    """(4 x + the sum of the 3 x 3 pixels around x) / 13, rounded; the image's border does not change."""
     _, height, width = planes.shape
     total = planes
     for window in ((1, 3, 1), (1, 1, 3)):
@@ -364,8 +158,8 @@ def _smooth(planes: jax.Array) -> jax.Array:
     return jnp.where(interior, jnp.floor((total + 4 * planes + 6.5) / 13), planes)
 
 
-def _remap(op: jax.Array, magnitude: jax.Array, planes: jax.Array, equalize: bool) -> jax.Array:
-    """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; any other: no change."""
+def _remap(op: Count, magnitude: Scalar, planes: Planes, equalize: bool) -> Planes:
+    """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; other operations: no change."""
     low, high = jnp.min(planes, (1, 2), keepdims=True), jnp.max(planes, (1, 2), keepdims=True)
     # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error, no more.
     stretched = jnp.floor((planes - low) * (255 / jnp.maximum(high - low, 1)) + 1e-3)
@@ -378,17 +172,17 @@ def _remap(op: jax.Array, magnitude: jax.Array, planes: jax.Array, equalize: boo
     return changed
 
 
-def _equalized(planes: jax.Array, drawn: jax.Array) -> jax.Array:
+def _equalized(planes: Planes, drawn: Bool[Array, ""]) -> Planes:
     """Equalize: (s // 2 + number of pixels darker than x) // s, s = number of pixels darker than the brightest // 255.
 
-    A channel whose s is 0 stays as it is. Meaningless where `drawn` (bool scalar) is false.
+    A channel whose s is 0 does not change. The result has a meaning only if Equalize was `drawn`.
     """
     channels = len(planes)
     place = jnp.int32(planes) + 256 * jnp.arange(channels)[:, None, None]
-    # A scatter is what a CPU counts with fastest; images that did not draw Equalize count nothing, so a GPU skips them.
+    # A scatter counts fastest on a CPU; images that did not draw Equalize count nothing, so a GPU skips them.
     counted = jnp.where(drawn, place, 256 * channels).ravel()
     histogram = jnp.zeros(256 * channels, jnp.int32).at[counted].add(1, mode="drop").reshape(channels, 256)
-    # The exclusive cumulative sum, as a matrix product: a cumsum's last step would be repeated for every pixel below.
+    # The exclusive cumulative sum, as a matrix product: XLA would repeat the last step of a cumsum for every pixel below.
     darker = jnp.matmul(jnp.float32(histogram), jnp.tri(256, k=-1).T, precision="highest").ravel()
     s = jnp.sum(planes < jnp.max(planes, (1, 2), keepdims=True), (1, 2), keepdims=True) // 255
     rank = s // 2 + darker.at[place].get(mode="promise_in_bounds")

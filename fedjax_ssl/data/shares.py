@@ -1,46 +1,48 @@
-"""What all partitions share: their result, and how index arrays are checked, ordered and dealt out."""
+"""What all partitions share: their arguments and result, and how index arrays are checked, ordered and dealt out.
+
+A partition is a function (labels of the whole pool, indices of the N examples to share out, num_clients K, rng, **parameters)
+-> Partition. It raises ValueError unless K is in 1..N, each index occurs once and its own parameters are in range.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int, Int64
 
-Rows = list[np.ndarray]
+Labels = Int[np.ndarray, " pool"]
+"""Labels of the whole pool, also of examples that are not shared out; the largest is C - 1."""
+Indices = Int[np.ndarray, " N"]
+Positions = Int64[np.ndarray, " _"]
+Rows = list[Positions]
+"""Pool positions of each client."""
 
 
 class Partition(NamedTuple):
-    """Who gets which examples: rows and the unassigned rest are disjoint, and together all that was to be shared.
+    """Which client gets which examples: rows and the unassigned rest are disjoint, and together all that was to be shared.
 
     Attributes:
-        rows: K arrays int64 of pool positions.
-        unassigned: int64 [U], the positions that nobody got.
-        notes: one line for each way in which the result is not what was asked for, to be logged.
+        rows: pool positions of each of K clients.
+        unassigned: pool positions of no client.
+        notes: one line for each way in which the result differs from the request, to be logged.
     """
 
     rows: Rows
-    unassigned: np.ndarray
+    unassigned: Positions
     notes: tuple[str, ...] = ()
 
 
-def distinct(indices: np.ndarray) -> np.ndarray:
-    """Ascending positions int64 [N]: partitions see their indices as a set, so that the order at the input is irrelevant.
-
-    Raises:
-        ValueError: a position occurs twice.
-    """
+def distinct(indices: Indices) -> Positions:
+    """The indices in ascending order, so that a partition does not depend on their order; ValueError if one occurs twice."""
     positions = np.unique(np.asarray(indices, np.int64))
     if len(positions) != len(indices):
         raise ValueError(f"indices hold {len(indices) - len(positions)} repeated positions: give each position once")
     return positions
 
 
-def checked(indices: np.ndarray, num_clients: int) -> np.ndarray:
-    """`distinct` positions, at least one for each client.
-
-    Raises:
-        ValueError: num_clients is not in 1..N, or a position occurs twice.
-    """
+def checked(indices: Indices, num_clients: int) -> Positions:
+    """`distinct` positions; ValueError too if there is not at least one for each client."""
     positions = distinct(indices)
     if not 1 <= num_clients <= len(positions):
         raise ValueError(
@@ -49,31 +51,24 @@ def checked(indices: np.ndarray, num_clients: int) -> np.ndarray:
     return positions
 
 
-def shuffled_by_class(labels: np.ndarray, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Positions class after class, in random order within each class, and how many there are of each.
-
-    Args:
-        labels: int [pool], labels of the whole pool; its largest is C - 1.
-        positions: int64 [N].
-        rng: source of randomness; advanced.
-
-    Returns:
-        (positions int64 [N], counts int64 [C]).
-    """
+def shuffled_by_class(
+    labels: Labels, positions: Positions, rng: np.random.Generator
+) -> tuple[Positions, Int64[np.ndarray, " C"]]:
+    """Positions class after class, in random order within each class, and the number of each class."""
     labels = np.asarray(labels)
     shuffled = rng.permutation(positions)
     of_class = labels[shuffled]
     return shuffled[np.argsort(of_class, kind="stable")], np.bincount(of_class, minlength=int(labels.max()) + 1)
 
 
-def by_owner(positions: np.ndarray, owner: np.ndarray, num_owners: int) -> Rows:
-    """One row per owner: the positions [N] whose `owner` int [N] it is, in their order."""
+def by_owner(positions: Int64[np.ndarray, " N"], owner: Indices, num_owners: int) -> Rows:
+    """One row per owner: the positions whose `owner` it is, in their order."""
     ends = np.cumsum(np.bincount(owner, minlength=num_owners))
     return np.split(positions[np.argsort(owner, kind="stable")], ends[:-1])
 
 
-def cut(by_class: np.ndarray, sizes: np.ndarray) -> Rows:
-    """Cuts positions [N], class after class, into one row per owner: `sizes` int [C', owners] of each class and owner."""
+def cut(by_class: Positions, sizes: Int64[np.ndarray, "C owners"]) -> Rows:
+    """Cuts positions, class after class, into one row per owner: `sizes` of each class and owner."""
     num_owners = sizes.shape[1]
     owner = np.repeat(np.tile(np.arange(num_owners), len(sizes)), sizes.ravel())
     return by_owner(by_class, owner, num_owners)

@@ -1,4 +1,4 @@
-"""From a dataset to federated data: who holds which labels, and which unlabeled images."""
+"""From a dataset to federated data: which client, or the server, has which labeled and unlabeled examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
 from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
-from fedjax_ssl.data.shares import Partition, Rows
+from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows
 from fedjax_ssl.data.sources import Dataset
 
 _log = logging.getLogger(__name__)
@@ -23,26 +23,25 @@ LABEL_SELECTIONS = ("balanced", "random")
 class Split:
     """How a training set is split; these are keys of a config's `data`, which checks them.
 
-    Three ways, by `labels_at` and `is_joint`: a labeled set at the server and the other examples at the clients; at the
-    clients, one partition of all examples and a labeled share within each client; or at the clients, a labeled set and the
-    other examples, each split by a partition drawn on its own.
+    There are three ways. Labels at the server: a labeled set there, and the other examples at the clients. Labels at the
+    clients, jointly (`is_joint`): one partition of all examples, and a labeled share of each client's. Labels at the clients,
+    apart: a labeled set and the other examples, each with a partition of its own.
 
     Attributes:
         num_clients: K.
         labels_at: where the labels are: `server` or `clients`.
-        num_labels: labeled examples in all; not used where labeled_fraction is given.
-        labeled_fraction: labeled share of all training examples. With labels at the clients, and neither labeled_partition
-            nor unlabeled_partition given, of each client's examples, drawn within its own: one number, or one per client.
+        num_labels: labeled examples in all; not used with labeled_fraction.
+        labeled_fraction: labeled share of all training examples; in a joint split of each client's examples, one number or one
+            per client.
         label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
-        exclude_labeled: whether labeled examples are kept out of the clients' unlabeled data.
-        labels_first: whether the labeled examples are taken out before the others are partitioned; false: all examples are
-            partitioned, and the labeled ones leave the clients then (FedCon).
+        exclude_labeled: whether clients' unlabeled data contain no labeled example.
+        labels_first: whether the labeled examples are removed before the others are partitioned; false: afterwards (FedCon).
         reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
         partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
-        labeled_partition: with labels at the clients: how num_labels are spread; empty: as partition.
-        unlabeled_partition: with labels at the clients: how all others are, in a draw of their own; empty: as partition.
+        labeled_partition: with labels at the clients: how the labeled set is spread; empty: as partition.
+        unlabeled_partition: with labels at the clients: how the other examples are spread; empty: as partition.
         alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
-        min_size: fewest examples, labeled and unlabeled apart, that `dirichlet` may leave a client.
+        min_size: fewest examples of a client by `dirichlet`, labeled and unlabeled apart.
         shards_per_client: of `shards`.
         classes_per_client: of `class_shards` and `random_classes`.
     """
@@ -70,44 +69,34 @@ class Split:
         return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
 
 
-class Holdings(NamedTuple):
-    """Who holds which training examples.
+class Assignment(NamedTuple):
+    """Which training examples the server and each client have.
 
     Attributes:
-        server: int64 [L], the server's labeled examples.
-        labeled: K arrays int64, the clients' labeled examples.
-        unlabeled: K arrays int64, the clients' unlabeled examples.
-        pooled: int64, every unlabeled training example, held by a client or by nobody.
-        unassigned: how many training examples nobody holds.
-        notes: lines on what is not as was asked for.
+        server: the server's labeled examples.
+        labeled: the clients' labeled examples.
+        unlabeled: the clients' unlabeled examples.
+        pooled: every unlabeled training example, of a client or of none.
+        unassigned: the number of training examples that neither the server nor a client has.
+        notes: one line for each way in which the result differs from the request.
     """
 
-    server: np.ndarray
+    server: Positions
     labeled: Rows
     unlabeled: Rows
-    pooled: np.ndarray
+    pooled: Positions
     unassigned: int
     notes: tuple[str, ...]
 
 
-def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holdings:
-    """Draws a split.
+def draw(labels: Labels, num_classes: int, how: Split, seed: int) -> Assignment:
+    """Draws a split of the training set with these labels; ValueError if the request cannot be met.
 
-    Args:
-        labels: int [N], labels of the training set, values in 0..C-1.
-        num_classes: C.
-        how: the split.
-        seed: draws the labeled set, the partition and the labeled partition; each from a stream of its own.
-
-    Returns:
-        Holdings.
-
-    Raises:
-        ValueError: where the request cannot be met.
+    The labeled set, the partition and the labeled partition are drawn from three streams of the seed.
     """
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    nobody = [np.zeros(0, np.int64)] * how.num_clients
-    server, labeled, apart = nobody[0], nobody, Partition([], nobody[0])
+    empty = [np.zeros(0, np.int64)] * how.num_clients
+    server, labeled, apart = empty[0], empty, Partition([], empty[0])
     if how.is_joint:
         shared = _share(how, "all", how.partition, labels, np.arange(len(labels)), split_rng)
         labeled, unlabeled = _label_within(shared.rows, how, label_rng)
@@ -118,8 +107,8 @@ def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holding
         if how.exclude_labeled and not how.labels_first:
             free = np.zeros(len(labels), bool)
             free[rest] = True
-            kept = [rows[free[rows]] for rows in (*shared.rows, shared.unassigned)]
-            shared = shared._replace(rows=kept[:-1], unassigned=kept[-1])
+            *rows, unassigned = (row[free[row]] for row in (*shared.rows, shared.unassigned))
+            shared = shared._replace(rows=rows, unassigned=unassigned)
         unlabeled = shared.rows
         if how.labels_at == "server":
             server = labeled_set
@@ -129,54 +118,41 @@ def draw(labels: np.ndarray, num_classes: int, how: Split, seed: int) -> Holding
     pooled = np.concatenate([*unlabeled, shared.unassigned])
     if how.reveal_labels:
         labeled = [np.union1d(known, revealed) for known, revealed in zip(labeled, unlabeled, strict=True)]
-        unlabeled, pooled = nobody, shared.unassigned
-    held = np.zeros(len(labels), bool)
-    held[np.concatenate([server, *labeled, *unlabeled])] = True
-    unassigned = len(labels) - int(held.sum())
+        unlabeled, pooled = empty, shared.unassigned
+    assigned = np.zeros(len(labels), bool)
+    assigned[np.concatenate([server, *labeled, *unlabeled])] = True
     notes = (*apart.notes, *shared.notes, *(_without_labels(labeled) if how.labels_at == "clients" else ()))
-    return Holdings(server, labeled, unlabeled, np.sort(pooled), unassigned, notes)
+    return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), notes)
 
 
 def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
-    """Federated data of a dataset; what nobody holds is logged, and what is not as asked for is a warning.
-
-    Args:
-        dataset: the dataset.
-        how: the split.
-        seed: see `draw`.
-
-    Returns:
-        FederatedData of NumPy arrays.
-
-    Raises:
-        ValueError: where the request cannot be met.
-    """
+    """Federated data of a dataset, in NumPy arrays, see `draw`. Unassigned examples are logged, the notes are warnings."""
     labels = dataset.train_labels
-    holdings = draw(labels, dataset.num_classes, how, seed)
-    if holdings.unassigned:
-        _log.info("%d of %d training examples go to nobody", holdings.unassigned, len(labels))
-    for note in holdings.notes:
+    assignment = draw(labels, dataset.num_classes, how, seed)
+    if assignment.unassigned:
+        _log.info("%d of %d training examples go to nobody", assignment.unassigned, len(labels))
+    for note in assignment.notes:
         _log.warning("%s", note)
     return FederatedData(
         train=Pool(dataset.train_images, labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
-        server=pack([holdings.server]),
-        labeled=pack(holdings.labeled),
-        unlabeled=pack(holdings.unlabeled),
-        held=pack([_union(*rows) for rows in zip(holdings.labeled, holdings.unlabeled, strict=True)]),
-        pooled=pack([holdings.pooled]),
+        server=pack([assignment.server]),
+        labeled=pack(assignment.labeled),
+        unlabeled=pack(assignment.unlabeled),
+        client_data=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
+        pooled=pack([assignment.pooled]),
     )
 
 
-def _union(labeled: np.ndarray, unlabeled: np.ndarray) -> np.ndarray:
-    """All of a client's examples in order, once where an unlabeled one is a labeled one too (`exclude_labeled` false)."""
-    if not len(labeled):  # every client, with labels at the server: a million of them take seconds otherwise
+def _union(labeled: Positions, unlabeled: Positions) -> Positions:
+    """All of a client's examples, each once, also if a labeled one is among the unlabeled ones (`exclude_labeled` false)."""
+    if not len(labeled):  # as with labels at the server: a million clients take seconds otherwise
         return unlabeled
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: Split, what: str, name: str, labels: np.ndarray, indices: np.ndarray, rng: np.random.Generator) -> Partition:
-    """The partition `name`; an error says which examples it was to share, as there may be two partitions."""
+def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: np.random.Generator) -> Partition:
+    """The partition `name` of these examples; an error says `what` they are, as there may be two partitions."""
     scheme = PARTITIONS[name]
     parameters = {parameter: getattr(how, parameter) for parameter in scheme.parameters}
     try:
@@ -186,13 +162,13 @@ def _share(how: Split, what: str, name: str, labels: np.ndarray, indices: np.nda
 
 
 def _without_labels(labeled: Rows) -> tuple[str, ...]:
-    """A note where some clients hold no labeled example."""
+    """A note if some clients have no labeled example."""
     count = sum(len(row) == 0 for row in labeled)
     return (f"{count} of {len(labeled)} clients hold no labeled example",) if count else ()
 
 
-def _labeled_set(labels: np.ndarray, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The labeled set and the rest; a share of the training set is rounded, and down to a multiple of C where balanced."""
+def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[Positions, Positions]:
+    """The labeled set and the rest; a share of the training set is rounded, and down to a multiple of C if balanced."""
     num_labels = how.num_labels
     if how.labeled_fraction:
         num_labels = round(how.labeled_fraction[0] * len(labels))
@@ -206,7 +182,7 @@ def _labeled_set(labels: np.ndarray, num_classes: int, how: Split, rng: np.rando
 
 
 def _label_within(rows: Rows, how: Split, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Labels a share of every row, uniformly at random, rounded half up; (labeled, unlabeled)."""
+    """Labeled and unlabeled examples of every client: a random share of its row is labeled, rounded half up."""
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]
     cuts = [int(fraction * len(row) + 0.5) for fraction, row in zip(fractions, rows, strict=True)]

@@ -75,7 +75,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
     def selection(round: jax.Array, rounds: jax.Array | int) -> Selection | None:
         if options.tsa == "none":
             return None
-        return partial(tsa.kept, eta=tsa.threshold(options.tsa, round / rounds, task.num_classes))
+        return partial(tsa.selected, eta=tsa.threshold(options.tsa, round / rounds, task.num_classes))
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:

@@ -79,7 +79,7 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
             true_labels=labels[pooled.index],
-            next_cohort=_rows(data.held, next_cohort.ids, None),
+            next_cohort=_rows(data.client_data, next_cohort.ids, None),
             round=cohort.round,
             rounds=cohort.rounds,
         ),

@@ -229,7 +229,7 @@ class HostSource:
 
 def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
     """The most images that a round can read: of the server, of the largest cohort, and of the next one where that is read."""
-    of_clients = [data.labeled.count + data.unlabeled.count, *([data.held.count] if reads_next else [])]
+    of_clients = [data.labeled.count + data.unlabeled.count, *([data.client_data.count] if reads_next else [])]
     return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in of_clients) + data.server.count.sum())
 
 

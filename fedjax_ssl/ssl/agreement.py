@@ -7,30 +7,27 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Float32, Int, Int32
 
+from fedjax_ssl.arrays import Array, Logits, PerExample
 from fedjax_ssl.ssl import losses
 
 
 class Neighbors(NamedTuple):
-    """The clients nearest to some of them.
+    """The H nearest clients of each of M clients, nearest first; an id counts only where `found` is true."""
 
-    Attributes:
-        ids: int32 [M, H], nearest first; where `found` is false, any.
-        found: bool [M, H].
-    """
-
-    ids: jax.Array
-    found: jax.Array
+    ids: Int32[Array, "M H"]
+    found: Bool[Array, "M H"]
 
 
-def nearest(embeddings: jax.Array, seen: jax.Array, ids: jax.Array, count: int) -> Neighbors:
-    """For each of some clients the nearest other ones, by Euclidean distance between embeddings; the lower id wins a tie.
+def nearest(embeddings: Float[Array, "K E"], seen: Bool[Array, " K"], ids: Int[Array, " M"], count: int) -> Neighbors:
+    """For each client in `ids` the nearest other clients, by Euclidean distance of embeddings; the lower id wins a tie.
 
     Args:
-        embeddings: float32 [K, E].
-        seen: bool [K], which clients have an embedding. The others are nobody's neighbors and have none.
-        ids: int32 [M], the clients.
-        count: how many neighbors are wanted; H is that, or K where K is less.
+        embeddings: of all clients.
+        seen: which clients have an embedding. The others are nobody's neighbors and have none.
+        ids: the clients.
+        count: neighbors per client; H is the smaller of this and K.
     """
     chex.assert_rank([embeddings, seen, ids], [2, 1, 1])
     clients = jnp.arange(len(seen))
@@ -41,18 +38,10 @@ def nearest(embeddings: jax.Array, seen: jax.Array, ids: jax.Array, count: int) 
     return Neighbors(order, jnp.take_along_axis(eligible, order, axis=1))
 
 
-def label(logits: jax.Array, helper_logits: jax.Array, available: jax.Array) -> jax.Array:
-    """Agreement-based pseudo-labels: the class with most votes, one vote each of the client and its helpers.
+def label(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[Array, " H"]) -> Int32[Array, " B"]:
+    """Agreement-based pseudo-labels: the class with most votes, one vote each of the client and its available helpers.
 
     The lowest class wins a tie: with two helpers that is possible where all three disagree.
-
-    Args:
-        logits: float [B, C], the client's.
-        helper_logits: float [H, B, C].
-        available: bool [H], which helpers there are.
-
-    Returns:
-        int32 [B].
     """
     chex.assert_rank([logits, helper_logits, available], [2, 3, 1])
     votes = jax.nn.one_hot(jnp.argmax(helper_logits, axis=-1), logits.shape[-1], dtype=jnp.int32)
@@ -61,31 +50,19 @@ def label(logits: jax.Array, helper_logits: jax.Array, available: jax.Array) -> 
     return jnp.argmax(votes, axis=-1).astype(jnp.int32)
 
 
-def divergence(logits: jax.Array, helper_logits: jax.Array, available: jax.Array) -> jax.Array:
-    """1/H sum_h KL(softmax(helper_h) || softmax(client)) over the helpers there are; 0 if none. No gradient reaches helpers.
+def divergence(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[Array, " H"]) -> PerExample:
+    """1/H sum_h KL(softmax(helper_h) || softmax(client)) over the available helpers, 0 without any.
 
-    Args:
-        logits: float [B, C], the client's.
-        helper_logits: float [H, B, C].
-        available: bool [H].
-
-    Returns:
-        float32 [B].
+    No gradient reaches the helpers.
     """
     kl = jax.vmap(losses.kl_divergence, (0, None))(helper_logits, logits)
     total = jnp.sum(jnp.where(available[:, None], kl, 0.0), axis=0)
     return total / jnp.maximum(jnp.sum(available), 1)
 
 
-def embedding_image(shape: tuple[int, ...]) -> jax.Array:
+def embedding_image(shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
     """The fixed image that models are embedded with: noise N(125, 125^2) truncated to 0..255, the same in every run.
 
-    A model's embedding is its softmax output on this image.
-
-    Args:
-        shape: of one stored image, (H, W, ch).
-
-    Returns:
-        float32 of that shape.
+    A model's embedding is its softmax output on this image. `shape` is that of one stored image, (H, W, ch).
     """
     return 125.0 + 125.0 * jax.random.truncated_normal(jax.random.key(0), -1.0, 130.0 / 125.0, shape)

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float32
 
+from fedjax_ssl.arrays import Array, Logits, Mask, Probs, Scalar
 from fedjax_ssl.ssl import ema, thresholds
 
 
@@ -18,14 +20,14 @@ class Status(NamedTuple):
     """The state of learning, as moving averages over batches.
 
     Attributes:
-        tau: float32 scalar, tau_t: the mean confidence, the threshold of the class that leads `probs`.
-        probs: float32 [C], p_t: the mean softmax output; sums to 1.
-        histogram: float32 [C], h_t: the shares of the pseudo-labels; sums to 1.
+        tau: tau_t, the mean confidence: the threshold of the class with the largest entry of `probs`.
+        probs: p_t, the mean softmax output; sums to 1.
+        histogram: h_t, the shares of the pseudo-labels; sums to 1.
     """
 
-    tau: jax.Array
-    probs: jax.Array
-    histogram: jax.Array
+    tau: Float32[Array, ""]
+    probs: Float32[Array, " C"]
+    histogram: Float32[Array, " C"]
 
 
 def start(num_classes: int) -> Status:
@@ -34,9 +36,7 @@ def start(num_classes: int) -> Status:
     return Status(uniform[0], uniform, uniform)
 
 
-def update(
-    status: Status, probs: jax.Array, mask: jax.Array, *, decay: float, largest: float = 1.0, quantile: float = 0.0
-) -> Status:
+def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: float = 1.0, quantile: float = 0.0) -> Status:
     """The status after one more batch, B its number of real examples (self-adaptive thresholding, SAT).
 
         tau_t = lambda tau_{t-1} + (1 - lambda) 1/B sum_b max_c q_b(c)
@@ -45,11 +45,11 @@ def update(
 
     Args:
         status: before the batch.
-        probs: float32 [B, C], q_b; no gradient flows through the status.
-        mask: bool [B], which rows are real examples; none: the status stays as it is.
+        probs: q_b; no gradient flows through the status.
+        mask: which rows are real examples; without any the status does not change.
         decay: lambda, in [0, 1).
-        largest: tau_t is cut off there, in the status too (the authors' code on SVHN: .95); 1: never.
-        quantile: in place of the mean of max_c q_b(c), this quantile of theirs (the authors' option: .8); 0: the mean.
+        largest: upper limit of tau_t, in the status too (the authors' code on SVHN: .95).
+        quantile: if > 0, this quantile of max_c q_b(c) replaces their mean (the authors' option: .8).
     """
     chex.assert_rank([probs, mask], [2, 1])
     probs = jax.lax.stop_gradient(probs)
@@ -69,31 +69,28 @@ def update(
     return jax.tree.map(lambda x, y: jnp.where(jnp.any(mask), x, y), new, status)
 
 
-def class_thresholds(status: Status) -> jax.Array:
-    """tau_t(c) = p_t(c) / max_c' p_t(c') * tau_t, float32 [C]; an example passes with max q_b >= tau_t(argmax q_b)."""
+def class_thresholds(status: Status) -> Float32[Array, " C"]:
+    """tau_t(c) = p_t(c) / max_c' p_t(c') * tau_t; an example passes with max q_b >= tau_t(argmax q_b)."""
     return thresholds.per_class(status.tau, status.probs)
 
 
-def fairness_loss(logits: jax.Array, accepted: jax.Array, status: Status) -> jax.Array:
+def fairness_loss(logits: Logits, accepted: Mask, status: Status) -> Scalar:
     """Self-adaptive fairness (SAF), which is added to the loss with a small weight.
 
         L_f = sum_c a_c log(b_c + 1e-12),  a = SumNorm(p_t / h_t),  b = SumNorm(pbar / hbar),  with 1 / 0 := 0
 
-    pbar is the mean softmax output on the strong views of the accepted examples, hbar the shares of the classes that lead
-    these outputs. So L_f = -H(a, b), with the sign of the paper and of both of its code bases: to lower it drives b away from
-    a. The gradient flows through pbar alone.
+    pbar is the mean softmax output on the strong views of the accepted examples, hbar the histogram of the largest class of
+    these outputs. So L_f = -H(a, b) <= 0, with the sign of the paper and of both of its code bases: lowering it drives b away
+    from a. The gradient flows through pbar alone.
 
     Args:
-        logits: float [B, C], of the strong views.
-        accepted: bool [B]; none: the loss and its gradient are 0.
+        logits: of the strong views.
+        accepted: which examples count; without any the loss and its gradient are 0.
         status: after the batch.
-
-    Returns:
-        float32 scalar, <= 0.
     """
     chex.assert_rank([logits, accepted], [2, 1])
     probs = jax.nn.softmax(logits.astype(jnp.float32))
-    # SumNorm takes out the numbers that means and shares would be divided by.
+    # SumNorm cancels the denominators of means and shares.
     total = jnp.sum(jnp.where(accepted[:, None], probs, 0.0), axis=0)
     target = _sum_norm(status.probs * _reciprocal(status.histogram))
     output = _sum_norm(total * _reciprocal(_counts(probs, accepted)))
@@ -101,19 +98,19 @@ def fairness_loss(logits: jax.Array, accepted: jax.Array, status: Status) -> jax
     return jnp.where(jnp.any(accepted), loss, 0.0)
 
 
-def _counts(probs: jax.Array, mask: jax.Array) -> jax.Array:
-    """How many of the examples in `mask` each class leads, float32 [C]."""
+def _counts(probs: Probs, mask: Mask) -> Float32[Array, " C"]:
+    """For each class the number of examples in `mask` whose largest probability it has."""
     leads = jax.nn.one_hot(jnp.argmax(probs, axis=1), probs.shape[1])
     return jnp.sum(jnp.where(mask[:, None], leads, 0.0), axis=0)
 
 
-def _reciprocal(x: jax.Array) -> jax.Array:
-    """1 / x, and 0 where that is infinite: a share of a class that is never led fades to 0."""
+def _reciprocal(x: Array) -> Array:
+    """1 / x, and 0 where that is infinite: the share of a class without pseudo-labels fades to 0."""
     inverse = 1.0 / x
     return jnp.where(jnp.isfinite(inverse), inverse, 0.0)
 
 
-def _sum_norm(x: jax.Array) -> jax.Array:
+def _sum_norm(x: Array) -> Array:
     """Entries divided by their sum; zeros where the sum is 0."""
     total = jnp.sum(x)
     return x / jnp.where(total > 0, total, 1.0)

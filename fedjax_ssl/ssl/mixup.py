@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import chex
 import jax
+from jaxtyping import Float
 
+from fedjax_ssl.arrays import Array, Key, Labels, Logits, Number, PerExample, Scalar
 from fedjax_ssl.ssl import losses
 
 
-def ratio(key: jax.Array, alpha: float) -> jax.Array:
+def ratio(key: Key, alpha: float) -> Scalar:
     """The mixing ratio lambda ~ Beta(alpha, alpha) of a whole batch, not folded to max(lambda, 1 - lambda).
 
-    Args:
-        key: PRNG key.
-        alpha: > 0; small: near 0 or 1, 1: uniform.
-
-    Returns:
-        float32 scalar in [0, 1].
+    With alpha = 1 it is uniform in [0, 1]; a small alpha > 0 puts it near 0 or 1.
     """
     return jax.random.beta(key, alpha, alpha)
 
 
-def mix(first: jax.Array, second: jax.Array, ratio: jax.Array) -> jax.Array:
-    """The mixtures lambda first + (1 - lambda) second of inputs float32 [B, ...], with a scalar lambda."""
+def mix(first: Float[Array, "B ..."], second: Float[Array, "B ..."], ratio: Number) -> Float[Array, "B ..."]:
+    """The mixtures lambda first + (1 - lambda) second of two batches of inputs, lambda = `ratio`."""
     chex.assert_equal_shape([first, second])
     return ratio * first + (1.0 - ratio) * second
 
 
-def cross_entropy(logits: jax.Array, first: jax.Array, second: jax.Array, ratio: jax.Array) -> jax.Array:
-    """The loss of mixed inputs, lambda CE(first) + (1 - lambda) CE(second): their labels count as the inputs do.
-
-    Args:
-        logits: float [B, C], of the mixed inputs.
-        first: int [B], labels of the inputs that count lambda.
-        second: int [B], labels of those that count 1 - lambda.
-        ratio: scalar, lambda.
-
-    Returns:
-        float32 [B], >= 0.
-    """
+def cross_entropy(logits: Logits, first: Labels, second: Labels, ratio: Number) -> PerExample:
+    """The loss of mixed inputs, lambda CE(first) + (1 - lambda) CE(second), from the labels of both inputs of `mix`."""
     return ratio * losses.cross_entropy(logits, first) + (1.0 - ratio) * losses.cross_entropy(logits, second)

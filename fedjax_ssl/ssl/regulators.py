@@ -5,33 +5,32 @@ F-reg learns from what labeled examples say of a look-ahead network (a step of g
     phi-(w) = phi - eta grad_phi G(w, phi)                      (Eq. 4)
     the gradient for w of CE(y, f(x; phi-(w)))                  (Eq. 5)
 
-With z = f(u; phi) the outputs that G is a function of, J their Jacobian and v = grad_phi CE at phi-, it is exactly
+With z = f(u; phi) the outputs that G is a function of, J their Jacobian and v = grad_phi CE at phi-, it equals
 
     -eta grad_w <grad_phi G(w, phi), v> = -eta grad_w <dG/dz, J v>
 
-in which only the small network is differentiated twice: z, J v and v take a pass of the large network each.
+where only the small network is differentiated twice: z, J v and v take one pass of the large network each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
 
+from fedjax_ssl.arrays import Key, Logits, Params, PerExample, Probs, Scalar
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 
-PyTree = Any
 HIDDEN = 128
 """Hidden units of F-reg (FedDure, Section 4.1)."""
 
 
-def init(key: jax.Array, num_classes: int) -> PyTree:
+def init(key: Key, num_classes: int) -> Params:
     """A fresh F-reg, C -> HIDDEN -> 1, with PyTorch's default initialization: 1,537 parameters for C = 10."""
     torch = INITIALIZATIONS["torch"]
 
-    def linear(key: jax.Array, fan_in: int, features: int) -> PyTree:
+    def linear(key: Key, fan_in: int, features: int) -> Params:
         kernel_key, bias_key = jax.random.split(key)
         return {
             "kernel": torch.linear_kernel(kernel_key, (fan_in, features)),
@@ -42,48 +41,36 @@ def init(key: jax.Array, num_classes: int) -> PyTree:
     return {"hidden": linear(hidden_key, num_classes, HIDDEN), "output": linear(output_key, HIDDEN, 1)}
 
 
-def instance_weights(w: PyTree, probs: jax.Array) -> jax.Array:
-    """F-reg's weight of each example, sigmoid(MLP(probs)) (FedDure, Section 3.2).
-
-    Args:
-        w: F-reg's parameters.
-        probs: float32 [B, C], softmax outputs.
-
-    Returns:
-        float32 [B] in (0, 1).
-    """
+def instance_weights(w: Params, probs: Probs) -> PerExample:
+    """The weight in (0, 1) that F-reg of parameters `w` gives each example: sigmoid(MLP(probs)) (FedDure, Section 3.2)."""
     chex.assert_rank(probs, 2)
     hidden = jax.nn.relu(probs @ w["hidden"]["kernel"] + w["hidden"]["bias"])
     return jax.nn.sigmoid(hidden @ w["output"]["kernel"] + w["output"]["bias"])[:, 0]
 
 
 def direct_gradient(
-    loss: Callable[[PyTree, jax.Array], jax.Array], w: PyTree, outputs: jax.Array, change: jax.Array, rate: float
-) -> PyTree:
+    loss: Callable[[Params, Logits], Scalar], w: Params, outputs: Logits, change: Logits, rate: float
+) -> Params:
     """Eq. 5's gradient for w in the form above, -rate grad_w <dG/dz, J v>.
 
     Args:
         loss: (w, z) -> G.
         w: F-reg's parameters.
-        outputs: z [B, C].
-        change: J v [B, C], how they change along v.
+        outputs: z.
+        change: J v, how z changes along v.
         rate: the look-ahead's learning rate.
     """
 
-    def along(w: PyTree) -> jax.Array:
+    def along(w: Params) -> Scalar:
         return -rate * jax.jvp(lambda z: loss(w, z), (outputs,), (change,))[1]
 
     return jax.grad(along)(w)
 
 
 def nested_gradient(
-    loss: Callable[[PyTree, PyTree], jax.Array],
-    labeled_loss: Callable[[PyTree], jax.Array],
-    w: PyTree,
-    phi: PyTree,
-    rate: float,
-) -> PyTree:
-    """Eq. 5's gradient for w as it is written: the gradient through the look-ahead step, which holds a gradient itself.
+    loss: Callable[[Params, Params], Scalar], labeled_loss: Callable[[Params], Scalar], w: Params, phi: Params, rate: float
+) -> Params:
+    """Eq. 5's gradient for w as it is written: the gradient through the look-ahead step, which contains a gradient itself.
 
     Args:
         loss: (w, phi) -> G.
@@ -93,12 +80,12 @@ def nested_gradient(
         rate: the look-ahead's learning rate.
     """
 
-    def ahead(w: PyTree) -> jax.Array:
+    def ahead(w: Params) -> Scalar:
         return labeled_loss(look_ahead(phi, jax.grad(loss, 1)(w, phi), rate))
 
     return jax.grad(ahead)(w)
 
 
-def look_ahead(phi: PyTree, gradient: PyTree, rate: float) -> PyTree:
+def look_ahead(phi: Params, gradient: Params, rate: float) -> Params:
     """phi- = phi - rate gradient, plain gradient descent (Eq. 4)."""
     return jax.tree.map(lambda p, g: p - rate * g, phi, gradient)

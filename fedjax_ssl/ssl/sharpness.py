@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Int, PyTree
 
+from fedjax_ssl.arrays import Array, Logits, Params, Scalar
 from fedjax_ssl.ssl import losses
 
-PyTree = Any
 
-
-def global_norm(tree: PyTree) -> jax.Array:
-    """Euclidean norm over all entries of all leaves, float32 scalar."""
+def global_norm(tree: Params) -> Scalar:
+    """Euclidean norm over all entries of all leaves."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
-def _per_norm(rho: float, norm: jax.Array) -> jax.Array:
+def _per_norm(rho: float, norm: Scalar) -> Scalar:
     # An empty confident set has a zero gradient: the perturbation is then 0, not 0/0.
     return jnp.where(norm > 0, rho / jnp.where(norm > 0, norm, 1.0), 0.0)
 
 
-def sam_perturbation(grad: PyTree, rho: float) -> PyTree:
-    """SAM's perturbation, eps = rho g / ||g||_2 with one norm over all parameters ((FL)^2, Eqs. 6 and 12).
+def sam_perturbation(grad: Params, rho: float) -> Params:
+    """SAM's perturbation, eps = rho g / ||g||_2 with one norm over all parameters ((FL)^2, Eqs. 6 and 12); zeros if g = 0.
 
-    Args:
-        grad: pytree of float32 arrays, g.
-        rho: radius, >= 0.
-
-    Returns:
-        Pytree like `grad`; zeros where g = 0. A constant: no gradient flows through it.
+    No gradient flows through it.
     """
     scale = _per_norm(rho, global_norm(grad))
     return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
 
 
-def asam_perturbation(params: PyTree, grad: PyTree, rho: float, eta: float = 0.01) -> PyTree:
+def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.01) -> Params:
     """ASAM's perturbation, eps = rho T^2 g / ||T g||_2 (Kwon et al. 2021, p = 2; used by (FL)^2 in place of Eq. 12).
 
     T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
+    The perturbation is zero if g = 0, and no gradient flows through it.
 
     Args:
-        params: pytree of float32 arrays, w.
-        grad: pytree like `params`, g.
+        params: w.
+        grad: g.
         rho: radius, >= 0.
         eta: stabilizer of |w|.
-
-    Returns:
-        Pytree like `params`; zeros where g = 0. A constant: no gradient flows through it.
     """
 
-    def scaling(path: tuple, w: jax.Array) -> jax.Array:
+    def scaling(path: tuple, w: Array) -> Array:
         is_bias = getattr(path[-1], "key", None) == "bias"
         return jnp.ones_like(w) if is_bias else jnp.abs(w) + eta
 
@@ -62,35 +55,29 @@ def asam_perturbation(params: PyTree, grad: PyTree, rho: float, eta: float = 0.0
 
 
 class Targets(NamedTuple):
-    """A batch's pseudo-labels.
+    """A batch's pseudo-labels: L_a is over the accepted examples, L_p and L_cs over the confident ones."""
 
-    Attributes:
-        label: int32 [B].
-        accepted: bool [B], the examples of L_a.
-        confident: bool [B], the examples of L_p and L_cs, f.
-    """
-
-    label: jax.Array
-    accepted: jax.Array
-    confident: jax.Array
+    label: Int[Array, " B"]
+    accepted: Bool[Array, " B"]
+    confident: Bool[Array, " B"]
 
 
 class StepLosses(NamedTuple):
-    """The losses of one step, float32 scalars: L_a (Eq. 10), and L_cs (Eq. 13) or, for the SAM objective, L_p at W*."""
+    """The losses of one step: L_a (Eq. 10), and L_cs (Eq. 13) or, for the SAM objective, L_p at W*."""
 
-    accepted: jax.Array
-    second: jax.Array
+    accepted: Scalar
+    second: Scalar
 
 
 def consistency_gradient(
-    forward: Callable[[PyTree], tuple[jax.Array, PyTree]],
-    params: PyTree,
+    forward: Callable[[Params], tuple[Logits, PyTree]],
+    params: Params,
     targets: Targets,
-    perturb: Callable[[PyTree, PyTree], PyTree],
+    perturb: Callable[[Params, Params], Params],
     *,
     objective: str,
     weights: tuple[float, float] = (1.0, 1.0),
-) -> tuple[PyTree, StepLosses, PyTree]:
+) -> tuple[Params, StepLosses, PyTree]:
     """(FL)^2's sharpness-aware consistency regularization (SACR): the gradient of one local step.
 
         L_a  = mean over accepted of CE(y_i, Q_i)                                      (Eq. 10)
@@ -103,7 +90,7 @@ def consistency_gradient(
     first forward serves Q, L_a and L_p.
 
     Args:
-        forward: params -> (logits [B, C], auxiliary), the strong views' outputs in training mode.
+        forward: params -> (logits, auxiliary), the strong views' outputs in training mode.
         params: W.
         targets: the batch's pseudo-labels and masks.
         perturb: (params, gradient of L_p) -> eps.
@@ -111,11 +98,10 @@ def consistency_gradient(
         weights: (w_a, w_cs).
 
     Returns:
-        (g, StepLosses, auxiliary of the pass at W). The perturbed pass leaves no other trace: it cannot touch batch-norm
-        statistics.
+        (g, StepLosses, auxiliary of the forward pass at W). The one at W* updates no batch-norm statistics.
     """
 
-    def clean(p: PyTree) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, PyTree]]:
+    def clean(p: Params) -> tuple[tuple[Array, Array], tuple[Array, PyTree]]:
         logits, auxiliary = forward(p)
         ce = losses.cross_entropy(logits, targets.label)
         return (losses.masked_mean(ce, targets.accepted), losses.masked_mean(ce, targets.confident)), (logits, auxiliary)
@@ -125,7 +111,7 @@ def consistency_gradient(
     (grad_a,), (grad_p,) = pullback((one, zero)), pullback((zero, one))
     perturbed = jax.tree.map(jnp.add, params, perturb(params, grad_p))
 
-    def second(p: PyTree) -> jax.Array:
+    def second(p: Params) -> Scalar:
         logits, _ = forward(p)
         if objective == "sam":
             return losses.masked_mean(losses.cross_entropy(logits, targets.label), targets.confident)

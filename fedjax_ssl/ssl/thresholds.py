@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import chex
-import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Float32, Int
+
+from fedjax_ssl.arrays import Array, Number
 
 
 class ClientThresholds(NamedTuple):
     """A client's adaptive thresholds.
 
     Attributes:
-        tau: float32 scalar in [1/C, 1], tau_k: the client's learning status (Eq. 7); 0 where the client has no data.
-        per_class: float32 [C] in [0, tau], tau_k(c) (Eq. 9).
+        tau: tau_k in [1/C, 1], the client's learning status (Eq. 7); 0 for a client without data.
+        per_class: tau_k(c) in [0, tau] (Eq. 9).
     """
 
-    tau: jax.Array
-    per_class: jax.Array
+    tau: Float32[Array, ""]
+    per_class: Float32[Array, " C"]
 
 
-def client_adaptive(probs: jax.Array, mask: jax.Array) -> ClientThresholds:
+def client_adaptive(probs: Float[Array, "n C"], mask: Bool[Array, " n"]) -> ClientThresholds:
     """Client-specific adaptive thresholds (CAT) of (FL)^2.
 
         tau_k    = mean_i max_c q_i(c)                      (Eq. 7)
@@ -29,11 +31,8 @@ def client_adaptive(probs: jax.Array, mask: jax.Array) -> ClientThresholds:
         tau_k(c) = pbar(c) / max_c' pbar(c') * tau_k        (Eq. 9)
 
     Args:
-        probs: float32 [n, C], the global model's softmax outputs q_i on weakly augmented unlabeled images.
-        mask: bool [n], which rows are real examples.
-
-    Returns:
-        ClientThresholds.
+        probs: the global model's softmax outputs q_i on weakly augmented unlabeled images.
+        mask: which rows are real examples.
     """
     chex.assert_rank([probs, mask], [2, 1])
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
@@ -43,47 +42,28 @@ def client_adaptive(probs: jax.Array, mask: jax.Array) -> ClientThresholds:
     return ClientThresholds(tau, per_class(tau, mean_probs))
 
 
-def per_class(tau: jax.Array, mean_probs: jax.Array) -> jax.Array:
-    """A threshold for each class, tau(c) = pbar(c) / max_c' pbar(c') * tau ((FL)^2, Eq. 9; FreeMatch).
-
-    Args:
-        tau: float32 scalar, the threshold of the class that leads pbar.
-        mean_probs: float32 [C] >= 0, pbar.
-
-    Returns:
-        float32 [C] in [0, tau]; zeros where pbar is 0.
-    """
+def per_class(tau: Number, mean_probs: Float[Array, " C"]) -> Float[Array, " C"]:
+    """A threshold for each class, tau(c) = pbar(c) / max_c' pbar(c') * tau ((FL)^2, Eq. 9; FreeMatch); zeros if pbar = 0."""
     largest = jnp.max(mean_probs)
     return mean_probs / jnp.where(largest > 0, largest, 1.0) * tau
 
 
-def falling(base: jax.Array, round: jax.Array, *, protected: bool) -> jax.Array:
+def falling(base: Number, round: Int[Array, ""], *, protected: bool) -> Float[Array, ""]:
     """FedTriNet's threshold q on sums of three networks' probabilities, which falls from round to round.
 
         q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m, or as before if not `protected`
 
     Args:
-        base: float32 scalar in [0, 1], m: the mean confidence of the first phase's model.
-        round: int32 scalar, r: rounds of the second phase before this one.
-        protected: whether q rises to 1.4 m once it has fallen to .84 m at r = 35.
-
-    Returns:
-        float32 scalar; <= 0 without protection from r = 50 on, where everything passes.
+        base: m in [0, 1], the mean confidence of the first phase's model.
+        round: r, rounds of the second phase before this one.
+        protected: whether q rises to 1.4 m at r = 35, where it has fallen to .84 m. Otherwise q <= 0 from r = 50 on, and
+            everything passes.
     """
     fallen = 1.0 - 0.02 * round.astype(jnp.float32)
     factor = jnp.where(round < 10, 1.0, jnp.where(protected & (round >= 35), 0.5, fallen))
     return 2.8 * base * factor
 
 
-def passes(values: jax.Array, threshold: jax.Array | float, *, strict: bool) -> jax.Array:
-    """Whether a confidence passes its threshold.
-
-    Args:
-        values: float32 [n], confidences in [0, 1].
-        threshold: scalar or [n].
-        strict: `>` ((FL)^2, Eqs. 10 and 11) instead of `>=` (its released code).
-
-    Returns:
-        bool [n].
-    """
+def passes(values: Float[Array, " n"], threshold: Number | Float[Array, " n"], *, strict: bool) -> Bool[Array, " n"]:
+    """Whether each confidence passes its threshold: `>` if strict ((FL)^2, Eqs. 10 and 11), else `>=` (its released code)."""
     return values > threshold if strict else values >= threshold

@@ -1,16 +1,19 @@
-"""Training signal annealing (TSA) of UDA: labeled examples that are already learned wait until the threshold has risen."""
+"""Training signal annealing (TSA) of UDA: a labeled example that is learned trains again only once the threshold has risen."""
 
 from __future__ import annotations
 
 import chex
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
+
+from fedjax_ssl.arrays import Array, Labels, Logits, Number, Scalar
 
 SCHEDULES = ("none", "linear", "exp", "log")
 
 
-def threshold(schedule: str, progress: jax.Array | float, num_classes: int) -> jax.Array:
-    """TSA's threshold (Xie et al. 2020, Section 3.2, and its released code).
+def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
+    """TSA's threshold, which rises from about 1/C to about 1 (Xie et al. 2020, Section 3.2, and its released code).
 
         eta_t = a_t (1 - 1/C) + 1/C
         a_t   = t/T (linear), exp(5 (t/T - 1)) (exp), 1 - exp(-5 t/T) (log)
@@ -19,9 +22,6 @@ def threshold(schedule: str, progress: jax.Array | float, num_classes: int) -> j
         schedule: `linear`, `exp` or `log`.
         progress: t/T in [0, 1].
         num_classes: C.
-
-    Returns:
-        float32 scalar, from about 1/C up to about 1.
     """
     progress = jnp.asarray(progress, jnp.float32)
     a = {
@@ -32,18 +32,10 @@ def threshold(schedule: str, progress: jax.Array | float, num_classes: int) -> j
     return a * (1.0 - 1.0 / num_classes) + 1.0 / num_classes
 
 
-def kept(logits: jax.Array, labels: jax.Array, eta: jax.Array | float) -> jax.Array:
-    """Which labeled examples train: those whose correct class has a probability of at most eta.
+def selected(logits: Logits, labels: Labels, eta: Number) -> Bool[Array, " B"]:
+    """Which labeled examples train: those whose correct class has a probability of at most the threshold `eta`.
 
-    The supervised loss is the mean cross-entropy over them, divided by max(their number, 1).
-
-    Args:
-        logits: float [B, C].
-        labels: int32 [B].
-        eta: scalar threshold.
-
-    Returns:
-        bool [B]; no gradient flows through it.
+    The supervised loss is their total cross-entropy, divided by max(their number, 1).
     """
     chex.assert_rank([logits, labels], [2, 1])
     probs = jax.nn.softmax(jax.lax.stop_gradient(logits).astype(jnp.float32))

@@ -15,43 +15,37 @@ def batches(schedule: batching.Schedule, size: int) -> list[list[int]]:
     return [np.asarray(b.positions)[np.asarray(b.mask)].tolist() for b in taken]
 
 
+def selection(count: int, size: int = 11) -> jax.Array:
+    mask = np.zeros(size, bool)
+    mask[np.random.default_rng(0).permutation(size)[:count]] = True
+    return jnp.asarray(mask)
+
+
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 def test_every_epoch_goes_through_every_selected_example_once(count):
-    mask = np.zeros(11, bool)
-    mask[np.random.default_rng(0).permutation(11)[:count]] = True
-    schedule = batching.shuffled(jax.random.key(0), jnp.asarray(mask), 4, epochs=3)
-    got = batches(schedule, 4)
+    mask = selection(count)
+    got = batches(batching.shuffled(jax.random.key(0), mask, 4, epochs=3), 4)
     per_epoch = -(-count // 4)
     assert len(got) == 3 * per_epoch
-    for e in range(3):
-        epoch = [i for batch in got[e * per_epoch : (e + 1) * per_epoch] for i in batch]
-        assert sorted(epoch) == np.flatnonzero(mask).tolist()
+    epochs = [[i for batch in got[e * per_epoch : (e + 1) * per_epoch] for i in batch] for e in range(3)]
+    assert all(sorted(epoch) == np.flatnonzero(mask).tolist() for epoch in epochs)
     assert all(len(batch) == 4 for batch in got[: per_epoch - 1])
+    if count == 9:  # shuffled anew
+        assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}])
-def test_the_order_does_not_depend_on_the_largest_holder(length):
+def test_the_order_does_not_depend_on_the_largest_client(length):
     narrow, wide = (batching.shuffled(jax.random.key(1), jnp.arange(width) < 5, 2, **length) for width in (5, 9))
     np.testing.assert_array_equal(narrow.positions[:, :5], wide.positions[:, :5])
     assert narrow.steps == wide.steps
 
 
-def test_epochs_are_shuffled_anew():
-    schedule = batching.shuffled(jax.random.key(0), jnp.ones(32, bool), 32, epochs=2)
-    first, second = batches(schedule, 32)
-    assert first != second
-    assert first != sorted(first)
-
-
-def test_a_number_of_steps_wraps_into_new_epochs():
-    got = batches(batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7), 2)
+def test_a_number_of_steps_wraps_into_new_epochs_and_a_batch_knows_its_step_and_epoch():
+    schedule = batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7)
+    got, taken = batches(schedule, 2), [batching.take(schedule, jnp.int32(s), 2) for s in range(7)]
     assert [len(batch) for batch in got] == [2, 2, 1, 2, 2, 1, 2]
     assert sorted(got[0] + got[1] + got[2]) == [0, 1, 2, 3, 4]
-
-
-def test_a_batch_knows_its_step_and_its_epoch():
-    schedule = batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7)
-    taken = [batching.take(schedule, jnp.int32(s), 2) for s in range(7)]
     assert [(int(b.step), int(b.epoch)) for b in taken] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2)]
     assert batching.num_epochs(schedule, 2) == 3
 
@@ -60,29 +54,23 @@ def test_nothing_selected_takes_no_step():
     for budget in ({"epochs": 2}, {"steps": 3}):
         schedule = batching.shuffled(jax.random.key(0), jnp.zeros(5, bool), 2, **budget)
         assert schedule.steps == batching.num_epochs(schedule, 2) == 0
+    assert not batching.stream(jax.random.key(0), jnp.zeros(5, bool), 2, 3).mask.any()
 
 
-@pytest.mark.parametrize("batch_size", [2, 3, 7, 20])
-def test_a_stream_of_full_batches_goes_through_shuffled_epochs(batch_size):
+@pytest.mark.parametrize(("left_out", "batch_size"), [([2, 6], 2), ([2, 6], 3), ([2, 6], 7), ([2, 6], 20), ([], 9)])
+def test_a_stream_of_full_batches_goes_through_shuffled_epochs(left_out, batch_size):
     mask = np.ones(9, bool)
-    mask[[2, 6]] = False
+    mask[left_out] = False
     batch = batching.stream(jax.random.key(0), jnp.asarray(mask), batch_size, 14)
     assert batch.positions.shape == batch.mask.shape == (14, batch_size)
     assert batch.mask.all()
-    drawn = np.ravel(batch.positions)
-    epochs = [drawn[start : start + 7].tolist() for start in range(0, 14 * batch_size, 7)]
-    assert all(sorted(epoch) == np.flatnonzero(mask).tolist() for epoch in epochs)
+    drawn, size = np.ravel(batch.positions), 9 - len(left_out)
+    epochs = [drawn[start : start + size].tolist() for start in range(0, 14 * batch_size, size)]
+    assert all(sorted(epoch) == np.flatnonzero(mask).tolist() for epoch in epochs if len(epoch) == size)
     assert epochs[0] != epochs[1]
     assert epochs[0] != sorted(epochs[0])
-
-
-def test_a_stream_of_a_whole_pool_never_repeats_an_order():
-    drawn = np.ravel(batching.stream(jax.random.key(0), jnp.ones(12, bool), 8, 30).positions)
-    assert len({tuple(drawn[start : start + 12]) for start in range(0, 240, 12)}) == 20
-
-
-def test_a_stream_of_nothing_is_masked_out():
-    assert not batching.stream(jax.random.key(0), jnp.zeros(5, bool), 2, 3).mask.any()
+    if not left_out:  # a whole pool: no order a second time
+        assert len({tuple(epoch) for epoch in epochs}) == 14
 
 
 @pytest.mark.parametrize("budget", [{}, {"epochs": 1, "steps": 1}])
@@ -114,50 +102,38 @@ def pairs(labeled: int, unlabeled: int, sizes=(4, 3), **budget) -> list[tuple[li
     return [(first, second) for first, second in real]
 
 
-def test_labeled_examples_count_the_epochs_and_unlabeled_ones_go_on_through_theirs():
-    got = pairs(9, 8, epochs=2)
-    assert [len(first) for first, _ in got] == [4, 4, 1, 4, 4, 1]
-    assert [len(second) for _, second in got] == [3, 3, 2, 3, 3, 2]
-    for epoch in (got[:3], got[3:]):
-        assert sorted(i for first, _ in epoch for i in first) == list(range(9))
-        assert sorted(i for _, second in epoch for i in second) == list(range(8))
-    assert [second for _, second in got[:3]] != [second for _, second in got[3:]]
+PAIRS = [  # labeled and unlabeled examples, batch sizes, budget; sizes of the labeled and of the unlabeled batches
+    (9, 8, (4, 3), {"epochs": 2}, [4, 4, 1] * 2, [3, 3, 2] * 2),  # labeled examples count the epochs
+    (1, 5, (4, 3), {"epochs": 3}, [1, 1, 1], [3, 2, 3]),
+    (10, 2, (1, 3), {"epochs": 2}, [1] * 20, [2] * 20),
+    (0, 7, (4, 3), {"epochs": 2}, [0] * 6, [3, 3, 1] * 2),  # unlabeled examples count them
+    (5, 0, (4, 3), {"epochs": 2}, [4, 1] * 2, [0] * 4),
+    (0, 0, (4, 3), {"epochs": 2}, [], []),
+    (0, 0, (4, 3), {"steps": 3}, [], []),
+    (9, 8, (4, 3), {"steps": 5}, [4, 4, 1, 4, 4], [3, 3, 2, 3, 3]),
+    (0, 8, (4, 3), {"steps": 5}, [0] * 5, [3, 3, 2, 3, 3]),
+    (9, 0, (4, 3), {"steps": 5}, [4, 4, 1, 4, 4], [0] * 5),
+]
 
 
-def test_one_labeled_example_is_one_step_per_epoch():
-    got = pairs(1, 5, epochs=3)
-    assert [len(first) for first, _ in got] == [1, 1, 1]
-    assert [len(second) for _, second in got] == [3, 2, 3]
+@pytest.mark.parametrize(("labeled", "unlabeled", "sizes", "budget", "first", "second"), PAIRS)
+def test_pairs_go_through_epochs_of_both_sets(labeled, unlabeled, sizes, budget, first, second):
+    got = pairs(labeled, unlabeled, sizes, **budget)
+    for number, (expected, count) in enumerate(((first, labeled), (second, unlabeled))):
+        drawn = [batch[number] for batch in got]
+        assert [len(batch) for batch in drawn] == expected
+        flat = [i for batch in drawn for i in batch]
+        epochs = [flat[start : start + count] for start in range(0, len(flat), count)] if count else []
+        assert all(sorted(epoch) == list(range(count)) for epoch in epochs if len(epoch) == count)
+        assert count < 7 or len({tuple(epoch) for epoch in epochs}) == len(epochs)  # shuffled anew
 
 
-def test_few_unlabeled_examples_come_as_often_as_the_labeled_ones_ask():
-    got = pairs(10, 2, (1, 3), epochs=2)
-    assert len(got) == 20
-    assert all(sorted(second) == [0, 1] for _, second in got)
-
-
-def test_without_labeled_examples_the_unlabeled_ones_count_the_epochs():
-    got = pairs(0, 7, epochs=2)
-    assert [len(second) for _, second in got] == [3, 3, 1, 3, 3, 1]
-    assert all(first == [] for first, _ in got)
-    assert sorted(i for _, second in got[:3] for i in second) == list(range(7))
-
-
-def test_pairs_without_unlabeled_examples_and_without_any():
-    assert [(len(first), second) for first, second in pairs(5, 0, epochs=2)] == [(4, []), (1, []), (4, []), (1, [])]
-    assert pairs(0, 0, epochs=2) == pairs(0, 0, steps=3) == []
-
-
-def test_a_number_of_paired_steps():
-    for labeled, unlabeled in ((9, 8), (0, 8), (9, 0)):
-        assert len(pairs(labeled, unlabeled, steps=5)) == 5
-
-
-def test_a_holder_may_use_fewer_entries_of_an_unlabeled_batch():
+def test_a_client_may_use_fewer_entries_of_an_unlabeled_batch():
     """The batches are those of its own size, in shapes of a larger one; without labels its own size counts the epochs."""
     masks = jnp.ones(7, bool), jnp.ones(10, bool)
     own = batching.paired(jax.random.key(0), masks, (3, 4), epochs=3)
     shared = jax.jit(lambda entries: batching.paired(jax.random.key(0), masks, (3, 9), epochs=3, entries=entries))(jnp.int32(4))
+    shared = shared._replace(unlabeled_batch_size=9)
     assert own.steps == shared.steps == 9
     drawn = []
     for s in range(9):
@@ -175,9 +151,8 @@ def test_a_holder_may_use_fewer_entries_of_an_unlabeled_batch():
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
 def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
-    mask = np.zeros(11, bool)
-    mask[np.random.default_rng(0).permutation(11)[:count]] = True
-    got = batches(batching.draws(jax.random.key(0), jnp.asarray(mask), 4, 20), 4)
+    mask = selection(count)
+    got = batches(batching.draws(jax.random.key(0), mask, 4, 20), 4)
     assert len(got) == (20 if count else 0)
     for batch in got:
         assert len(batch) == len(set(batch)) == min(count, 4)

@@ -35,7 +35,9 @@ def check_equal(dataset, written):
     assert as_rows(*dataset[3:5]) == as_rows(*written["test"])
 
 
-def test_cinic10_is_read_from_its_folders_and_its_validation_part_is_not(tmp_path):
+@pytest.mark.parametrize("chunk", [250, 2])
+def test_cinic10_is_read_in_order_from_its_folders_and_its_validation_part_is_not(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr("fedjax_ssl.data.sources.folders._CHUNK", chunk)
     written = write_tree(tmp_path, classes=CINIC, shape=(32, 32, 3))
     (tmp_path / "README.md").write_text("not an image")
     (tmp_path / "train" / "cat" / "Thumbs.db").write_text("not an image")
@@ -43,12 +45,6 @@ def test_cinic10_is_read_from_its_folders_and_its_validation_part_is_not(tmp_pat
     dataset = sources.load("cinic10", path=str(tmp_path))
     check_equal(dataset, written)
     assert (dataset.name, dataset.num_classes, dataset.train_images.shape) == ("cinic10", 10, (30, 32, 32, 3))
-
-
-def test_chunks_of_files_stay_in_order(tmp_path, monkeypatch):
-    written = write_tree(tmp_path)
-    monkeypatch.setattr("fedjax_ssl.data.sources.folders._CHUNK", 2)
-    check_equal(sources.load("image_folder", path=str(tmp_path)), written)
 
 
 def test_gray_images_have_one_channel_unless_others_have_color(tmp_path):
@@ -94,26 +90,21 @@ def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
     assert "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png; a folder of classes alone" in message
 
 
-def remove(folder):
-    for file in folder.iterdir():
-        file.unlink()
-
-
 def save(folder, image):
-    Image.fromarray(image).save(folder / "train" / "dog" / "new.png")
+    Image.fromarray(image).save(folder / "test/cat/a.png")
 
 
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda folder: save(folder, random_image(5, 6, 3)), "train/dog/new.png has 6 x 5 pixels and others 4 x 5: resize all"),
-        (lambda folder: save(folder, random_image(5, 4).astype(np.uint16)), "new.png has uint16 pixels: save it with 8 bits"),
+        (lambda folder: save(folder, random_image(5, 6, 3)), "test/cat/a.png has 6 x 5 pixels and others 4 x 5: resize all"),
+        (lambda folder: save(folder, random_image(5, 4).astype(np.uint16)), "a.png has uint16 pixels: save it with 8 bits"),
+        (lambda folder: (folder / "test/cat/a.png").write_bytes(b"junk"), "test/cat/a.png cannot be decoded: replace it"),
+        (lambda folder: (folder / "test/cat/a.png").write_bytes(b""), "test/cat/a.png cannot be decoded: replace it"),
         (
-            lambda folder: (folder / "test" / "cat" / "a.png").write_bytes(b"junk"),
-            "test/cat/a.png cannot be decoded: replace it",
+            lambda folder: [file.unlink() for file in (folder / "train/cat").iterdir()],
+            "train/cat holds no image (.png, .jpg, .jpeg): add some, or remove",
         ),
-        (lambda folder: (folder / "test" / "cat" / "a.png").write_bytes(b""), "test/cat/a.png cannot be decoded: replace it"),
-        (lambda folder: remove(folder / "train" / "cat"), "train/cat holds no image (.png, .jpg, .jpeg): add some, or remove"),
         (lambda folder: (folder / "test" / "dog").rename(folder / "test" / "dogs"), "class folder dog is missing from"),
         (lambda folder: (folder / "test" / "emu").mkdir(), "class folder emu is only in"),
         (lambda folder: (folder / "test").rename(folder / "tests"), "has no folder test/: needed are"),

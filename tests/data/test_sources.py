@@ -12,8 +12,6 @@ from fedjax_ssl.data import sources
 from fedjax_ssl.data.catalog import DATASETS
 from tests.data.common import as_rows, check_contract, message_of
 
-# --- digits and synthetic ----------------------------------------------------------------------------------------------
-
 
 def test_digits_holds_every_bundled_image_once_scaled_and_stratified():
     dataset = sources.load("digits")
@@ -42,17 +40,11 @@ def test_synthetic_is_learnable_and_follows_the_seed():
     assert (dataset.train_labels[:-1] == dataset.train_labels[1:]).mean() < 0.2  # not sorted
     assert np.array_equal(dataset.train_images, sources.load("synthetic", seed=3).train_images)
     assert not np.array_equal(dataset.train_images, sources.load("synthetic", seed=4).train_images)
-
-
-def test_synthetic_takes_sizes():
     dataset = sources.synthetic(num_train=7, num_test=2, image_shape=(4, 6, 3), num_classes=3)
     check_contract(dataset)
     assert dataset.train_images.shape == (7, 4, 6, 3)
     assert np.bincount(dataset.train_labels).tolist() == [3, 2, 2]
     assert "num_classes=8" in message_of(ValueError, sources.synthetic, num_train=7, num_classes=8)
-
-
-# --- npz ---------------------------------------------------------------------------------------------------------------
 
 
 def tagged(size, first, classes=2, shape=(3, 4)):
@@ -76,15 +68,11 @@ def load_npz(tmp_path, arrays, **kwargs):
     return sources.load("npz", path=str(tmp_path / "data.npz"), **kwargs)
 
 
-def test_npz_reads_plain_keys_with_channels(tmp_path):
+def test_npz_reads_both_kinds_of_keys_and_no_validation_part(tmp_path):
     arrays = [*tagged(10, 0, 3, (4, 5, 3)), *tagged(6, 10, 3, (4, 5, 3))]
     dataset = load_npz(tmp_path, dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
     check_contract(dataset)
-    for got, expected in zip(dataset[1:5], arrays, strict=True):
-        assert np.array_equal(got, expected)
-
-
-def test_npz_reads_medmnist_keys_and_holds_validation_out(tmp_path):
+    assert all(np.array_equal(got, expected) for got, expected in zip(dataset[1:5], arrays, strict=True))
     arrays = medmnist()
     dataset = load_npz(tmp_path, arrays | {"notes": np.array([{"pickled": "and therefore not looked at"}])})
     check_contract(dataset)
@@ -110,13 +98,9 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
     assert len(dict(kept)) == 76  # no image in both, 4 held out
     assert all(merged[pixels] == label for pixels, label in kept)
     assert set((dataset.train_images[:, 0, 0, 0] // 20).tolist()) == {0, 1, 2, 3}  # 0, 1: train; 2: val; 3: test
-
-
-def test_npz_resplit_follows_the_seed(tmp_path):
-    draw = lambda seed: load_npz(tmp_path, medmnist(), resplit=(0.8, 0.0, 0.2), seed=seed)  # noqa: E731
-    assert np.array_equal(draw(1).test_images, draw(1).test_images)
-    assert not np.array_equal(draw(1).test_images, draw(2).test_images)
-    assert len(draw(1).train_labels) + len(draw(1).test_labels) == 80
+    again, other = (load_npz(tmp_path, arrays, resplit=(0.8, 0.05, 0.15), seed=seed) for seed in (1, 2))
+    assert np.array_equal(dataset.test_images, again.test_images)
+    assert not np.array_equal(dataset.test_images, other.test_images)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +164,11 @@ def test_npz_says_what_is_wrong_with_the_file(tmp_path):
     shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path, "text.npz")
     (tmp_path / "other.zip").rename(other)
     assert f"path={other} holds text.npz: needed are x_train" in message_of(ValueError, sources.load, "npz", path=other)
-
-
-def test_npz_says_that_an_archive_is_damaged(tmp_path):
-    path = tmp_path / "data.npz"
-    np.savez_compressed(path, **medmnist())
-    content = bytearray(path.read_bytes())
+    np.savez_compressed(missing, **medmnist())
+    content = bytearray((tmp_path / "missing.npz").read_bytes())
     content[200:400] = bytes(200)
-    path.write_bytes(content)
-    assert "cannot be read as plain arrays" in message_of(ValueError, sources.load, "npz", path=str(path))
+    (tmp_path / "missing.npz").write_bytes(content)
+    assert "cannot be read as plain arrays" in message_of(ValueError, sources.load, "npz", path=missing)
 
 
 def test_arguments_of_npz_are_refused_elsewhere():
@@ -198,9 +178,6 @@ def test_arguments_of_npz_are_refused_elsewhere():
         assert "resplit=[1] is for datasets of images that are stored" in message_of(
             ValueError, sources.load, name, resplit=[1]
         )
-
-
-# --- datasets that are known by name -----------------------------------------------------------------------------------
 
 
 def bloodmnist(classes=8):
@@ -223,9 +200,6 @@ def test_medmnist_is_read_from_its_file_and_resplit(tmp_path):
     again = sources.load("bloodmnist", path=str(tmp_path / "bloodmnist.npz"), resplit=(0.8, 0.05, 0.15))
     assert np.bincount(again.train_labels).tolist() == [12] * 8
     assert len(again.test_labels) == 18
-
-
-def test_a_known_name_with_other_classes_is_an_error(tmp_path):
     np.savez(tmp_path / "a.npz", **bloodmnist(classes=5))
     message = message_of(ValueError, sources.load, "bloodmnist", path=str(tmp_path / "a.npz"))
     assert message == "bloodmnist: got 5 classes, and it has 8: check that these are all its data"
@@ -244,20 +218,6 @@ def test_a_missing_file_says_what_to_download_from_where(tmp_path, name):
     missing = str(tmp_path / "missing")
     message = message_of(FileNotFoundError, sources.load, name, path=missing)
     assert message.startswith(f"{name}: path={missing}: no such {what}: {get}, ")
-
-
-def test_every_known_dataset_says_what_it_is():
-    assert {"cifar10", "cifar100", "svhn_cropped", "mnist", "fashion_mnist", "emnist/byclass"} <= set(DATASETS)
-    assert {"cinic10", "bloodmnist", "organamnist", "ag_news", "digits"} <= set(DATASETS)
-    for name, about in DATASETS.items():
-        assert about.citation, name
-        assert about.terms, name
-        assert about.url.startswith("http"), name
-        assert bool(about.get) == (about.kind in sources.GENERIC), name
-        assert len(about.mean) == len(about.std), name
-
-
-# --- arrays in memory, and padding -------------------------------------------------------------------------------------
 
 
 def arrays_in_memory(**changes):

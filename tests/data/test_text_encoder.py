@@ -88,15 +88,6 @@ def test_the_heads_of_a_checkpoint_are_left_out_in_silence(tmp_path, caplog, mon
     assert not caplog.records
 
 
-def without_tokenizer(folder):
-    (folder / "vocab.txt").unlink()
-    (folder / "tokenizer_config.json").unlink()
-
-
-def with_damaged_weights(folder):
-    (folder / "model.safetensors").write_bytes(b"damaged")
-
-
 def without_a_layer(folder):
     from safetensors.torch import load_file, save_file
 
@@ -108,8 +99,8 @@ def without_a_layer(folder):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (without_tokenizer, ""),
-        (with_damaged_weights, ""),
+        (lambda folder: [(folder / name).unlink() for name in ("vocab.txt", "tokenizer_config.json")], ""),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"damaged"), ""),
         (without_a_layer, "16 of its weights are missing, encoder.layer.1.attention.output.LayerNorm.bias among them"),
         (lambda folder: (folder / "config.json").unlink(), ""),
     ],
@@ -122,11 +113,11 @@ def test_a_model_that_lacks_something_is_refused(tmp_path, damage, reason):
     assert reason in message
 
 
-@pytest.mark.parametrize("length", [2, LENGTH + 1])
-def test_lengths_beyond_the_model_are_refused(tmp_path, length):
+def test_lengths_beyond_the_model_are_refused(tmp_path):
     folder = save(tiny_bert(), tmp_path)
-    message = message_of(ValueError, text_features.hugging_face_encoder, folder, "cls", length)
-    assert message == f"--max_length: got {length}, accepted: 3 to 16 tokens for {folder}"
+    for length in (2, LENGTH + 1):
+        message = message_of(ValueError, text_features.hugging_face_encoder, folder, "cls", length)
+        assert message == f"--max_length: got {length}, accepted: 3 to 16 tokens for {folder}"
 
 
 def test_the_script_refuses_a_missing_folder_in_one_line(tmp_path, capsys):

@@ -29,9 +29,6 @@ def arrays(strong=True, **changes):
     return given | changes
 
 
-# --- the source --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strong", [True, False])
 def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
     given = arrays(strong)
@@ -55,10 +52,7 @@ def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
     [
         ({"train_features": np.zeros((12, 5))}, "text_features train: features have dtype float64: store them as float32"),
         ({"test_features": np.zeros((6, 5, 1), np.float32)}, "test: features have shape (6, 5, 1): needed is [N, D]"),
-        (
-            {"test_features": np.zeros((6, 4), np.float32)},
-            "train (12, 5), train strong (12, 5), test (6, 4): compute all with one",
-        ),
+        ({"test_features": np.zeros((6, 4), np.float32)}, "train (12, 5), train strong (12, 5), test (6, 4): compute all"),
         ({"train_strong_features": np.zeros((11, 5), np.float32)}, "train strong (11, 5)"),
         ({"train_labels": np.zeros(11, int)}, "text_features train: 12 examples but 11 labels"),
         ({"test_labels": np.full(6, 3)}, "text_features: no training example of class 3"),
@@ -76,9 +70,6 @@ def test_a_file_without_features_says_what_is_needed(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
     message = message_of(ValueError, sources.load, "ag_news", path=str(tmp_path / "a.npz"))
     assert message == "ag_news: got 3 classes, and it has 4: check that these are all its data"
-
-
-# --- training ----------------------------------------------------------------------------------------------------------
 
 
 def blobs(strong=True):
@@ -129,9 +120,6 @@ def test_options_of_images_are_refused(overrides, expected):
     tree = tiny.config("fl2", **({"data__weak": "default", "data__strong": "default"} | overrides))
     tree["model"] = {"name": "linear", "norm": "static"}
     assert expected in message_of(ValueError, build, tree, dataset=blobs())
-
-
-def test_models_of_images_are_refused():
     message = message_of(ValueError, build, config("cnn"), dataset=blobs())
     assert message == "model.name: got cnn for text features, accepted: linear, mlp"
 
@@ -149,8 +137,6 @@ def test_arrays_of_images_are_trained_on_by_their_own_name():
     assert np.array_equal(data.train.images[:, 1:9, 1:9], digits.train_images)
     assert np.array_equal(data.test.labels, digits.test_labels)
 
-
-# --- the script --------------------------------------------------------------------------------------------------------
 
 AG_NEWS = r""""3","Wall St. Bears Claw Back Into the Black (Reuters)","Short-sellers, a dwindling\band of ultra-cynics"
 "1","Venezuelans Vote","CARACAS - a ""historic"" day gave\no indication"
@@ -182,9 +168,6 @@ def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
     assert rows.labels == ["3", "1", "2", "4", "3"]
     assert rows.texts[0].endswith("Into the Black (Reuters) Short-sellers, a dwindling band of ultra-cynics")
     assert rows.texts[1] == 'Venezuelans Vote CARACAS - a "historic" day gave no indication'
-
-
-def test_the_first_rows_of_each_class_are_kept_in_order():
     rows = text_features.Texts(["b", "a", "b", "b", "a"], ["0", "1", "2", "3", "4"])
     assert text_features.first_of_each_class(rows, 2) == (["b", "a", "b", "a"], ["0", "1", "2", "4"])
     assert text_features.first_of_each_class(rows, 0) == rows
@@ -202,10 +185,7 @@ def test_features_are_computed_in_order_in_batches(tmp_path):
     assert got["train_labels"].tolist() == [2, 0, 1, 3, 2]
     assert got["test_labels"].tolist() == [1, 3]
     assert got["classes"].tolist() == ["1", "2", "3", "4"]
-
-
-def test_classes_are_numbered_in_the_order_of_their_labels():
-    rows = text_features.Texts(["10", "2", "x", "b"], ["text"] * 4)
+    rows = text_features.Texts(["10", "2", "x", "b"], ["text"] * 4)  # classes in the order of their labels
     assert text_features.compute(rows, rows, None, Encoder())["train_labels"].tolist() == [1, 0, 3, 2]
 
 

@@ -80,23 +80,32 @@ class Emnist(_Tiny, skip_registration=True):
     BUILDER_CONFIGS = (tfds.core.BuilderConfig(name="byclass"),)
 
 
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
 NAMED = {"cifar100": Cifar100, "svhn_cropped": SvhnCropped, "emnist/byclass": Emnist}
 
 
 @pytest.fixture(scope="session")
-def named_dir(tmp_path_factory):
-    """Datasets with the names, features, sizes, classes and splits of TFDS's own, and few examples."""
+def tiny_dir(tmp_path_factory):
+    """Small datasets, some with the names, features, sizes, classes and splits of TFDS's own."""
     tfds.disable_progress_bar()
-    folder = tmp_path_factory.mktemp("named")
-    for builder in NAMED.values():
+    folder = tmp_path_factory.mktemp("tfds")
+    for builder in (*NAMED.values(), TinyRgb, TinyGray, TinyTrainOnly, TinyAnySize):
         builder(data_dir=folder, file_format="array_record").download_and_prepare()
     return folder
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(named_dir, no_network, name):
+def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(tiny_dir, no_network, name):
     builder, about = NAMED[name], DATASETS[name]
-    dataset = sources.load(name, data_dir=str(named_dir))
+    dataset = sources.load(name, data_dir=str(tiny_dir))
     check_contract(dataset)
     assert (dataset.name, dataset.num_classes) == (name, about.classes)
     sizes = dict(builder.SPLITS)
@@ -107,41 +116,13 @@ def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(named_d
         assert as_rows(images, labels) == as_rows(stored, expected)
 
 
-def test_tfds_splits_are_merged_and_split_anew(named_dir, no_network):
-    dataset = sources.load("cifar100", data_dir=str(named_dir), resplit=(0.5, 0.1, 0.4))
+def test_tfds_splits_are_merged_and_split_anew(tiny_dir, no_network):
+    dataset = sources.load("cifar100", data_dir=str(tiny_dir), resplit=(0.5, 0.1, 0.4))
     check_contract(dataset)
     assert (len(dataset.train_labels), len(dataset.test_labels), dataset.num_classes) == (150, 120, 100)
     stored = [as_rows(*Cifar100.examples(size)) for _, size in Cifar100.SPLITS]
     both = as_rows(*(np.concatenate(pair) for pair in zip(dataset[1:3], dataset[3:5], strict=True)))
     assert set(both) <= set(stored[0]) | set(stored[1])
-
-
-def test_tfds_a_known_name_with_other_classes_is_an_error(tiny_dir, tmp_path):
-    shutil.copytree(tiny_dir / "tiny_rgb", tmp_path / "svhn_cropped")
-    features = tmp_path / "svhn_cropped" / "1.0.0" / "dataset_info.json"
-    features.write_text(features.read_text().replace("tiny_rgb", "svhn_cropped"))
-    for file in features.parent.glob("tiny_rgb-*"):
-        file.rename(file.with_name(file.name.replace("tiny_rgb", "svhn_cropped")))
-    message = message_of(ValueError, sources.load, "svhn_cropped", data_dir=str(tmp_path))
-    assert message == "svhn_cropped: got 3 classes, and it has 10: check that these are all its data"
-
-
-@pytest.fixture(scope="session")
-def tiny_dir(tmp_path_factory):
-    tfds.disable_progress_bar()
-    folder = tmp_path_factory.mktemp("tfds")
-    for builder in (TinyRgb, TinyGray, TinyTrainOnly, TinyAnySize):
-        builder(data_dir=folder, file_format="array_record").download_and_prepare()
-    return folder
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.mark.parametrize("chunk", [1000, 4])
@@ -178,7 +159,7 @@ def test_tfds_unknown_names_get_the_nearest_without_network(tiny_dir, no_network
 
 
 def test_tfds_unprepared_datasets_say_where_and_how_without_network(tiny_dir, no_network):
-    for name in ("cifar100", "cifar10", "emnist/byclass", "mnist:9.9.9"):
+    for name in ("fashion_mnist", "cifar10", "emnist/letters", "mnist:9.9.9"):
         message = message_of(FileNotFoundError, sources.load, name, data_dir=str(tiny_dir))
         assert f"TFDS dataset '{name}' is not prepared in data_dir={tiny_dir}: point data_dir" in message
         assert f"tfds.builder('{name}', data_dir='{tiny_dir}', file_format='array_record').download_and_prepare()" in message

@@ -82,14 +82,14 @@ def test_tsa_thresholds(progress, num_classes):
         np.testing.assert_allclose(tsa.threshold(schedule, progress, num_classes), expected, rtol=1e-6)
 
 
-def test_tsa_keeps_examples_whose_correct_class_is_not_yet_likely():
+def test_tsa_selects_examples_whose_correct_class_is_not_yet_likely():
     p = np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.3, 0.3, 0.4]])
     labels = jnp.array([0, 1, 1, 2])
-    assert tsa.kept(jnp.log(p), labels, 0.45).tolist() == [False, True, False, True]
+    assert tsa.selected(jnp.log(p), labels, 0.45).tolist() == [False, True, False, True]
     ce = -np.log(p[np.arange(4), labels])
-    kept = tsa.kept(jnp.log(p), labels, 0.45)
-    np.testing.assert_allclose(losses.masked_mean(jnp.float32(ce), kept), (ce[1] + ce[3]) / 2, rtol=1e-6)
-    assert losses.masked_mean(jnp.float32(ce), tsa.kept(jnp.log(p), labels, 0.0)) == 0  # none kept: 0 over max(0, 1)
+    selected = tsa.selected(jnp.log(p), labels, 0.45)
+    np.testing.assert_allclose(losses.masked_mean(jnp.float32(ce), selected), (ce[1] + ce[3]) / 2, rtol=1e-6)
+    assert losses.masked_mean(jnp.float32(ce), tsa.selected(jnp.log(p), labels, 0.0)) == 0  # none selected: 0 over max(0, 1)
 
 
 def test_sharpened_kl_and_its_gradients():

@@ -1,7 +1,6 @@
 """Sources: every dataset as the same five NumPy arrays, whatever it was stored as.
 
-Slow imports (tensorflow_datasets, scikit-learn) stay inside the functions that need them, so that importing the package,
-and running on data that do not need them, costs nothing.
+Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
 
 from __future__ import annotations
@@ -10,17 +9,18 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import UInt8
 
 from fedjax_ssl.data.catalog import DATASETS, Known, known
 from fedjax_ssl.data.sources import builtin, folders, npz, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
-from fedjax_ssl.data.sources.text import from_features
+from fedjax_ssl.data.sources.text import Raw, from_features
 
 __all__ = ["GENERIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic"]
 
 GENERIC = ("npz", "image_folder", "text_features")
-"""Names for data of one's own: each is also a kind of storage."""
+"""Names for a user's own data: each is also a kind of storage."""
 
 _RESPLIT = ("npz", "image_folder", "tfds")
 
@@ -36,23 +36,14 @@ def load(
     """Loads a dataset by name; never downloads.
 
     Args:
-        name: a name of `fedjax_ssl.data.catalog.DATASETS`; another TFDS name; `synthetic` (see there); or, for data of your
-            own, one of `GENERIC`.
-        data_dir: for TFDS names: the folder of prepared datasets; None = TFDS's own default.
-        path: for what TFDS does not have.
-            `npz` and MedMNIST: a file with uint8 images [N, H, W] or [N, H, W, ch] and integer labels [N] or [N, 1], as
-            `x_train, y_train, x_test, y_test` or `train_images, train_labels, test_images, test_labels` (and, not
-            required, a validation split `x_val, y_val` or `val_images, val_labels`, which is held out).
-            `image_folder` and `cinic10`: a folder with `train/<class>/*.png` and `test/<class>/*.png` (or .jpg; `valid/` is
-            held out), all of one size.
-            `text_features` and `ag_news`: a file with the arguments of `from_features` as its keys.
+        name: a name of `fedjax_ssl.data.catalog.DATASETS`; another TFDS name; `synthetic`; or, for your own data, one of
+            `GENERIC`.
+        data_dir: for TFDS names: the folder of prepared datasets; None: TFDS's own default.
+        path: for other names: the file or folder, as `fedjax_ssl/data/README.md` describes it.
         resplit: fractions (train, validation, test): all splits (of a TFDS dataset train and test) are merged and split anew,
-            stratified by class, and the validation part is held out. Not for `digits`, `synthetic` and text features. None =
-            the dataset's own splits.
+            stratified by class; the validation part is not used. Not for `digits`, `synthetic` and text features. None: the
+            dataset's own splits.
         seed: draws `resplit` and `synthetic`; the other datasets do not depend on it.
-
-    Returns:
-        Dataset of NumPy arrays.
 
     Raises:
         FileNotFoundError: `path`, `data_dir` or the prepared dataset in it does not exist; the message says what to get where.
@@ -79,36 +70,29 @@ def load(
 
 def from_arrays(
     *,
-    train_images: np.ndarray,
-    train_labels: np.ndarray,
-    test_images: np.ndarray,
-    test_labels: np.ndarray,
+    train_images: Raw,
+    train_labels: Raw,
+    test_images: Raw,
+    test_labels: Raw,
     num_classes: int | None = None,
     name: str = "arrays",
 ) -> Dataset:
     """A Dataset of images in memory, checked; for `fedjax_ssl.build(config, dataset=...)`.
 
     Args:
-        train_images: uint8 [N, H, W] or [N, H, W, ch], RGB where ch = 3.
+        train_images: uint8 [N, H, W] or [N, H, W, ch], RGB if ch = 3.
         train_labels: integers [N] or [N, 1], 0..C-1, every class among them.
-        test_images: uint8 [N', H, W] or [N', H, W, ch].
+        test_images: as the training images.
         test_labels: integers [N'] or [N', 1].
-        num_classes: C; None = the largest label + 1.
-        name: what messages and results call it; a name of `fedjax_ssl.data.catalog.DATASETS` brings that one's defaults.
-
-    Raises:
-        ValueError: for a wrong type, shape or label, or a class without a training example.
+        num_classes: C; None: the largest label + 1.
+        name: of the dataset, in messages and results; a name of `fedjax_ssl.data.catalog.DATASETS` brings its defaults.
     """
     train = Part(np.asarray(train_images), np.asarray(train_labels))
     return dataset(name, train, Part(np.asarray(test_images), np.asarray(test_labels)), num_classes)
 
 
 def padded(data: Dataset, size: int) -> Dataset:
-    """The dataset with its images zero-padded all round to `size` x `size` pixels; an odd pixel goes to the bottom or right.
-
-    Raises:
-        ValueError: its images are larger than that, or it has none.
-    """
+    """The dataset with images zero-padded on all sides to `size` x `size` pixels; an odd pixel goes to the bottom or right."""
     if data.holds_features:
         raise ValueError(f"data.image_size: got {size} for text features, accepted: 0, as they have no size")
     height, width = data.train_images.shape[1:3]
@@ -118,7 +102,7 @@ def padded(data: Dataset, size: int) -> Dataset:
             f"data.image_size: got {size} for images of {width} x {height} pixels, accepted: 0, or {least} and more"
         )
 
-    def pad(images: np.ndarray) -> np.ndarray:
+    def pad(images: UInt8[np.ndarray, "N H W ch"]) -> UInt8[np.ndarray, "N height width ch"]:
         borders = [((size - side) // 2, (size - side + 1) // 2) for side in (height, width)]
         return np.pad(images, [(0, 0), *borders, (0, 0)])
 
@@ -126,7 +110,7 @@ def padded(data: Dataset, size: int) -> Dataset:
 
 
 def _refuse_others(name: str, kind: str, path: str | None, resplit: Sequence[float] | None) -> None:
-    """Raises ValueError for arguments that a source would not look at."""
+    """ValueError for arguments that a source would ignore."""
     if path is not None and kind not in GENERIC:
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
     if resplit is not None and kind not in _RESPLIT:

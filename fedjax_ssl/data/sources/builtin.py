@@ -29,22 +29,8 @@ def synthetic(
 ) -> Dataset:
     """Random images around one random picture per class: learnable, without any file.
 
-    image = clip(picture[label] + noise z, 0, 255), picture ~ U(0, 255) per pixel, z ~ N(0, 1); classes as equal in size as
-    the numbers allow.
-
-    Args:
-        num_train: N >= C.
-        num_test: N' >= 1.
-        image_shape: (H, W, ch).
-        num_classes: C >= 2.
-        noise: standard deviation of a pixel, in units of 0..255.
-        seed: draws everything.
-
-    Returns:
-        Dataset.
-
-    Raises:
-        ValueError: fewer than two classes, or fewer training examples than classes.
+    image = clip(picture[label] + noise z, 0, 255), picture ~ U(0, 255) and z ~ N(0, 1) per pixel; classes differ in size by at
+    most 1. ValueError for fewer than two classes, or fewer training examples than classes.
     """
     if not 2 <= num_classes <= num_train or num_test < 1:
         raise ValueError(

@@ -1,32 +1,28 @@
-"""What every dataset has to hold, whatever it was stored as, with one line for what is wrong and how to mend it."""
+"""Checks of every dataset, whatever it was stored as, with one line on what is wrong and how to correct it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Int32, Shaped, UInt8
+
+Images = UInt8[np.ndarray, "N H W ch"] | Float32[np.ndarray, "N V D"]
+Classes = Int32[np.ndarray, " N"]
 
 
 class Dataset(NamedTuple):
     """A classification dataset in memory. Every class in 0..C-1 occurs in the training split.
 
-    Texts are vectors of numbers here: their `images` are float32 [N, V, D], V stored views of D features. View 0 is the text
-    itself, view V-1 its strong view; where there is none, V = 1.
-
-    Attributes:
-        name: what it was loaded as.
-        train_images: uint8 [N, H, W, ch], values 0..255, RGB where ch = 3; or float32 [N, V, D].
-        train_labels: int32 [N].
-        test_images: uint8 [N', H, W, ch], or float32 [N', 1, D].
-        test_labels: int32 [N'].
-        num_classes: C.
+    Images of three channels are RGB. Texts are vectors of D features here, in V stored views: view 0 is the text itself, the
+    last its strong view; without a strong view, and in the test split, V = 1.
     """
 
     name: str
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
+    train_images: Images
+    train_labels: Classes
+    test_images: Images
+    test_labels: Classes
     num_classes: int
 
     @property
@@ -38,21 +34,15 @@ class Dataset(NamedTuple):
 class Part(NamedTuple):
     """Examples and their labels, aligned."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    images: Shaped[np.ndarray, "N ..."]
+    labels: Shaped[np.ndarray, "N ..."]
 
 
 def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
-    """A Dataset of two splits of images, checked.
+    """A Dataset of two splits of images, checked: uint8 [N, H, W] or [N, H, W, ch], integer labels [N] or [N, 1].
 
-    Args:
-        name: stands in the messages.
-        train: images uint8 [N, H, W] or [N, H, W, ch], labels [N] or [N, 1] of any integer type.
-        test: likewise.
-        num_classes: C; None = the largest label + 1.
-
-    Raises:
-        ValueError: for a wrong type, shape or label, or a class without a training example.
+    `num_classes` None means the largest label + 1. ValueError for a wrong type, shape or label, or a class without a training
+    example.
     """
     train, test = checked_part(f"{name} train", train), checked_part(f"{name} test", test)
     if train.images.shape[1:] != test.images.shape[1:]:
@@ -64,7 +54,7 @@ def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) 
 
 
 def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
-    """A Dataset of two splits, each checked on its own: their classes are checked. Arguments and errors as in `dataset`."""
+    """A Dataset of two splits that are checked; their classes are checked here. Arguments and errors as in `dataset`."""
     largest = int(max(train.labels.max(), test.labels.max()))
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
@@ -81,7 +71,7 @@ def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> 
 
 
 def checked_part(where: str, split: Part) -> Part:
-    """Images uint8 [N, H, W, ch] and labels int32 [N] of one split, or a ValueError that says what is wrong with them."""
+    """One split's images uint8 [N, H, W, ch] and labels, or a ValueError that says what is wrong with them."""
     images, labels = split
     if images.dtype != np.uint8:
         raise ValueError(f"{where}: images have dtype {images.dtype}: scale them to 0..255 and store them as uint8")
@@ -90,8 +80,8 @@ def checked_part(where: str, split: Part) -> Part:
     return Part(images[..., None] if images.ndim == 3 else images, checked_labels(where, labels, len(images)))
 
 
-def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> np.ndarray:
-    """Labels int32 [N] of N examples, or a ValueError that says what is wrong with them."""
+def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> Classes:
+    """The labels of so many examples, or a ValueError that says what is wrong with them."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:

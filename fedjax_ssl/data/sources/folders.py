@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from jaxtyping import Int32, UInt8
 
 from fedjax_ssl.data.sources.checks import Dataset, Part
 from fedjax_ssl.data.sources.resplit import with_splits
@@ -21,8 +22,8 @@ _CHUNK = 250  # images that a thread reads at a time
 def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
     """The dataset in a folder, see `sources.load`: classes are the sorted names of the folders of `train`.
 
-    Without `resplit`, `train` and `test` are read, and `valid` stays unread. With it, all three are merged; then the folder may
-    also hold the classes themselves.
+    Without `resplit`, `train` and `test` are read. With it, all three splits are merged, and the folder may also contain the
+    classes themselves.
     """
     root = Path(path)
     if not root.is_dir():
@@ -42,7 +43,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
     shape = _decode(next(iter(files.values()))[0][0]).shape[:2]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         read = {split: _read(paths, shape, threads) for split, (paths, _) in files.items()}
-    # Gray images stay gray only where all of them are; else they are RGB like the others.
+    # If one image has color, gray images become RGB, too.
     channels = 1 if all(gray for _, gray in read.values()) else 3
     splits = {split: Part(read[split][0][..., :channels], labels) for split, (_, labels) in files.items()}
     return with_splits(name, splits, resplit, seed)
@@ -55,7 +56,7 @@ def _classes(folder: Path) -> list[str]:
     return names
 
 
-def _files(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
+def _files(folder: Path, classes: list[str]) -> tuple[list[Path], Int32[np.ndarray, " N"]]:
     """The image files of a split, sorted by class and name, and their labels."""
     other = sorted(set(classes) ^ set(_classes(folder)))
     if other:
@@ -72,8 +73,8 @@ def _files(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     return paths, np.array(labels, np.int32)
 
 
-def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[np.ndarray, bool]:
-    """Images uint8 [N, H, W, 3], and whether all are gray, their three channels being the same."""
+def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[UInt8[np.ndarray, "N H W 3"], bool]:
+    """Images, and whether all are gray, their three channels being the same."""
     images = np.empty((len(paths), *shape, 3), np.uint8)
 
     def read(start: int) -> bool:
@@ -93,8 +94,8 @@ def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor
     return images, all(list(threads.map(read, range(0, len(paths), _CHUNK))))
 
 
-def _decode(path: Path) -> np.ndarray:
-    """Image uint8 [H, W, 1] or [H, W, 3] (RGB) of a file; transparency is dropped."""
+def _decode(path: Path) -> UInt8[np.ndarray, "H W ch"]:
+    """The gray or RGB image of a file; transparency is dropped."""
     image = None
     content = np.fromfile(path, np.uint8)
     if content.size:  # OpenCV raises an error of its own for an empty file

@@ -1,4 +1,4 @@
-"""`.npz` files of images: a user's own, and MedMNIST's."""
+"""`.npz` files of images: a user's, and MedMNIST's."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
 
 
 def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those of `keys` that an `.npz` file has, with their arrays, and the names of all that it holds.
+    """The arrays of `keys` that an `.npz` file has, and the names of all its arrays.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is no `.npz` file, is damaged, or holds pickled objects.
+    FileNotFoundError if it does not exist, ValueError if it is no `.npz` file, is damaged, or has pickled objects.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"path={path}: no such file: give an existing .npz file")

@@ -16,13 +16,10 @@ def with_splits(
 
     Args:
         name: of the dataset.
-        splits: by name; what is neither `train` nor `test` is held out, unless they are merged.
-        resplit: fractions (train, validation, test), stratified by class, the validation part held out; None: as they are.
+        splits: by name; others than `train` and `test` are not used unless all are merged.
+        resplit: fractions (train, validation, test), stratified by class; the validation part is not used. None: no new split.
         seed: draws the new split.
         num_classes: C; None: the largest label + 1.
-
-    Raises:
-        ValueError: for wrong fractions, too few examples of a class, or unusable data.
     """
     if resplit is None:
         return dataset(name, splits["train"], splits["test"], num_classes)
@@ -50,7 +47,7 @@ def with_splits(
 
 
 def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part]:
-    """Two disjoint random subsets in which every class has its share; what is over is held out."""
+    """Two disjoint random subsets in which every class has its share; other examples are not used."""
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(len(pool.labels))

@@ -1,6 +1,6 @@
 """TensorFlow Datasets, read from array_record without TensorFlow.
 
-tensorflow_datasets is imported inside the functions: it takes 0.7 s, which no other source should pay.
+Functions import tensorflow_datasets themselves: it takes 0.7 s, which other sources should not pay.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from jaxtyping import UInt8
 
 from fedjax_ssl.data.catalog import DATASETS, known
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
@@ -25,7 +26,7 @@ _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
 def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int) -> Dataset:
-    """The prepared dataset `name`, see `sources.load`; `others` are the names to suggest that TFDS does not have."""
+    """The prepared dataset `name`, see `sources.load`; messages suggest `others`, the names that TFDS does not have."""
     builder = _builder(name, data_dir, others)
     features, folder = dict(builder.info.features.items()), builder.data_dir
     num_classes = getattr(features.get("label"), "num_classes", None)
@@ -51,8 +52,8 @@ def _is_fixed_image(feature: Any) -> bool:
 def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
     """Builder of a dataset that is prepared on this disk.
 
-    It is made from the files alone: a builder made from TFDS's code may try to download what is not prepared, and without
-    network that takes minutes to fail.
+    It is made from the files alone: a builder made from TFDS's code may try to download a dataset that is not prepared, which
+    takes minutes to fail without a network.
     """
     import tensorflow_datasets as tfds
 
@@ -86,9 +87,9 @@ def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
 
 
 def read(builder: Any, split: str) -> Part:
-    """Reads and decodes a split; one thread parses records (holding the GIL) while others decode images (without it).
+    """Reads and decodes a split; one thread parses records (with the GIL) while others decode images (without it).
 
-    Records are parsed here, not by the builder's features: those are general, and take four times as long as the decoding.
+    Records are parsed here, as the builder's features would take four times as long as the decoding.
     """
     import tensorflow_datasets as tfds
     from google.protobuf.message import DecodeError
@@ -123,8 +124,8 @@ def read(builder: Any, split: str) -> Part:
     return Part(images, labels)
 
 
-def _decode(encoded: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-    """Image uint8 [H, W, ch] of an encoded PNG or JPEG: RGB, or gray where ch = 1."""
+def _decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
+    """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel."""
     flag = cv2.IMREAD_GRAYSCALE if shape[2] == 1 else cv2.IMREAD_COLOR_RGB
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
     if image is None or image.shape[:2] != shape[:2]:

@@ -1,0 +1,38 @@
+"""The types of arrays in annotations: `Float[Array, "B C"]` is a float array with the axes B and C (jaxtyping).
+
+Axis letters: R runs, K clients in all, M clients of a cohort, N pooled examples, n examples of the largest client, S local
+steps, B batch, C classes, H W ch of an image, V stored views and D features of a text. Tests check the annotations on every
+call (`tests/conftest.py`); a run does not check them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jaxtyping
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int, Int32, PyTree, Shaped
+
+if TYPE_CHECKING:
+    Array: TypeAlias = jax.Array
+    Stored: TypeAlias = Any
+else:
+    Array = jax.Array | np.ndarray | np.generic  # tests call functions of JAX with NumPy's arrays, too
+    Stored = Array  # in structures whose data are NumPy's on the host and JAX's on a device: mypy takes either
+
+Key = jaxtyping.Key[jax.Array, ""]
+"""One typed PRNG key (`jax.random.key`)."""
+Number = float | int | Shaped[Array, ""]
+"""A Python number or an array without axes."""
+Scalar = Float[Array, ""]
+Count = Int32[Array, ""]
+
+Logits = Float[Array, "B C"]
+Probs = Float[Array, "B C"]
+Labels = Int[Array, " B"]
+Mask = Bool[Array, " B"]
+PerExample = Float32[Array, " B"]
+
+Params: TypeAlias = PyTree[Float[Array, "..."]]
+"""A pytree of float arrays: a network's parameters, or their gradient."""
