@@ -381,10 +381,10 @@ def step_f_reg(options: FedDureOptions, teaching: Teaching, w: PyTree, w_optimiz
     """F-reg's parameters and its Adam's state after a step (Eqs. 4, 5; see `regulate`)."""
     phi, strong, logits, pullback, loss, labeled_loss = teaching
     if options.meta_gradient == "direct":
-        ahead = f_reg.look_ahead(phi, teaching.gradient(w), options.eta_s)
-        # Along phi's gradient: the pullback is linear, and its transpose is the derivative in a direction. The forward pass is
-        # shared so, and the network needs no rule but that of reverse mode, the only one that some convolutions have.
-        _, derivative = jax.vjp(pullback, jnp.zeros_like(logits))
+        # The pullback is linear, and its transpose is the derivative of phi's outputs in a direction. So the passes are shared,
+        # and the network needs no rule but that of reverse mode, the only one that some convolutions have.
+        (grad,), derivative = jax.vjp(pullback, jax.grad(loss, 1)(w, logits))
+        ahead = f_reg.look_ahead(phi, grad, options.eta_s)
         (change,) = derivative((jax.grad(labeled_loss)(ahead),))
         meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
     else:
