@@ -20,13 +20,13 @@ import time
 from typing import Any
 
 import jax
+from fedjax_ssl.experiment.measurement import forward_sizes, images_a_device
+from fedjax_ssl.experiment.tuning import in_layout
 
 from benchmarks.provenance import provenance
 from benchmarks.spread import balanced, quartiles, whole
 from benchmarks.workloads import USUAL, WORKLOADS, Case, experiment
 from fedjax_ssl.experiment.layout import FORWARD_BATCH_SIZE
-from fedjax_ssl.experiment.measurement import forward_sizes, images_a_device
-from fedjax_ssl.experiment.tuning import in_layout
 from launch.command import ask_for_huge_pages, use_all_cores
 
 LEAST_TURNS = 6

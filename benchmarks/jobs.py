@@ -276,9 +276,10 @@ def run(job: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
         `seconds` of the rounds after the warm-up, `layout`, `compile_s`, `device` and `versions`; of a search also `tuning_s`
         and `usual_layout`, in which the job would be without one.
     """
+    from fedjax_ssl.experiment.tuning import in_layout, tuned
+
     from benchmarks.provenance import devices, versions
     from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.tuning import in_layout, tuned
 
     kind = KINDS[job["kind"]]
     experiment, began = experiment_of(job, kind.config(job)), time.perf_counter()

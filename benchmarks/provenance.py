@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import Any
 
 import jax
-
 from fedjax_ssl.experiment.loop import git_commit
 from fedjax_ssl.experiment.machine import processor
 

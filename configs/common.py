@@ -1,6 +1,5 @@
 """What config files share: the defaults of every key, and the argument after the colon."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from fedjax_ssl.models import default_options
 def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     """A config with the defaults of every key, those of a method's and a model's own options among them."""
     config = Settings().to_dict()
-    options = dataclasses.asdict(options_class(METHODS[method])())
+    options = options_class(METHODS[method])().model_dump()
     config["method"] = {"name": method, "prox_mu": PROX_MU.get(method, 0.0), **options}
     config["model"] = {"name": model, **NORM_DEFAULTS, **default_options(model), **model_options}
     return ConfigDict(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -70,16 +69,14 @@ def build(
     data = [own.split() for own in plans]
     data = widened(data) if len(data) > 1 else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
-    if hasattr(plan.options, "for_run"):
-        plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
+    batch_size = plan.settings.client.batch_size
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     plan = plan._replace(conv=layout.conv)
     return _assemble(config, runs, plan, data, layout)
 
 
-def _assemble(
-    settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout
-) -> Experiment:
+def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
     """The experiment of runs whose data are split."""
     is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # a split's number is not read by the programs
 

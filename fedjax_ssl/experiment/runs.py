@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +30,7 @@ class Run(NamedTuple):
     number: float | None
 
     def __str__(self) -> str:
-        return f"seed {self.name}" if self.number is None else self.name.partition("-")[2]
+        return f"seed {self.settings.seed}" if self.number is None else self.name.partition("-")[2]
 
 
 def runs_of(settings: Settings) -> tuple[Run, ...]:
@@ -52,7 +50,6 @@ def runs_of(settings: Settings) -> tuple[Run, ...]:
     found = []
     for value in settings.values:
         own = Settings.from_dict(replaced(alone.to_dict(), settings.vary.split("."), value))
-        own.method_options()  # which checks them
         found.append(Run(own, f"{settings.seed}-{last}={value}", value))
     return tuple(found)
 
@@ -74,7 +71,7 @@ def _check(settings: Settings) -> None:
 
 def _check_key(settings: Settings, key: str) -> None:
     config = {name: value for name, value in settings.to_dict().items() if name in GROUPS}
-    config["method"] = {**dataclasses.asdict(settings.method_options()), **config["method"]}
+    config["method"] = {**settings.method_options().model_dump(), **config["method"]}
     flat = dict(_flat(config))
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
@@ -93,17 +90,13 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def replaced(tree: Any, path: Sequence[str], value: Any) -> Any:
-    """`tree`, of mappings and frozen dataclasses, with `value` at `path`, unchecked, as a number that is traced has to be."""
+    """`tree`, of mappings and frozen models, with `value` at `path`, unchecked, as a number that is traced has to be."""
     name, *rest = path
     if isinstance(tree, Mapping):
         return {**tree, name: replaced(tree.get(name), rest, value) if rest else value}
-    changed = copy.copy(tree)  # not dataclasses.replace, which checks
-    object.__setattr__(changed, name, replaced(getattr(tree, name), rest, value) if rest else value)
-    return changed
+    return tree.model_copy(update={name: replaced(getattr(tree, name), rest, value) if rest else value})
 
 
 def replaced_fields(settings: Any, **fields: Any) -> Any:
     """Settings with other values in some fields, unchecked."""
-    if dataclasses.is_dataclass(settings):
-        return dataclasses.replace(settings, **fields)
     return settings.model_copy(update=fields)

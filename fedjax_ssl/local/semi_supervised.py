@@ -158,11 +158,3 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
         return Gradients(grad, batch_stats, metrics)
 
     return of_step
-
-
-def check(unlabeled_weight: float, unlabeled_batch_size: int) -> None:
-    """Raises ValueError where one of these options of a method is out of range."""
-    if not unlabeled_weight >= 0:
-        raise ValueError(f"method.unlabeled_weight: got {unlabeled_weight}, accepted: a number >= 0")
-    if unlabeled_batch_size < 0:
-        raise ValueError(f"method.unlabeled_batch_size: got {unlabeled_batch_size}, accepted: a number >= 0")

@@ -7,12 +7,13 @@ moving average of the parameters is evaluated, with the statistics of batch norm
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import pydantic
+from pydantic import Field
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
@@ -20,79 +21,50 @@ from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, ap
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
 from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
+from fedjax_ssl.options import Decay, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FixMatchCentralOptions:
-    """FixMatch's settings on pooled data.
+class FixMatchCentralOptions(Options):
+    """FixMatch's settings on pooled data."""
 
-    Attributes:
-        mu: unlabeled examples of a step for each labeled one.
-        confidence: the fixed threshold.
-        ema_decay: of the moving average of the parameters, per step.
-    """
-
-    mu: int = 7
-    confidence: float = 0.95
-    ema_decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        _check_mu(self.mu)
-        _check_decay("ema_decay", self.ema_decay)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
+    mu: Positive = Field(7, description="Unlabeled examples of a step for each labeled one.")
+    confidence: Fraction = Field(0.95, description="The fixed threshold.")
+    ema_decay: Decay = Field(0.999, description="Of the moving average of the parameters, per step.")
 
 
-@dataclasses.dataclass(frozen=True)
-class FreeMatchCentralOptions:
-    """FreeMatch's settings on pooled data.
+class FreeMatchCentralOptions(Options):
+    """FreeMatch's settings on pooled data."""
 
-    Attributes:
-        mu: unlabeled examples of a step for each labeled one.
-        fairness_weight: w_f, as USB's configs have it; 0: without the fairness term.
-        threshold_decay: lambda of the status that thresholds follow.
-        threshold_clip: the largest tau: .95 in USB on SVHN; 1: none.
-        threshold_quantile: tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.
-        least_threshold, most_threshold: the thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on
-            SVHN.
-        ema_decay: of the moving average of the parameters, per step.
-    """
+    mu: Positive = Field(7, description="Unlabeled examples of a step for each labeled one.")
+    fairness_weight: Weight = Field(0.001, description="W_f, as USB's configs have it; 0: without the fairness term.")
+    threshold_decay: Decay = Field(0.999, description="Lambda of the status that thresholds follow.")
+    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="The largest tau: .95 in USB on SVHN; 1: none.",
+    )
+    threshold_quantile: Decay = Field(
+        0.0,
+        description="Tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.",
+    )
+    least_threshold: Weight = Field(
+        0.0,
+        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
+    )
+    most_threshold: Weight = Field(
+        1.0,
+        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
+    )
+    ema_decay: Decay = Field(0.999, description="Of the moving average of the parameters, per step.")
 
-    mu: int = 7
-    fairness_weight: float = 0.001
-    threshold_decay: float = 0.999
-    threshold_clip: float = 1.0
-    threshold_quantile: float = 0.0
-    least_threshold: float = 0.0
-    most_threshold: float = 1.0
-    ema_decay: float = 0.999
-
-    def __post_init__(self) -> None:
-        _check_mu(self.mu)
-        _check_decay("ema_decay", self.ema_decay)
-        _check_decay("threshold_decay", self.threshold_decay)
-        if not self.fairness_weight >= 0:
-            raise ValueError(f"method.fairness_weight: got {self.fairness_weight}, accepted: a number >= 0")
-        if not 0 < self.threshold_clip <= 1:
-            raise ValueError(f"method.threshold_clip: got {self.threshold_clip}, accepted: a number in (0, 1]")
-        if not 0 <= self.threshold_quantile < 1:
-            raise ValueError(f"method.threshold_quantile: got {self.threshold_quantile}, accepted: a number in [0, 1)")
-        if not 0 <= self.least_threshold <= self.most_threshold:
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.least_threshold > self.most_threshold:
             accepted = f"a number in [0, method.most_threshold = {self.most_threshold}]"
             raise ValueError(f"method.least_threshold: got {self.least_threshold}, accepted: {accepted}")
-
-
-def _check_mu(mu: int) -> None:
-    if mu < 1:
-        raise ValueError(f"method.mu: got {mu}, accepted: a number >= 1")
-
-
-def _check_decay(name: str, decay: float) -> None:
-    if not 0 <= decay < 1:
-        raise ValueError(f"method.{name}: got {decay}, accepted: a number in [0, 1)")
+        return self
 
 
 class CentralState(NamedTuple):
@@ -242,7 +214,9 @@ def _central(
             gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
             fit = Fit(state.weights, state.optimizer)
             weights, optimizer = apply_gradients(task, training, fit, gradients, inputs.learning_rate)
-            return CentralState(weights, ema.update(state.average, weights.params, ema_decay), optimizer, status), gradients.metrics
+            return CentralState(
+                weights, ema.update(state.average, weights.params, ema_decay), optimizer, status
+            ), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
         end, metrics, _ = train(begun, step, step_inputs(training, mu, data, key), key)

@@ -6,7 +6,6 @@ With the labels at the server, revealed ones make it FedAvg with server fine-tun
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -17,12 +16,12 @@ from fedjax_ssl.local import Broadcast, Fit, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.options import Options
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FedAvgOptions:
+class FedAvgOptions(Options):
     """Federated averaging has no settings of its own."""
 
 

@@ -15,13 +15,13 @@ parameters and 100 clients take 41 GB, in memory and in each checkpoint: `execut
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
@@ -32,34 +32,25 @@ from fedjax_ssl.local.task import join
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import ModelFns, predictor
+from fedjax_ssl.options import Count, Fraction, Options, Positive
 from fedjax_ssl.ssl import ema, losses
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FedConOptions:
-    """FedCon's own settings.
+class FedConOptions(Options):
+    """FedCon's own settings."""
 
-    Attributes:
-        head_hidden: hidden units of the clients' predictors; 0: three times the number of features.
-        target_decay: of a client's average, per step.
-        teacher_rate: of the server's average, whose decay is 1 - teacher_rate in the first step and 1 in the last.
-        ramp_rounds: rounds until the server's consistency term has its whole weight.
-    """
-
-    head_hidden: int = 0
-    target_decay: float = 0.999
-    teacher_rate: float = 4e-4
-    ramp_rounds: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("target_decay", "teacher_rate"):
-            if not 0 <= (got := getattr(self, name)) <= 1:
-                raise ValueError(f"method.{name}: got {got}, accepted: a number in [0, 1]")
-        for name, least in (("head_hidden", 0), ("ramp_rounds", 1)):
-            if (got := getattr(self, name)) < least:
-                raise ValueError(f"method.{name}: got {got}, accepted: a whole number >= {least}")
+    head_hidden: Count = Field(
+        0,
+        description="Hidden units of the clients' predictors; 0: three times the number of features.",
+    )
+    target_decay: Fraction = Field(0.999, description="Of a client's average, per step.")
+    teacher_rate: Fraction = Field(
+        4e-4,
+        description="Of the server's average, whose decay is 1 - teacher_rate in the first step and 1 in the last.",
+    )
+    ramp_rounds: Positive = Field(100, description="Rounds until the server's consistency term has its whole weight.")
 
 
 class FedConState(NamedTuple):

@@ -18,69 +18,86 @@ from it come data, networks, the size of unlabeled batches and what the paper le
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Training, Weights, semi_supervised
-from fedjax_ssl.local import apply_gradients, dropout_key, substream
+from fedjax_ssl.local import (
+    Broadcast,
+    Fit,
+    Gradients,
+    Server,
+    ServerState,
+    Task,
+    Training,
+    Weights,
+    apply_gradients,
+    dropout_key,
+    semi_supervised,
+    substream,
+)
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Metrics, mean
+from fedjax_ssl.options import Count, Fraction, Options, Rate
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 from fedjax_ssl.ssl import regulators as f_reg
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FedDureOptions:
-    """FedDure's own settings.
+class FedDureOptions(Options):
+    """FedDure's own settings."""
 
-    Attributes:
-        regulators: `both`; `no_c`: F-reg alone, which then learns through theta's look-ahead, and no reward; `no_f`: C-reg
-            alone, with a fixed threshold in place of F-reg's weights (the ablation of Section 4.3).
-        meta_gradient: the gradient for F-reg in its `direct` form (`fedjax_ssl.ssl.regulators`), or `nested`, as it is written.
-            They cost about the same: of nested differentiation, too, XLA keeps only what the gradient for F-reg needs.
-        detach_freg_input: whether F-reg's input is a constant where phi is differentiated, as Theorem 2 does not assume;
-            otherwise phi can lower its loss by lowering the weights.
-        confidence: the threshold that stands in for F-reg (.6 in the released code's settings).
-        eta_s: learning rate of phi, and of the look-ahead.
-        eta_w: learning rate of F-reg.
-        unlabeled_batch_size: B_u; 0: each client's own, by the released code's rule (`own_batch_size`). "Batch size 10" of the
-            paper's Section 4.1 may mean 10. All batches have the shape of the largest client's, and `cost/*` counts them so:
-            split (DIR, DIR) on CIFAR-10, B_u is 15 to 270 with a mean of 97 (over 20 draws), so that 2.8 times as many
-            unlabeled examples pass as are used.
-    """
+    regulators: Literal["both", "no_c", "no_f"] = Field(
+        "both",
+        description=(
+            "`both`; `no_c`: F-reg alone, which then learns through theta's look-ahead, and no reward; `no_f`: C-reg "
+            "alone, with a fixed threshold in place of F-reg's weights (the ablation of Section 4.3)."
+        ),
+    )
+    meta_gradient: Literal["direct", "nested"] = Field(
+        "direct",
+        description=(
+            "The gradient for F-reg in its `direct` form (`fedjax_ssl.ssl.regulators`), or `nested`, as it is written. "
+            "They cost about the same: of nested differentiation, too, XLA keeps only what the gradient for F-reg "
+            "needs."
+        ),
+    )
+    detach_freg_input: bool = Field(
+        False,
+        description=(
+            "Whether F-reg's input is a constant where phi is differentiated, as Theorem 2 does not assume; otherwise "
+            "phi can lower its loss by lowering the weights."
+        ),
+    )
+    confidence: Fraction = Field(
+        0.6,
+        description="The threshold that stands in for F-reg (.6 in the released code's settings).",
+    )
+    eta_s: Rate = Field(5e-4, description="Learning rate of phi, and of the look-ahead.")
+    eta_w: Rate = Field(5e-4, description="Learning rate of F-reg.")
+    unlabeled_batch_size: Count = Field(
+        0,
+        description=(
+            "B_u; 0: each client's own, by the released code's rule (`own_batch_size`). 'Batch size 10' of the paper's "
+            "Section 4.1 may mean 10. All batches have the shape of the largest client's, and `cost/*` counts them so: "
+            "split (DIR, DIR) on CIFAR-10, B_u is 15 to 270 with a mean of 97 (over 20 draws), so that 2.8 times as "
+            "many unlabeled examples pass as are used."
+        ),
+    )
+    largest_batch_size: Count = Field(0, description="")
 
-    regulators: str = choice("both", "no_c", "no_f")
-    meta_gradient: str = choice("direct", "nested")
-    detach_freg_input: bool = False
-    confidence: float = 0.6
-    eta_s: float = 5e-4
-    eta_w: float = 5e-4
-    unlabeled_batch_size: int = 0
-    largest_batch_size: int = 0
-
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int = 10) -> FedDureOptions:
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """With the largest client's B_u."""
-        return dataclasses.replace(self, largest_batch_size=largest_batch(counts, batch_size))
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        semi_supervised.check(1.0, self.unlabeled_batch_size)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        for name in ("eta_s", "eta_w"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"method.{name}: got {getattr(self, name)}, accepted: a number > 0")
+        largest = self.largest_batch_size or largest_batch(counts, batch_size)
+        return self.model_copy(update={"largest_batch_size": largest})
 
 
 class ClientState(NamedTuple):

@@ -25,84 +25,109 @@ round, so that they add up over its steps; that is a mistake, and not reproduced
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, semi_supervised
-from fedjax_ssl.local import apply_gradients, dropout_key, substream
+from fedjax_ssl.local import (
+    Broadcast,
+    Fit,
+    Gradients,
+    Server,
+    ServerState,
+    Task,
+    Trained,
+    Training,
+    Weights,
+    apply_gradients,
+    dropout_key,
+    semi_supervised,
+    substream,
+)
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Metrics, Sum, mean
+from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight, rounds_of
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
 PyTree = Any
 USES = "uses"  # of a step: how often it used each of the client's examples, int32 [n]
 
 
-@dataclasses.dataclass(frozen=True)
-class FedLabelOptions:
-    """FedLabel's own settings; tau is `client.steps`. `released` says what FLUTE has instead.
+class FedLabelOptions(Options):
+    """FedLabel's own settings; tau is `client.steps`. `released` says what FLUTE has instead."""
 
-    Attributes:
-        confidence: beta in [0, 1], which max s* has to exceed.
-        measure: h, `variance` or (inverse) `entropy`.
-        experts: `both`, or as ablations one alone, `local` or `global`: s* is its output then, and there is no consistency.
-        expert_view: what the experts and KL see: the `plain` image, or one random `weak` view per step (`released`).
-        augment: CE's view: `strong`, or `none`: what the experts see (the paper's Figure 7).
-        consistency_weight: lambda_0; 0: no consistency, and no passes of plain views through w_U.
-        consistency_target: of KL: the `other` expert's output s-, or always the `local` one's (`released`).
-        kl_order: KL(s- || f) (`target_first`, the usual order of a distillation), or KL(f || s-) (`net_first`, as printed).
-        normalize: CE and consistency are divided by the `batch`, or each by the number of its own `passing` examples: those
-            kept, those kept that agree (`released`).
-        unlabeled_steps: tau'.
-        unlabeled_rate: w_U's learning rate, as a multiple of w_L's.
-        proximity: weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).
-        burn_in: w_U is not trained in this many first rounds (`released`: 50).
-        counts: r: `draws` of labeled examples and of kept ones; `distinct` such examples; or `passing`, draws of kept ones
-            alone, 1 if none (`released`).
-        aggregation: `sum` of both changes; or `halves`, 1/2 the uniform mean of w_L + 1/2 the mean of w_U with weights r
-            (`released`), for which both models travel.
-    """
-
-    confidence: float = 0.3
-    measure: str = choice(*experts.MEASURES)
-    experts: str = choice("both", "local", "global")
-    expert_view: str = choice("plain", "weak")
-    augment: str = choice("strong", "none")
-    consistency_weight: float = 0.05
-    consistency_target: str = choice("other", "local")
-    kl_order: str = choice("target_first", "net_first")
-    normalize: str = choice("batch", "passing")
-    unlabeled_steps: int = 10
-    unlabeled_rate: float = 1.0
-    proximity: float = 0.0
-    burn_in: int = 0
-    counts: str = choice("draws", "distinct", "passing")
-    aggregation: str = choice("sum", "halves")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        if not self.unlabeled_rate > 0:
-            raise ValueError(f"method.unlabeled_rate: got {self.unlabeled_rate}, accepted: a number > 0")
-        for least, names in ((1, ("unlabeled_steps",)), (0, ("consistency_weight", "proximity", "burn_in"))):
-            for name in names:
-                if not getattr(self, name) >= least:
-                    raise ValueError(f"method.{name}: got {getattr(self, name)}, accepted: a number >= {least}")
+    confidence: Fraction = Field(0.3, description="Beta in [0, 1], which max s* has to exceed.")
+    measure: Literal["variance", "entropy"] = Field("variance", description="H, `variance` or (inverse) `entropy`.")
+    experts: Literal["both", "local", "global"] = Field(
+        "both",
+        description=(
+            "`both`, or as ablations one alone, `local` or `global`: s* is its output then, and there is no consistency."
+        ),
+    )
+    expert_view: Literal["plain", "weak"] = Field(
+        "plain",
+        description="What the experts and KL see: the `plain` image, or one random `weak` view per step (`released`).",
+    )
+    augment: Literal["strong", "none"] = Field(
+        "strong",
+        description="CE's view: `strong`, or `none`: what the experts see (the paper's Figure 7).",
+    )
+    consistency_weight: Weight = Field(
+        0.05,
+        description="Lambda_0; 0: no consistency, and no passes of plain views through w_U.",
+    )
+    consistency_target: Literal["other", "local"] = Field(
+        "other",
+        description="Of KL: the `other` expert's output s-, or always the `local` one's (`released`).",
+    )
+    kl_order: Literal["target_first", "net_first"] = Field(
+        "target_first",
+        description=(
+            "KL(s- || f) (`target_first`, the usual order of a distillation), or KL(f || s-) (`net_first`, as printed)."
+        ),
+    )
+    normalize: Literal["batch", "passing"] = Field(
+        "batch",
+        description=(
+            "CE and consistency are divided by the `batch`, or each by the number of its own `passing` examples: those "
+            "kept, those kept that agree (`released`)."
+        ),
+    )
+    unlabeled_steps: Positive = Field(10, description="Tau'.")
+    unlabeled_rate: Rate = Field(1.0, description="W_U's learning rate, as a multiple of w_L's.")
+    proximity: Weight = Field(0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
+    burn_in: Phase = Field(0.0, description="W_U is not trained in this many first rounds (`released`: 50).")
+    counts: Literal["draws", "distinct", "passing"] = Field(
+        "draws",
+        description=(
+            "R: `draws` of labeled examples and of kept ones; `distinct` such examples; or `passing`, draws of kept "
+            "ones alone, 1 if none (`released`)."
+        ),
+    )
+    aggregation: Literal["sum", "halves"] = Field(
+        "sum",
+        description=(
+            "`sum` of both changes; or `halves`, 1/2 the uniform mean of w_L + 1/2 the mean of w_U with weights r "
+            "(`released`), for which both models travel."
+        ),
+    )
 
     @property
     def consistent(self) -> bool:
         """Whether there is a consistency term."""
         return self.experts == "both" and self.consistency_weight > 0
+
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+        """With `burn_in` as a number of rounds."""
+        return self.model_copy(update={"burn_in": rounds_of("burn_in", self.burn_in, rounds)})
 
 
 class Setup(NamedTuple):

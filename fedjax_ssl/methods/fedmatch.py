@@ -18,24 +18,36 @@ psi_0 = .2 sigma_0 (so theta_0 = 1.2 sigma_0), helper rounds, thresholds and wei
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
-from fedjax_ssl.local import apply_gradients, dropout_key
+from fedjax_ssl.local import (
+    Fit,
+    Gradients,
+    Server,
+    ServerState,
+    ServerWork,
+    Task,
+    Trained,
+    Training,
+    Weights,
+    apply_gradients,
+    dropout_key,
+)
 from fedjax_ssl.local.server import requirements, server_step, with_statistics
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
+from fedjax_ssl.options import Count, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
 PyTree = Any
@@ -43,46 +55,38 @@ Carry = tuple[Weights, tuple[PyTree, ...]]
 """Weights whose params are Parts, and the optimizer states of both."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FedMatchOptions:
-    """FedMatch's own settings; weights and thresholds have its code's names.
+class FedMatchOptions(Options):
+    """FedMatch's own settings; weights and thresholds have its code's names."""
 
-    Attributes:
-        confidence: the smallest probability of a confident prediction (.75 in the released code, .95 in FedSiam's comparison).
-        helpers: H, helpers per client.
-        helper_period: every so many rounds there are helpers.
-        unlabeled_batch_size: unlabeled examples per step; 0: `client.batch_size`, which with labels at the clients counts the
-            labeled ones. In the released code all of a client's are then shared out over an epoch's steps: 102 of 510 to each
-            of 5.
-        lambda_s: weight of the labeled loss.
-        lambda_i: weight of inter-client consistency.
-        lambda_a: weight of the agreement's labels.
-        lambda_l1: weight of ||psi||_1 (1e-4 with labels at the clients).
-        lambda_l2: weight of ||sigma - psi||_2^2.
-        l1_thres: entries of psi up to this size are 0 in evaluation (5e-6 with labels at the clients).
-        delta_thres: entries that change by no more are not uploaded (5e-5 with labels at the clients).
-    """
-
-    confidence: float = 0.85
-    helpers: int = 2
-    helper_period: int = 10
-    unlabeled_batch_size: int = 0
-    lambda_s: float = 10.0
-    lambda_i: float = 0.01
-    lambda_a: float = 0.01
-    lambda_l1: float = 1e-5
-    lambda_l2: float = 10.0
-    l1_thres: float = 1e-5
-    delta_thres: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        weights = ("lambda_s", "lambda_i", "lambda_a", "lambda_l1", "lambda_l2", "l1_thres", "delta_thres")
-        for least, names in ((1, ("helpers", "helper_period")), (0, ("unlabeled_batch_size", *weights))):
-            for name in names:
-                if not getattr(self, name) >= least:
-                    raise ValueError(f"method.{name}: got {getattr(self, name)}, accepted: a number >= {least}")
+    confidence: Fraction = Field(
+        0.85,
+        description=(
+            "The smallest probability of a confident prediction (.75 in the released code, .95 in FedSiam's comparison)."
+        ),
+    )
+    helpers: Positive = Field(2, description="H, helpers per client.")
+    helper_period: Positive = Field(10, description="Every so many rounds there are helpers.")
+    unlabeled_batch_size: Count = Field(
+        0,
+        description=(
+            "Unlabeled examples per step; 0: `client.batch_size`, which with labels at the clients counts the labeled "
+            "ones. In the released code all of a client's are then shared out over an epoch's steps: 102 of 510 to "
+            "each of 5."
+        ),
+    )
+    lambda_s: Weight = Field(10.0, description="Weight of the labeled loss.")
+    lambda_i: Weight = Field(0.01, description="Weight of inter-client consistency.")
+    lambda_a: Weight = Field(0.01, description="Weight of the agreement's labels.")
+    lambda_l1: Weight = Field(1e-5, description="Weight of ||psi||_1 (1e-4 with labels at the clients).")
+    lambda_l2: Weight = Field(10.0, description="Weight of ||sigma - psi||_2^2.")
+    l1_thres: Weight = Field(
+        1e-5,
+        description="Entries of psi up to this size are 0 in evaluation (5e-6 with labels at the clients).",
+    )
+    delta_thres: Weight = Field(
+        1e-5,
+        description="Entries that change by no more are not uploaded (5e-5 with labels at the clients).",
+    )
 
 
 class Setup(NamedTuple):

@@ -12,40 +12,40 @@ Clients are averaged alike whatever their data, as in FedSiam's released code. D
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
 from fedjax_ssl.local import Fit, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
+from fedjax_ssl.options import Options, Phase, Positive, rounds_of
 from fedjax_ssl.ssl import pseudo_labels
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FedSemOptions:
-    """FedSem's own settings.
+class FedSemOptions(Options):
+    """FedSem's own settings."""
 
-    Attributes:
-        labeled_rounds: R1, the rounds of the first phase; all others are the second's.
-        labeled_repeats: how often an epoch of the first phase goes through the labeled examples (`released`: 3 or 2); in the
-            second every example counts once.
-    """
+    labeled_rounds: Phase = Field(0.6, description="R1, the rounds of the first phase; all others are the second's.")
+    labeled_repeats: Positive = Field(
+        1,
+        description=(
+            "How often an epoch of the first phase goes through the labeled examples (`released`: 3 or 2); in the "
+            "second every example counts once."
+        ),
+    )
 
-    labeled_rounds: int = 30
-    labeled_repeats: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("labeled_rounds", "labeled_repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"method.{name}: got {getattr(self, name)}, accepted: a number >= 1")
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+        """With `labeled_rounds` as a number of rounds."""
+        return self.model_copy(update={"labeled_rounds": rounds_of("labeled_rounds", self.labeled_rounds, rounds)})
 
 
 class Broadcast(NamedTuple):

@@ -19,73 +19,72 @@ of batches a round for all epochs, and keeps the model that does best on the tes
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
-from fedjax_ssl.local import apply_gradients, dropout_key, networks
+from fedjax_ssl.local import (
+    Fit,
+    Gradients,
+    Server,
+    ServerState,
+    ServerWork,
+    Task,
+    Trained,
+    Training,
+    Weights,
+    apply_gradients,
+    dropout_key,
+    networks,
+)
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import requirements, with_statistics
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses
 
 PyTree = Any
 RAMP_EPOCHS = 10  # phi_l (Table 4)
 
 
-@dataclasses.dataclass(frozen=True)
-class FedSiamPiOptions:
-    """Settings of all three.
+class FedSiamPiOptions(Options):
+    """Settings of all three."""
 
-    Attributes:
-        consistency: J, `mse` (Eq. 4) or `kl` (Eq. 5).
-        consistency_weight: a factor of beta_k J; 0: no siamese network.
-        normalization: `paper`: the squared error is summed over classes, L is the mean over a batch's labeled examples;
-            `released`: both are smaller, by the number of classes, and divided by all of the batch's examples; and the epochs
-            that beta_k and alpha ramp up with are one participation ahead, so that both start well up.
-        labeled_repeats: how often an epoch goes through the labeled examples (`released`: 3 or 2).
-    """
-
-    consistency: str = choice("mse", "kl")
-    consistency_weight: float = 1.0
-    normalization: str = choice("paper", "released")
-    labeled_repeats: int = 1
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if self.consistency_weight < 0:
-            raise ValueError(f"method.consistency_weight: got {self.consistency_weight}, accepted: a number >= 0")
-        if self.labeled_repeats < 1:
-            raise ValueError(f"method.labeled_repeats: got {self.labeled_repeats}, accepted: a number >= 1")
+    consistency: Literal["mse", "kl"] = Field("mse", description="J, `mse` (Eq. 4) or `kl` (Eq. 5).")
+    consistency_weight: Weight = Field(1.0, description="A factor of beta_k J; 0: no siamese network.")
+    normalization: Literal["paper", "released"] = Field(
+        "paper",
+        description=(
+            "`paper`: the squared error is summed over classes, L is the mean over a batch's labeled examples; "
+            "`released`: both are smaller, by the number of classes, and divided by all of the batch's examples; and "
+            "the epochs that beta_k and alpha ramp up with are one participation ahead, so that both start well up."
+        ),
+    )
+    labeled_repeats: Positive = Field(
+        1,
+        description="How often an epoch goes through the labeled examples (`released`: 3 or 2).",
+    )
 
 
-@dataclasses.dataclass(frozen=True)
 class FedSiamMTOptions(FedSiamPiOptions):
-    """Settings of MT and D, besides those of all three.
+    """Settings of MT and D, besides those of all three."""
 
-    Attributes:
-        alpha_max: the largest decay of the target network, in (0, 1).
-        alpha_counts: what a client's alpha ramps up with: its local `steps`, or its local `epochs` (`released`).
-    """
-
-    alpha_max: float = 0.999
-    alpha_counts: str = choice("steps", "epochs")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha_max < 1:
-            raise ValueError(f"method.alpha_max: got {self.alpha_max}, accepted: a number in (0, 1)")
+    alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.999,
+        description="The largest decay of the target network, in (0, 1).",
+    )
+    alpha_counts: Literal["steps", "epochs"] = Field(
+        "steps",
+        description="What a client's alpha ramps up with: its local `steps`, or its local `epochs` (`released`).",
+    )
 
 
 class Broadcast(NamedTuple):

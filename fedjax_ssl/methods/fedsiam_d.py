@@ -9,53 +9,62 @@ all since the third, then on ten.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
 
 from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.networks import Networks, networks
 from fedjax_ssl.local.server import mean_of_stack
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData
-from fedjax_ssl.methods.choices import choice
 from fedjax_ssl.methods.fedsiam import ClientState, FedSiamMTOptions, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.options import Fraction, Phase, rounds_of
 from fedjax_ssl.ssl import siamese
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
 class FedSiamDOptions(FedSiamMTOptions):
-    """Settings of D, besides those of MT.
+    """Settings of D, besides those of MT."""
 
-    Attributes:
-        curve: of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12).
-        saved: mu in [0, 1], the share of the online network's layers that is saved over a run, but for what the curve cuts; the
-            target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the layers that are far
-            from the target's, which may be the large ones.
-        pi_rounds: phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.
-        end_round: varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, so
-            that tau does not have to be above 1; at most R_G + 1, so that the whole rectangle is within the run.
-    """
+    curve: Literal["linear", "rectangle"] = Field(
+        "linear",
+        description=(
+            "Of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12)."
+        ),
+    )
+    saved: Fraction = Field(
+        0.5,
+        description=(
+            "Mu in [0, 1], the share of the online network's layers that is saved over a run, but for what the curve "
+            "cuts; the target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the "
+            "layers that are far from the target's, which may be the large ones."
+        ),
+    )
+    pi_rounds: Phase = Field(
+        0.06,
+        description="Phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.",
+    )
+    end_round: Phase = Field(
+        0.8,
+        description=(
+            "Varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, "
+            "so that tau does not have to be above 1; at most R_G + 1, so that the whole rectangle is within the run."
+        ),
+    )
 
-    curve: str = choice("linear", "rectangle")
-    saved: float = 0.5
-    pi_rounds: int = 3
-    end_round: int = 40
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.saved <= 1:
-            raise ValueError(f"method.saved: got {self.saved}, accepted: a number in [0, 1]")
-        if self.pi_rounds < 0:
-            raise ValueError(f"method.pi_rounds: got {self.pi_rounds}, accepted: a number >= 0")
-        if self.curve == "rectangle" and self.end_round <= self.pi_rounds:
-            raise ValueError(
-                f"method.end_round: got {self.end_round}, accepted: a number > method.pi_rounds = {self.pi_rounds}"
-            )
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+        """With `pi_rounds` and `end_round` as numbers of rounds, between which the curve has a place."""
+        linear = self.curve == "linear"
+        pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, most=None if linear else rounds)
+        end_round = rounds_of("end_round", self.end_round, rounds, most=max(rounds + 1, int(self.end_round) if linear else 0))
+        if not linear:
+            check_rectangle(pi_rounds, end_round, self.saved, rounds)
+        return self.model_copy(update={"pi_rounds": pi_rounds, "end_round": end_round})
 
 
 def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamDOptions = FedSiamDOptions()) -> Method:
@@ -103,20 +112,12 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     return method._replace(init=init, server_update=server_update, aggregator="stack")
 
 
-def check_curve(options: FedSiamDOptions, rounds: int) -> None:
-    """Raises ValueError where a run of so many rounds has no place for the curve."""
-    if options.curve == "linear":
-        if options.pi_rounds >= rounds:
-            accepted = f"a number < rounds = {rounds} where method.curve=linear"
-            raise ValueError(f"method.pi_rounds: got {options.pi_rounds}, accepted: {accepted}")
-        return
-    least = options.pi_rounds + (1 - options.saved) * rounds  # where Eq. 12's tau is 1
-    if options.end_round < least - 1e-6:
-        accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {least:g}"
-        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted} where method.curve=rectangle")
-    if options.end_round > rounds + 1:
-        accepted = f"a number <= rounds + 1 = {rounds + 1} where method.curve=rectangle; lower method.pi_rounds with it"
-        raise ValueError(f"method.end_round: got {options.end_round}, accepted: {accepted}, or set method.curve=linear")
+def check_rectangle(pi_rounds: int, end_round: int, saved: float, rounds: int) -> None:
+    """Raises ValueError where a run of so many rounds has no place for the rectangle."""
+    least = pi_rounds + (1 - saved) * rounds  # where Eq. 12's tau is 1
+    if end_round <= pi_rounds or end_round < least - 1e-6:
+        accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {least:g}, and > method.pi_rounds"
+        raise ValueError(f"method.end_round: got {end_round}, accepted: {accepted}, where method.curve=rectangle")
 
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:

@@ -28,12 +28,13 @@ With `method.prox_mu` a training is pulled towards where it starts, in the secon
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
@@ -44,6 +45,7 @@ from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
+from fedjax_ssl.options import Options, Phase, rounds_of
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 PyTree = Any
@@ -52,22 +54,18 @@ RAMP, LARGEST = (50, 150), 0.15  # local epochs over which alpha rises, and to w
 EPOCHS = 5  # local epochs that a round counts as in alpha's ramp, as in the code, where E = 5
 
 
-@dataclasses.dataclass(frozen=True)
-class FedTriNetOptions:
-    """FedTriNet's own settings.
+class FedTriNetOptions(Options):
+    """FedTriNet's own settings."""
 
-    Attributes:
-        labeled_rounds: rounds of the first phase; all others are the second's.
-        threshold_protection: whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by
-            round 50.
-    """
+    labeled_rounds: Phase = Field(0.4, description="Rounds of the first phase; all others are the second's.")
+    threshold_protection: bool = Field(
+        True,
+        description="Whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by round 50.",
+    )
 
-    labeled_rounds: int = 40
-    threshold_protection: bool = True
-
-    def __post_init__(self) -> None:
-        if self.labeled_rounds < 1:
-            raise ValueError(f"method.labeled_rounds: got {self.labeled_rounds}, accepted: a number >= 1")
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+        """With `labeled_rounds` as a number of rounds."""
+        return self.model_copy(update={"labeled_rounds": rounds_of("labeled_rounds", self.labeled_rounds, rounds)})
 
 
 class Broadcast(NamedTuple):
@@ -237,9 +235,7 @@ def fine_tune(
     return trained._replace(carry=Fit(join(frozen, trained.carry.weights), ()))
 
 
-def pseudo_label(
-    task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast
-) -> jax.Array:
+def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast) -> jax.Array:
     """Pseudo-labels int32 [n]: `pseudo`, and in the second phase new ones of those without whose summed outputs pass q.
 
     max_c sum_i softmax(f_i(u))_c >= q,  i over the networks

@@ -11,55 +11,61 @@ also takes a labeled batch.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
+import pydantic
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Metrics, mean
+from fedjax_ssl.options import Count, Fraction, Options, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class FixMatchOptions:
-    """FixMatch's own settings.
+class FixMatchOptions(Options):
+    """FixMatch's own settings."""
 
-    Attributes:
-        confidence: the fixed threshold.
-        strict: compare with > ((FL)^2) instead of >= (FixMatch).
-        pseudo_labels: made once per round by the `global` model ((FL)^2, SemiFL), or in each step by the `local` weights
-            (FixMatch, Eq. 4).
-        divisor: of a batch's summed loss: the number of its `accepted` examples ((FL)^2, Eq. 10) or of all in the `batch`
-            (FixMatch, Eq. 4).
-        unlabeled_weight: lambda_u, the weight of the unlabeled loss; 1 in all papers.
-        unlabeled_batch_size: B_u; 0: as the labeled batch, `client.batch_size`. FixMatch's mu is B_u over that.
-        batches: with global pseudo-labels, local batches from `all` of a client's data, the rest masked, or from the `accepted`
-            examples alone.
-    """
+    confidence: Fraction = Field(0.95, description="The fixed threshold.")
+    strict: bool = Field(True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
+    pseudo_labels: Literal["global", "local"] = Field(
+        "global",
+        description=(
+            "Made once per round by the `global` model ((FL)^2, SemiFL), or in each step by the `local` weights "
+            "(FixMatch, Eq. 4)."
+        ),
+    )
+    divisor: Literal["accepted", "batch"] = Field(
+        "accepted",
+        description=(
+            "Of a batch's summed loss: the number of its `accepted` examples ((FL)^2, Eq. 10) or of all in the `batch` "
+            "(FixMatch, Eq. 4)."
+        ),
+    )
+    unlabeled_weight: Weight = Field(1.0, description="Lambda_u, the weight of the unlabeled loss; 1 in all papers.")
+    unlabeled_batch_size: Count = Field(
+        0,
+        description="B_u; 0: as the labeled batch, `client.batch_size`. FixMatch's mu is B_u over that.",
+    )
+    batches: Literal["all", "accepted"] = Field(
+        "all",
+        description=(
+            "With global pseudo-labels, local batches from `all` of a client's data, the rest masked, or from the "
+            "`accepted` examples alone."
+        ),
+    )
 
-    confidence: float = 0.95
-    strict: bool = True
-    pseudo_labels: str = choice("global", "local")
-    divisor: str = choice("accepted", "batch")
-    unlabeled_weight: float = 1.0
-    unlabeled_batch_size: int = 0
-    batches: str = choice("all", "accepted")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        semi_supervised.check(self.unlabeled_weight, self.unlabeled_batch_size)
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
         if self.pseudo_labels == "local" and self.batches == "accepted":
             raise ValueError("method.batches: got 'accepted' with method.pseudo_labels=local, accepted: all")
+        return self
 
 
 def fixmatch(

@@ -10,19 +10,19 @@ code's where the two differ.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Mean, mean
+from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
 PyTree = Any
@@ -30,42 +30,41 @@ PyTree = Any
 LEAST_WEIGHT = 1e-20
 
 
-@dataclasses.dataclass(frozen=True)
-class FL2Options:
-    """(FL)^2's own settings.
+class FL2Options(Options):
+    """(FL)^2's own settings."""
 
-    Attributes:
-        threshold: `cat` (client-specific adaptive thresholds, Eqs. 7-9) or `fixed`.
-        confidence: the fixed threshold: of F_k (Eq. 11), and of acceptance where `threshold` is `fixed`.
-        strict: compare with > (Eqs. 10, 11) instead of >= (`released`).
-        batches: local batches from `all` of a client's data, the rest masked (Algorithm 1, line 12), or from the `accepted`
-            examples alone (`released`).
-        consistency: `sacr` (Eqs. 11-14), `sam` (the standard SAM objective in its place, Figure 4) or `none`.
-        consistency_on: the examples of L_p and L_cs: the `confident` ones, F_k; those `confident_accepted`, F_k and A_k
-            (`released`); all `accepted` ones; or those accepted whose pseudo-label is `correct`, an oracle (Figure 4).
-        perturbation: `asam` (Section 5.1) or `sam` (Eq. 12).
-        rho: the perturbation's radius.
-        consistency_weight: w_cs (Eq. 14).
-        aggregation: `lsaa` (Eq. 15) or `uniform`.
-    """
-
-    threshold: str = choice("cat", "fixed")
-    confidence: float = 0.95
-    strict: bool = True
-    batches: str = choice("all", "accepted")
-    consistency: str = choice("sacr", "sam", "none")
-    consistency_on: str = choice("confident", "confident_accepted", "accepted", "correct")
-    perturbation: str = choice("asam", "sam")
-    rho: float = 0.1
-    consistency_weight: float = 1.0
-    aggregation: str = choice("lsaa", "uniform")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        if self.rho < 0:
-            raise ValueError(f"method.rho: got {self.rho}, accepted: a number >= 0")
+    threshold: Literal["cat", "fixed"] = Field(
+        "cat",
+        description="`cat` (client-specific adaptive thresholds, Eqs. 7-9) or `fixed`.",
+    )
+    confidence: Fraction = Field(
+        0.95,
+        description="The fixed threshold: of F_k (Eq. 11), and of acceptance where `threshold` is `fixed`.",
+    )
+    strict: bool = Field(True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
+    batches: Literal["all", "accepted"] = Field(
+        "all",
+        description=(
+            "Local batches from `all` of a client's data, the rest masked (Algorithm 1, line 12), or from the "
+            "`accepted` examples alone (`released`)."
+        ),
+    )
+    consistency: Literal["sacr", "sam", "none"] = Field(
+        "sacr",
+        description="`sacr` (Eqs. 11-14), `sam` (the standard SAM objective in its place, Figure 4) or `none`.",
+    )
+    consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
+        "confident",
+        description=(
+            "The examples of L_p and L_cs: the `confident` ones, F_k; those `confident_accepted`, F_k and A_k "
+            "(`released`); all `accepted` ones; or those accepted whose pseudo-label is `correct`, an oracle (Figure "
+            "4)."
+        ),
+    )
+    perturbation: Literal["asam", "sam"] = Field("asam", description="`asam` (Section 5.1) or `sam` (Eq. 12).")
+    rho: Weight = Field(0.1, description="The perturbation's radius.")
+    consistency_weight: Weight = Field(1.0, description="W_cs (Eq. 14).")
+    aggregation: Literal["lsaa", "uniform"] = Field("lsaa", description="`lsaa` (Eq. 15) or `uniform`.")
 
 
 class Labeling(NamedTuple):

@@ -10,51 +10,49 @@ replacement, whatever their confidence; a client without a confident image is le
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import pydantic
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, apply_gradients, substream
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import Mean, Metrics, mean
+from fedjax_ssl.options import Fraction, Options, Rate
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class SemiFLOptions:
-    """SemiFL's own settings.
+class SemiFLOptions(Options):
+    """SemiFL's own settings."""
 
-    Attributes:
-        confidence: tau; a pseudo-label trains where its confidence is >= tau.
-        pseudo_labels: made once a round by the `global` model that was received; or, as an ablation, for every `batch` by the
-            local model as it then is, in evaluation mode. The latter has no mixtures, as in the released code, and with
-            `server.training=parallel` it is the paper's FedAvg + FixMatch.
-        mix: train on mixtures as well (`mixup`), or on the fix set alone (`none`; (FL)^2's comparison on texts does).
-        mixup_alpha: a; the mixing ratio of a batch is drawn from Beta(a, a).
-    """
+    confidence: Fraction = Field(0.95, description="Tau; a pseudo-label trains where its confidence is >= tau.")
+    pseudo_labels: Literal["global", "batch"] = Field(
+        "global",
+        description=(
+            "Made once a round by the `global` model that was received; or, as an ablation, for every `batch` by the "
+            "local model as it then is, in evaluation mode. The latter has no mixtures, as in the released code, and "
+            "with `server.training=parallel` it is the paper's FedAvg + FixMatch."
+        ),
+    )
+    mix: Literal["mixup", "none"] = Field(
+        "mixup",
+        description="Train on mixtures as well (`mixup`), or on the fix set alone (`none`; (FL)^2's comparison on texts does).",
+    )
+    mixup_alpha: Rate = Field(0.75, description="A; the mixing ratio of a batch is drawn from Beta(a, a).")
 
-    confidence: float = 0.95
-    pseudo_labels: str = choice("global", "batch")
-    mix: str = choice("mixup", "none")
-    mixup_alpha: float = 0.75
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        if not self.mixup_alpha > 0:
-            raise ValueError(f"method.mixup_alpha: got {self.mixup_alpha}, accepted: a number > 0")
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
         if self.pseudo_labels == "batch" and self.mix != "none":
             raise ValueError(f"method.mix: got {self.mix!r} with method.pseudo_labels=batch, accepted: none")
+        return self
 
 
 def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptions = SemiFLOptions()) -> Method:

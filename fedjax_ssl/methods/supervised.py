@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 from fedjax_ssl import local
 from fedjax_ssl.local import Server, Task, Training
 from fedjax_ssl.local.server import init, method_without_clients, requirements
 from fedjax_ssl.method import Method
+from fedjax_ssl.options import Options
 
 
-@dataclasses.dataclass(frozen=True)
-class SupervisedOptions:
+class SupervisedOptions(Options):
     """Supervised training has no settings of its own."""
 
 

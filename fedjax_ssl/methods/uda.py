@@ -7,11 +7,11 @@ each aggregation.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
+from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
@@ -20,39 +20,30 @@ from fedjax_ssl.local.objectives import Selection
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
-from fedjax_ssl.methods.choices import check_choices, choice
 from fedjax_ssl.metrics import mean
+from fedjax_ssl.options import Count, Fraction, Options, Rate, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class UDAOptions:
-    """UDA's own settings.
+class UDAOptions(Options):
+    """UDA's own settings."""
 
-    Attributes:
-        temperature: T, by which the weak outputs of the target are divided; 1: not sharpened.
-        confidence: an example counts where the weak output's largest probability, not sharpened, is above this.
-        unlabeled_weight: the weight of the unlabeled loss.
-        unlabeled_batch_size: B_u; 0: as the labeled batch, `client.batch_size`.
-        tsa: training signal annealing of the labeled loss, of the clients and of the server: `none`, or the schedule of its
-            threshold over the run's rounds.
-    """
-
-    temperature: float = 0.4
-    confidence: float = 0.8
-    unlabeled_weight: float = 1.0
-    unlabeled_batch_size: int = 0
-    tsa: str = choice(*tsa.SCHEDULES)
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if not self.temperature > 0:
-            raise ValueError(f"method.temperature: got {self.temperature}, accepted: a number > 0")
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"method.confidence: got {self.confidence}, accepted: a number in [0, 1]")
-        semi_supervised.check(self.unlabeled_weight, self.unlabeled_batch_size)
+    temperature: Rate = Field(0.4, description="T, by which the weak outputs of the target are divided; 1: not sharpened.")
+    confidence: Fraction = Field(
+        0.8,
+        description="An example counts where the weak output's largest probability, not sharpened, is above this.",
+    )
+    unlabeled_weight: Weight = Field(1.0, description="The weight of the unlabeled loss.")
+    unlabeled_batch_size: Count = Field(0, description="B_u; 0: as the labeled batch, `client.batch_size`.")
+    tsa: Literal["none", "linear", "log", "exp"] = Field(
+        "none",
+        description=(
+            "Training signal annealing of the labeled loss, of the clients and of the server: `none`, or the schedule "
+            "of its threshold over the run's rounds."
+        ),
+    )
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:

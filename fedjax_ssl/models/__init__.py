@@ -123,11 +123,8 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
     network = MODELS[name]
-    accepted = get_type_hints(network)
-    for option, value in {"num_classes": num_classes, **options}.items():
-        if option not in {"num_classes", *default_options(name)}:
-            raise ValueError(f"{option}={value!r}: no option of {name}; accepted: {', '.join(default_options(name)) or 'none'}")
-        _check_value(name, option, value, accepted[option])
+    _check_value(name, "num_classes", num_classes, int)
+    check_options(name, options)
     return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options), dtype)
 
 
@@ -140,6 +137,15 @@ def default_options(name: str) -> dict[str, Any]:
     _check_known("name", name, MODELS)
     common = {"num_classes", "conv", "parent", "name"}
     return {field.name: field.default for field in dataclasses.fields(MODELS[name]) if field.name not in common}
+
+
+def check_options(name: str, options: dict[str, Any]) -> None:
+    """Raises ValueError, naming the key of `model`, where network `name` does not have such options or values."""
+    known, accepted = default_options(name), get_type_hints(MODELS[name])
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"model.{option}={value!r}: no option of {name}; accepted: {', '.join(known) or 'none'}")
+        _check_value(name, option, value, accepted[option])
 
 
 def predictor(hidden: int) -> ModelFns:
@@ -200,4 +206,4 @@ def _check_value(name: str, option: str, got: Any, wanted: Any) -> None:
         fits = type(got) is wanted and (wanted is not int or got >= 1)
         accepted = "an integer >= 1" if wanted is int else f"a {wanted.__name__}"
     if not fits:
-        raise ValueError(f"{option}={got!r} for {name}: accepted: {accepted}")
+        raise ValueError(f"model.{option}={got!r} for {name}: accepted: {accepted}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
@@ -324,7 +324,9 @@ class Simulator:
     def evaluate(self, state: RunState) -> list[Row]:
         """Accuracy and loss of each run's global model on the test set."""
         metrics = jax.device_get(self._evaluate(state.server, self._inputs, self._pools))
-        return [reduce(jax.tree.map(lambda x, i=i: x[i] if self._several else x, metrics)) for i in range(self.problem.num_runs)]
+        return [
+            reduce(jax.tree.map(lambda x, i=i: x[i] if self._several else x, metrics)) for i in range(self.problem.num_runs)
+        ]
 
     # --- states --------------------------------------------------------------------------------------------------------
 

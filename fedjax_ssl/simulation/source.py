@@ -164,7 +164,9 @@ class HostSource:
         """The method's own first states."""
         return self._method.init(rng.stream(key, "init"), self._problem.spec)
 
-    def initialize(self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]) -> tuple[RunState, Metrics]:
+    def initialize(
+        self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]
+    ) -> tuple[RunState, Metrics]:
         """The state before round 1, its clients in NumPy arrays; `prepared` is the compiled `prepare`."""
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self.init)(self._key)
@@ -199,9 +201,7 @@ class HostSource:
             old[cohort.ids] = np.asarray(new)
         return after._replace(clients=before.clients)
 
-    def open(
-        self, state: RunState, cohort: Cohort, data: RoundData
-    ) -> tuple[Method, Cohort, RoundData, RunState, Message]:
+    def open(self, state: RunState, cohort: Cohort, data: RoundData) -> tuple[Method, Cohort, RoundData, RunState, Message]:
         """Traced: what a round begins with."""
         return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
 

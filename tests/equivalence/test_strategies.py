@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.client_store import HostSimulator
 from fedjax_ssl.simulation.separate import SeparateSimulator
+
+from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 

@@ -7,16 +7,16 @@ is the image, the strong one its mirror image from left to right, the labeled on
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Broadcast, Server
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 
 SIDE, CLASSES, LABELED, UNLABELED = 3, 3, 5, 7
 BATCH, UNLABELED_BATCH, EPOCHS, RATE, MOMENTUM, DECAY = 3, 4, 2, 0.05, 0.9, 0.1

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
@@ -12,7 +13,6 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, ClientOutput, ServerData
 from fedjax_ssl.methods import mean_teacher, server
 from fedjax_ssl.methods.fl2 import lsaa_weight
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 from tests.golden.normalizing import normalize
 

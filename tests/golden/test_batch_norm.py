@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from fedjax_ssl.methods.task import Task
+
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
 
 B, REAL, H, W, F = 6, 4, 3, 5, 2

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.task import Task
 
 from fedjax_ssl import models
 from fedjax_ssl.data import batching
@@ -19,7 +20,6 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.central import step_inputs
-from fedjax_ssl.methods.task import Task
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7

@@ -4,13 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
-from fedjax_ssl.methods.task import Task, Weights
 from tests.golden.linear_clients import (
     BATCH,
     LABELED,

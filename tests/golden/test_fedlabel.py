@@ -12,6 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
+from fedjax_ssl.methods.task import Task, Weights
 
 from configs.fedlabel import RELEASED
 from fedjax_ssl.data.augment import Views
@@ -19,10 +23,6 @@ from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Shard
 from fedjax_ssl.methods.fedlabel import ClientState, FedLabelOptions, Halves, fedlabel
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.models import ModelFns
 from tests.golden.linear_clients import diagnostics
 from tests.golden.normalizing import EPSILON, normalize, normalized, tracked

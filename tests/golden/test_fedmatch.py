@@ -11,6 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Server, StaticNorm
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
@@ -18,10 +22,6 @@ from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedmatch import Broadcast, ClientState, FedMatchOptions, Helpers, fedmatch
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server, StaticNorm
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
 

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Server
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
 from tests.golden.linear_clients import (
     BATCH,
     CLASSES,

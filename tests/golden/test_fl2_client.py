@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.local import Training
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Broadcast, Server
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
@@ -15,10 +19,6 @@ from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, fl2
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 
 SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, ETA = 3, 3, 4, 1, 0.05, 0.9, 0.1, 0.01
 

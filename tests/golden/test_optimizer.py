@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from fedjax_ssl.methods.optimizers import is_on, lars, torch_sgd
 
 

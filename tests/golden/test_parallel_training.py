@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.task import Weights
 
 from fedjax_ssl.method import Aggregate
 from fedjax_ssl.methods import server
-from fedjax_ssl.methods.task import Weights
 from tests import tiny
 from tests.golden.test_server_training import LABELS, RATE, STEPS, Server, sgd
 

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.optimizers import torch_sgd
+from fedjax_ssl.methods.server import Broadcast, Server
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.semifl import SemiFLOptions, semifl
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.ssl import mixup
 from tests.golden.test_fl2_client import (
     CLASSES,

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.server import ServerState
+from fedjax_ssl.methods.task import Weights
 
 from fedjax_ssl.method import Aggregate
 from fedjax_ssl.methods import mean_teacher
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
-from fedjax_ssl.methods.server import ServerState
-from fedjax_ssl.methods.task import Weights
 from fedjax_ssl.ssl import losses, siamese
 
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.passes import Passes
 
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods.fl2 import FL2Options, pseudo_label
-from fedjax_ssl.methods.passes import Passes
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.passes import Passes
 
 from fedjax_ssl.methods import passes
-from fedjax_ssl.methods.passes import Passes
 
 ROWS, IMAGES, WEIGHTS = 5, jnp.arange(15.0).reshape(5, 3), jnp.ones((3, 2))
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data import sources
@@ -14,7 +15,6 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods import local
 from fedjax_ssl.methods.semifl import SemiFLOptions, batch_gradient, fix_gradient
-from fedjax_ssl.methods.task import Task, Weights
 from fedjax_ssl.ssl import mixup
 from tests import tiny
 from tests.methods.test_dropout import client_shard, task_of

@@ -142,9 +142,7 @@ def test_client_states_are_spread_over_the_devices_unless_the_method_reads_all(a
             return output._replace(client_state=(output.client_state, numbers * 1.5 - 1, ~seen))
 
         requires = base.requires._replace(all_states=all_states)
-        problem = toy.problem(
-            sizes=(*toy.SIZES, 3), made=base._replace(init=init, client_update=update, requires=requires)
-        )
+        problem = toy.problem(sizes=(*toy.SIZES, 3), made=base._replace(init=init, client_update=update, requires=requires))
         return toy.run(problem, Execution(1, devices=devices), 3)[1].clients
 
     one, spread = states_of(1), states_of(4)

@@ -95,7 +95,9 @@ def test_servers_say_whether_they_read_the_next_cohort_and_the_whole_pool(method
 
 def test_there_is_room_for_labeled_and_unlabeled_examples_of_both_cohorts():
     rows = [np.arange(k, k + n) for k, n in enumerate((1, 2, 3))]
-    data = toy.data()._replace(labeled=pack(rows), unlabeled=pack(rows[::-1]), client_data=pack([np.arange(n) for n in (4, 6, 5)]))
+    data = toy.data()._replace(
+        labeled=pack(rows), unlabeled=pack(rows[::-1]), client_data=pack([np.arange(n) for n in (4, 6, 5)])
+    )
     assert capacity(data, 2, reads_next=True) == (4 + 4) + (6 + 5) + 2
 
 

@@ -1,0 +1,198 @@
+"""What settings and methods' own options are made of: frozen models whose fields say what they accept and what they mean.
+
+A wrong value is a ValueError with one line, `key: got X, accepted: Y`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+import annotated_types
+import numpy as np
+import pydantic
+from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
+
+MANY = 2**31 - 1
+"""The largest whole number that a setting may have."""
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list as a tuple, and one number as a tuple of one, which is what a command line gives."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Count = Annotated[int, Field(ge=0, le=MANY)]
+Positive = Annotated[int, Field(ge=1, le=MANY)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A number in [0, 1]."""
+Weight = Annotated[float, Field(ge=0)]
+"""A number >= 0."""
+Rate = Annotated[float, Field(gt=0)]
+"""A number > 0."""
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""A number in [0, 1)."""
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Phase = Annotated[float, Field(ge=0, le=MANY)]
+"""Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
+
+
+class Model(pydantic.BaseModel):
+    """A frozen model that forbids unknown keys, converts no types, and accepts finite numbers alone."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Options(Model):
+    """The base of a method's own options."""
+
+    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+        """The options of a run, with what depends on its length and its data resolved.
+
+        Args:
+            rounds: of the run.
+            counts: int32 [K, 2], the clients' labeled and unlabeled examples.
+            batch_size: of the clients.
+        """
+        return self
+
+
+def rounds_of(name: str, phase: float, rounds: int, *, most: int | None = None) -> int:
+    """The number of rounds of a first phase, which leaves at least one round to the second.
+
+    Args:
+        name: the option's.
+        phase: see Phase; 0: there is no such phase.
+        rounds: of the run.
+        most: the largest number that is accepted; None: `rounds - 1`.
+
+    Raises:
+        ValueError: it is no whole number of rounds, or too many.
+    """
+    most = rounds - 1 if most is None else most
+    if phase >= 1 and phase != int(phase):
+        raise ValueError(f"method.{name}: got {phase}, accepted: a share of rounds below 1, or a whole number of rounds")
+    if phase > max(most, 0) and phase >= 1:
+        raise ValueError(f"method.{name}: got {int(phase)}, accepted: a number <= {most}, with rounds = {rounds}")
+    return int(phase) if phase >= 1 else min(max(round(phase * rounds), int(phase > 0)), most)
+
+
+def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
+    """An instance of `model` from nested mappings.
+
+    Args:
+        model: what to make.
+        values: its fields by name.
+        prefix: of its keys in messages, such as `method.`.
+
+    Raises:
+        ValueError: one line that names the first wrong key, what was got and what is accepted.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{prefix.rstrip('.') or 'the config'}: got {_shown(values)}, accepted: a group of keys")
+    if strange := [key for key in values if not isinstance(key, str)]:
+        raise ValueError(f"{prefix}{strange[0]!r}: got a key that is no text, accepted: {', '.join(model.model_fields)}")
+    try:
+        return model.model_validate(dict(values))
+    except pydantic.ValidationError as error:
+        raise ValueError(_line(model, error, prefix)) from None
+
+
+def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> str:
+    """The first error of a validation, unknown keys before all others, in one line."""
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    *groups, name = first["loc"] or ("",)
+    owner, field = model, None
+    for part in first["loc"]:
+        if isinstance(owner, type) and issubclass(owner, pydantic.BaseModel) and part in owner.model_fields:
+            field = owner.model_fields[part]
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, pydantic.BaseModel):
+                owner = inner
+        else:
+            break
+    if first["type"] == "extra_forbidden":
+        return unknown_key(prefix + ".".join(map(str, first["loc"])), str(name), owner, model if not prefix else None)
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    key = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
+    got = _shown(first["input"])
+    if field is None:
+        return f"{key}: got {got}, accepted: {first['msg']}"
+    hint = ""
+    if choices := literals(field.annotation):
+        near = difflib.get_close_matches(str(first["input"]), choices, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"{key}: got {got}, accepted: {accepted(field)}{hint}"
+
+
+def unknown_key(key: str, name: str, owner: type[pydantic.BaseModel], root: type[pydantic.BaseModel] | None) -> str:
+    """What to say of a key that there is not: the nearest key of its group, or all places of that name."""
+    prefix = key.removesuffix(name)
+    spelled = {"lr": "learning_rate"}.get(name, name)
+    elsewhere = [path for path, _ in fields_of(root) if path.rpartition(".")[2] == spelled] if root is not None else []
+    if spelled in owner.model_fields:
+        return f"{key}: unknown key; did you mean {prefix}{spelled}?"
+    if elsewhere:
+        return f"{key}: unknown key; did you mean {' or '.join(elsewhere)}?"
+    if near := difflib.get_close_matches(spelled, owner.model_fields, 1):
+        return f"{key}: unknown key; did you mean {prefix}{near[0]}?"
+    return f"{key}: unknown key; accepted: {', '.join(owner.model_fields) or 'none'}"
+
+
+def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field with its dotted key, groups before their own fields."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
+            yield from fields_of(field.annotation, f"{prefix}{name}.")
+
+
+def literals(annotation: Any) -> list[str]:
+    """The words that an annotation accepts; empty: it is no choice of words."""
+    return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
+
+
+def accepted(field: FieldInfo) -> str:
+    """What a field accepts, in words."""
+    annotation = field.annotation
+    if words := literals(annotation):
+        return ", ".join(repr(word) if not word else word for word in words)
+    if get_origin(annotation) is tuple:
+        return "numbers, separated by commas"
+    if annotation is bool:
+        return "true or false"
+    if annotation is str:
+        return "text"
+    if annotation not in (int, float):
+        return "a group of keys" if get_origin(annotation) is not Union else "a value"
+    noun = "a whole number" if annotation is int else "a number"
+    low, high = _bounds(field)
+    if low and high and annotation is float:
+        return f"{noun} in {'[' if '=' in low[0] else '('}{low[1]:g}, {high[1]:g}{']' if '=' in high[0] else ')'}"
+    bounds = [f"{sign} {bound:g}" for sign, bound in filter(None, (low, high if high and high[1] != MANY else None))]
+    return " ".join([noun, " and ".join(bounds)]).strip()
+
+
+def _bounds(field: FieldInfo) -> tuple[tuple[str, Any] | None, tuple[str, Any] | None]:
+    low = high = None
+    for mark in field.metadata:
+        if isinstance(mark, annotated_types.Ge):
+            low = (">=", mark.ge)
+        elif isinstance(mark, annotated_types.Gt):
+            low = (">", mark.gt)
+        elif isinstance(mark, annotated_types.Le):
+            high = ("<=", mark.le)
+        elif isinstance(mark, annotated_types.Lt):
+            high = ("<", mark.lt)
+    return low, high
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, on one line and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
