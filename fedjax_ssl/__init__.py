@@ -11,19 +11,27 @@ logits = experiment.predict(state, images)
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
+from fedjax_ssl.methods import METHODS, register_method
+from fedjax_ssl.models import MODELS, register_model
+from fedjax_ssl.options import Options
 from fedjax_ssl.simulation.simulator import copied
 
 __all__ = [
     "METHODS",
+    "MODELS",
+    "Aggregate",
     "ClientOutput",
     "Cohort",
     "DataSpec",
     "Experiment",
     "Method",
+    "Options",
+    "Requires",
     "ServerData",
     "Shard",
     "build",
     "copied",
+    "register_method",
+    "register_model",
 ]

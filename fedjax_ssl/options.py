@@ -105,7 +105,7 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
 def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    *groups, name = first["loc"] or ("",)
+    name = (first["loc"] or ("",))[-1]
     owner, field = model, None
     for part in first["loc"]:
         if isinstance(owner, type) and issubclass(owner, pydantic.BaseModel) and part in owner.model_fields:
@@ -161,7 +161,7 @@ def accepted(field: FieldInfo) -> str:
     """What a field accepts, in words."""
     annotation = field.annotation
     if words := literals(annotation):
-        return ", ".join(repr(word) if not word else word for word in words)
+        return ", ".join(word or repr(word) for word in words)
     if get_origin(annotation) is tuple:
         return "numbers, separated by commas"
     if annotation is bool:

@@ -98,10 +98,10 @@ class Experiment:
                 others go on.
         """
         one = len(self.runs) == 1
-        for state, rows in self.steps(state, [last] if one and last else last):
+        for new, rows in self.steps(state, [last] if one and last else last):
             if one and REASON in rows[0]:
                 raise DivergedError(rows[0][REASON])
-            yield state, rows[0] if one else rows
+            yield new, rows[0] if one else rows
 
     def steps(
         self, state: RunState | None = None, last: Sequence[Mapping[str, Any]] | None = None

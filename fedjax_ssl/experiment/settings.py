@@ -48,7 +48,7 @@ class DataSettings(Model):
     num_labels: Positive = Field(40, description="Labeled examples in all; not used with `labeled_fraction`.")
     labeled_fraction: Numbers = Field(
         (),
-        description="Labeled share of all training examples; with labels at the clients of each client's, one number or one per client.",
+        description="Labeled share of all training examples; at the clients of each client's, one number or one per client.",
     )
     label_selection: Literal["balanced", "random"] = Field(
         "balanced",
@@ -279,7 +279,7 @@ class Settings(Model):
         1, description="How many seeds are run as one program, from `seed` on."
     )
     vary: str = Field(
-        "", description="In place of seeds, the dotted key of a number that differs from run to run; empty: none."
+        "", description="In place of seeds, the dotted key of a number that differs between runs."
     )
     values: Numbers = Field((), description="The values of that number, one per run.")
     eval_every: Positive = Field(10, description="Rounds between evaluations; the last round is always evaluated.")

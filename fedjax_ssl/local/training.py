@@ -1,7 +1,7 @@
 """Local training: the one loop of mini-batch steps, of a client or of the server.
 
-What the steps change is a carry. In the plain case it is a `Fit`, a network with its optimizer state; what follows the weights (an
-average of them, regulators, a second network) is a further part of it.
+What the steps change is a carry. In the plain case it is a `Fit`, a network with its optimizer state. What follows the weights
+(an average of them, regulators, a second network) is a further part of it.
 """
 
 from __future__ import annotations

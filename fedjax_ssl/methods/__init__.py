@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 from fedjax_ssl.method import Method
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
@@ -22,6 +21,7 @@ from fedjax_ssl.methods.fl2 import fl2
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.supervised import supervised
 from fedjax_ssl.methods.uda import uda
+from fedjax_ssl.options import Options
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fl2": fl2,
@@ -50,9 +50,44 @@ PROX_MU: dict[str, float] = {"fedprox": 0.01}
 """The default of `method.prox_mu` where it is not 0."""
 
 
-def options_class(factory: Callable[..., Method]) -> type[Any]:
-    """The dataclass of a method's own settings: the type of the default of its `options` argument."""
+def options_class(factory: Callable[..., Method]) -> type[Options]:
+    """The class of a method's own options: the type of the default of its `options` argument."""
     return type(inspect.signature(factory).parameters["options"].default)
 
 
-__all__ = ["METHODS", "PROX_MU", "options_class"]
+def register_method(name: str, factory: Callable[..., Method], *, replace: bool = False) -> None:
+    """Makes a method known by a name, for `method.name` in configs.
+
+    Args:
+        name: the new name, of letters, digits and underscores.
+        factory: (*, task, client, server, options) -> Method; the default of `options` is an instance of a subclass of
+            `fedjax_ssl.Options`.
+        replace: whether a method that was registered under that name before gives way; those of the package never do.
+
+    Raises:
+        ValueError: the name is taken or no name, or the factory lacks what a method's factory has.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"register_method: got the name {name!r}, accepted: letters, digits and underscores")
+    if name in METHODS and METHODS[name] is not factory and (name in BUILT_IN or not replace):
+        raise ValueError(f"register_method: got the name {name!r}, which is taken, accepted: another name")
+    parameters = inspect.signature(factory).parameters
+    if missing := [key for key in ("task", "client", "server", "options") if key not in parameters]:
+        raise ValueError(f"register_method: got {name!r}, a factory without the arguments {', '.join(missing)}")
+    if not isinstance(parameters["options"].default, Options):
+        raise ValueError(f"register_method: got {name!r}, whose `options` have no default that is a fedjax_ssl.Options")
+    METHODS[name] = factory
+
+
+def name_of(factory: Callable[..., Method]) -> str:
+    """The name of a factory in METHODS, in which it is entered under its own where it is not yet."""
+    for name, known in METHODS.items():
+        if known is factory:
+            return name
+    name = getattr(factory, "__name__", "method")
+    register_method(name, factory, replace=True)
+    return name
+
+
+BUILT_IN = frozenset(METHODS)
+__all__ = ["METHODS", "PROX_MU", "name_of", "options_class", "register_method"]

@@ -405,7 +405,7 @@ def train(
     """
     order_key, train_key = jax.random.split(key)
     task, client, _, options = setup
-    (sigma, psi), stats = shared.weights
+    (_, psi), stats = shared.weights
     of_psi = unlabeled_gradient(setup, shared, helpers, shard)
     size = options.unlabeled_batch_size or client.batch_size
     rate, anchors = shared.learning_rate, shared.weights.params

@@ -16,12 +16,26 @@ from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
 from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
 from fedjax_ssl.models.layers import DTYPES, Conv
 from fedjax_ssl.models.mlp import MLP, Linear
+from fedjax_ssl.models.plugins import arguments, check_module, check_outputs, from_nnx, adapted_layers
 from fedjax_ssl.models.predictor import Predictor
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = ["FEATURE_MODELS", "MODELS", "ModelFns", "build", "default_options", "predictor", "resolve_conv"]
+__all__ = [
+    "FEATURE_MODELS",
+    "IMAGE_SIZE",
+    "MODELS",
+    "ModelFns",
+    "build",
+    "check_options",
+    "default_options",
+    "from_nnx",
+    "name_of",
+    "predictor",
+    "register_model",
+    "resolve_conv",
+]
 
 PyTree = Any
 
@@ -39,6 +53,8 @@ MODELS: dict[str, Any] = {
 
 FEATURE_MODELS = ("linear", "mlp")
 """Networks without convolutions, which take vectors of features as well as images."""
+
+BUILT_IN = frozenset(MODELS)
 
 IMAGE_SIZE = {"resnet9": 32, "cifar_cnn": 32}
 """The side of the images that these networks are made for, by their last pool or first linear layer."""
@@ -125,7 +141,9 @@ def build(name: str, *, num_classes: int, conv: str = "im2col", dtype: str = "fl
     network = MODELS[name]
     _check_value(name, "num_classes", num_classes, int)
     check_options(name, options)
-    return _pure(network(num_classes=num_classes, conv=functools.partial(Conv, lowering=conv, dtype=dtype), **options), dtype)
+    fields = {field.name for field in dataclasses.fields(network)}
+    of_conv = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype)} if "conv" in fields else {}
+    return _pure(network(num_classes=num_classes, **of_conv, **options), dtype)
 
 
 def default_options(name: str) -> dict[str, Any]:
@@ -153,10 +171,50 @@ def predictor(hidden: int) -> ModelFns:
     return _pure(Predictor(hidden), "float32")
 
 
+def register_model(name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False) -> None:
+    """Makes a network known by a name, for `model.name` in configs.
+
+    Args:
+        name: the new name, of letters, digits and underscores.
+        module: a flax.linen module class with a field `num_classes`, called as `(x, train)`: x [B, H, W, ch] (or [B, D]) ->
+            logits [B, C]. Its other fields are options of `model`. flax's BatchNorm and Dropout work as they are.
+        image_size: the side of the images that it is made for; 0: any.
+        features: whether it also takes vectors of features.
+
+    Raises:
+        ValueError: the name is that of another network, or the class is none; one line says what is missing.
+    """
+    global FEATURE_MODELS
+    check_module(name, module)
+    if name in BUILT_IN:
+        raise ValueError(f"register_model: got the name {name!r}, which is taken, accepted: another name")
+    MODELS[name] = module
+    if image_size:
+        IMAGE_SIZE[name] = image_size
+    if features and name not in FEATURE_MODELS:
+        FEATURE_MODELS = (*FEATURE_MODELS, name)
+
+
+def name_of(module: type[nn.Module]) -> str:
+    """The name of a network's class in MODELS, in which it is entered under its own where it is not yet."""
+    for name, known in MODELS.items():
+        if known is module:
+            return name
+    name = getattr(module, "__name__", "model")
+    register_model(name, module)
+    return name
+
+
 def _pure(module: nn.Module, dtype: str) -> ModelFns:
+    takes = arguments(module)
+
     def init(key: jax.Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        images = jnp.zeros((1, *image_shape), dtype)
+        keywords = {"train": False} if "train" in takes else {}
+        if hasattr(module, "num_classes"):
+            check_outputs(module, *jax.eval_shape(lambda k: module.init_with_output(k, images, **keywords)[::-1], key))
         # Under jit only what the parameters depend on is computed, not a forward pass.
-        variables = jax.jit(module.init)(key, jnp.zeros((1, *image_shape), dtype))
+        variables = jax.jit(lambda key: module.init(key, images, **keywords))(key)
         return variables["params"], variables.get("batch_stats", {})
 
     def forward(**only: Any) -> Apply:
@@ -174,11 +232,18 @@ def _pure(module: nn.Module, dtype: str) -> ModelFns:
                 images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
             variables = {"params": params, "batch_stats": stats}
             keys = {"dropout": key} if train and key is not None else {}
-            images = images.astype(dtype)
-            outputs, updated = module.apply(variables, images, mask, train, **only, rngs=keys, mutable=["batch_stats"])
-            return outputs, updated.get("batch_stats", {})
+            keywords = {name: value for name, value in {"mask": mask, "train": train, **only}.items() if name in takes}
+            with adapted_layers(mask):
+                images = images.astype(dtype)
+                outputs, updated = module.apply(variables, images, **keywords, rngs=keys, mutable=["batch_stats"])
+            if "mask" not in takes:
+                outputs = outputs.astype(jnp.float32)
+            return outputs, updated.get("batch_stats", stats) if stats else {}
 
         return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
+
+    if "features_only" not in takes:  # all classifier
+        return ModelFns(init, forward(), first_blocks=getattr(module, "first_blocks", frozenset))
 
     @functools.cache
     def backbone() -> frozenset[str]:
