@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
-from flax.nnx import bridge
 
 COLLECTIONS = frozenset({"params", "batch_stats"})
 
@@ -62,10 +61,10 @@ def adapted_layers(mask: jax.Array | None) -> Any:
         real = jnp.ones(x.shape[:1], bool) if mask is None else mask
         count = jnp.sum(real) * (x.size // (x.shape[0] * x.shape[-1]))
         shaped = (real | (count == 0)).reshape(-1, *[1] * (x.ndim - 1))
-        before = module.variables.get("batch_stats")
+        before = dict(module.variables.get("batch_stats", {}))
         object.__setattr__(module, "momentum", 0.0)  # of this call's copy: what is stored is the batch's
         y = call(*args, **{**kwargs, "mask": jnp.broadcast_to(shaped, x.shape)})
-        if before is not None and module.is_mutable_collection("batch_stats"):
+        if before and module.is_mutable_collection("batch_stats"):
             after = module.variables["batch_stats"]
             changed = jnp.any(after["mean"] != before["mean"]) | jnp.any(after["var"] != before["var"])
             unbiased = jnp.where(changed, count / jnp.maximum(count - 1, 1), 1.0)
@@ -93,15 +92,24 @@ def from_nnx(factory: Callable[..., nnx.Module], **options: Any) -> type[nn.Modu
 
         @nn.compact
         def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-            def made(*, rngs: nnx.Rngs) -> nnx.Module:
-                network = factory(self.num_classes, rngs=rngs, **options)
-                if any(isinstance(part, nnx.BatchNorm) for _, part in nnx.iter_modules(network)):
-                    raise ValueError(f"{factory.__name__}: got nnx.BatchNorm, accepted: other norms, or a flax.linen module")
-                # Its dropout draws masks where there is a key for them.
-                network.train() if train and self.has_rng("dropout") else network.eval()
-                return network
+            def made(key: jax.Array) -> nnx.Module:
+                return factory(self.num_classes, rngs=nnx.Rngs(params=key, dropout=0), **options)
 
-            return bridge.to_linen(made, name="network")(x)
+            def parameters(key: jax.Array) -> dict[str, Any]:
+                return nnx.to_pure_dict(nnx.state(made(key), nnx.Param))
+
+            network = made(jax.random.key(0))  # for its structure: its parameters are replaced
+            if any(isinstance(part, nnx.BatchNorm) for _, part in nnx.iter_modules(network)):
+                raise ValueError(f"{self.name}: got nnx.BatchNorm, accepted: other norms, or a flax.linen module")
+            state = nnx.state(network, nnx.Param)
+            nnx.replace_by_pure_dict(state, self.param("network", parameters))
+            nnx.update(network, state)
+            if train and self.has_rng("dropout"):
+                network.train()
+                nnx.reseed(network, dropout=self.make_rng("dropout"))
+            else:
+                network.eval()
+            return network(x)
 
     FromNNX.__name__ = FromNNX.__qualname__ = getattr(factory, "__name__", "FromNNX")
     return FromNNX
