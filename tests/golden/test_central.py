@@ -19,11 +19,11 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.central import step_inputs
-from fedjax_ssl.methods.task import Task
+from fedjax_ssl.local.task import Task
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7
-TRUTH = np.arange(16) % CLASSES
+TRUE_LABELS = np.arange(16) % CLASSES
 OPTIMIZER = {"learning_rate": RATE, "schedule": "cosine_7_16", "weight_decay": DECAY, "decay": "kernels"}
 SETTINGS = Settings.from_dict(
     {"rounds": ROUNDS, "server": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}
@@ -103,7 +103,7 @@ class Central:
             metrics["server/loss"].append(loss)
             metrics["server/mask_rate"].append(accepted.mean())
             metrics["server/threshold"].append(status[0])
-            correct, passed = correct + (label == TRUTH[rows])[accepted].sum(), passed + accepted.sum()
+            correct, passed = correct + (label == TRUE_LABELS[rows])[accepted].sum(), passed + accepted.sum()
         assert order_shows == adaptive
         if not adaptive:
             del metrics["server/threshold"]
@@ -141,7 +141,7 @@ class Central:
         pool = jnp.asarray(self.pool)
         labeled = Examples(pool, jnp.asarray(self.labeled), jnp.int32(4), jnp.asarray(self.labels))
         unlabeled = Examples(pool, jnp.asarray(self.unlabeled), jnp.int32(9), None)
-        data = ServerData(labeled, unlabeled, jnp.asarray(TRUTH[self.unlabeled]), unlabeled, jnp.int32(ROUND))
+        data = ServerData(labeled, unlabeled, jnp.asarray(TRUE_LABELS[self.unlabeled]), unlabeled, jnp.int32(ROUND))
         new, metrics = jax.jit(method.server_update)(state, Aggregate((), 0.0), data, jax.random.key(1))
         logits = method.predict(new, pool, jnp.ones(16, bool))
         return new, layer, metrics, logits

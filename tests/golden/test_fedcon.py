@@ -18,10 +18,10 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import ServerData, Shard
 from fedjax_ssl.methods.fedcon import FedConOptions, FedConState, Personal, fedcon, train_server
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Broadcast, Server
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import losses
 from tests.golden.test_fl2_client import InOrder, plain, softmax
 

@@ -18,10 +18,10 @@ from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Broadcast, Server
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import regulators
 from tests.golden.linear_clients import (
     BATCH,
@@ -34,7 +34,7 @@ from tests.golden.linear_clients import (
     RATE,
     SIDE,
     STEPS,
-    TRUTH,
+    TRUE_LABELS,
     UNLABELED,
     UNLABELED_BATCH,
     Client,
@@ -149,7 +149,7 @@ class Expected:
         theta, self.phi, descend = begin, begin, optimizer()
         self.c_optimizer = optimizer()
         for labeled, unlabeled in STEPS:
-            self.seen.append({"labels": LABELS[labeled], "truth": TRUTH[unlabeled]})
+            self.seen.append({"labels": LABELS[labeled], "truth": TRUE_LABELS[unlabeled]})
             views = client.labeled[labeled], client.weak[unlabeled], client.strong[unlabeled]
             theta = theta - RATE * descend(theta, self.gradient(theta, *views, LABELS[labeled]))
         self.update = {"kernel": (begin - theta)[:-1], "bias": (begin - theta)[-1]}
@@ -245,7 +245,7 @@ def got(client, options, optimizer, w, adam, stats):
     labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
     labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
     unlabeled = Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None)
-    shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
+    shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUE_LABELS, 0), jnp.int32))
     shared = Broadcast(Weights(params, jax.tree.map(jnp.float32, stats)), jnp.float32(RATE), jnp.int32(0))
     update, *output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
     return update.params[name], update.stats, *output

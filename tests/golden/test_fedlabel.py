@@ -19,10 +19,10 @@ from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Shard
 from fedjax_ssl.methods.fedlabel import ClientState, FedLabelOptions, Halves, fedlabel
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.models import ModelFns
 from tests.golden.linear_clients import diagnostics
 from tests.golden.normalizing import EPSILON, normalize, normalized, tracked
@@ -30,7 +30,7 @@ from tests.golden.normalizing import EPSILON, normalize, normalized, tracked
 SIDE, CLASSES, LABELED, UNLABELED, BATCH, TAU = 3, 3, 3, 9, 4, 3
 RATE, MOMENTUM, DECAY, SHARE = 0.1, 0.9, 0.1, 0.3
 LABELS = np.array([2, 0, 1, 0])  # the fourth row is padding, as is the tenth here
-TRUTH = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
+TRUE_LABELS = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
 BETA = 0.6
 SEED, PLACES = 39, [0, 5, 1, 4, 2, 3, 6, 8, 7, 9]  # for which the assertions on the example hold
 # The unlabeled batches: in the paper's variant nothing of the last is kept, some rows come twice and one never.
@@ -177,7 +177,7 @@ class Problem:
             "distinct": LABELED + len(set(used)),
             "passing": max(len(used), 1),
         }[options.counts]
-        self.labels = diagnostics([label[drawn]], [TRUTH[drawn]], [passing[drawn]])
+        self.labels = diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]])
         experts, nets = (
             (2 if both else 1),
             (2 if both and options.augment == "strong" else 1),
@@ -205,7 +205,7 @@ class Problem:
         shard = Shard(
             Examples(images, jnp.asarray(self.labeled_rows), jnp.int32(LABELED), jnp.asarray(LABELS)),
             Examples(images, jnp.asarray(self.rows), jnp.int32(UNLABELED), None),
-            jnp.asarray(TRUTH),
+            jnp.asarray(TRUE_LABELS),
         )
         states = [client.optimizer.init(as_float32(self.w)) for _ in range(2)]
         states = [

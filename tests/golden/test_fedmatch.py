@@ -18,10 +18,10 @@ from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedmatch import Broadcast, ClientState, FedMatchOptions, Helpers, fedmatch
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server, StaticNorm
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Server, StaticNorm
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
 
@@ -30,7 +30,7 @@ SIZE = SIDE * SIDE * CLASSES + CLASSES  # parameters
 UNLABELED, BATCH = 7, 4
 LABELED, LABELED_BATCH = 5, 2
 EPOCHS = {False: 2, True: 1}  # labels at the server, at the clients
-TRUTH = np.array([0, 0, 1, 0, 1, 0, 0, 2])  # the eighth row is padding
+TRUE_LABELS = np.array([0, 0, 1, 0, 1, 0, 0, 2])  # the eighth row is padding
 LABELS = np.array([2, 0, 1, 1, 0, 0])  # so is the sixth here
 
 # Every weight differs from its default and is large enough to show; entries of psi change by more and by less than delta.
@@ -139,7 +139,7 @@ class Problem:
             g = combine(np.add, g, g_i)
         g = combine(lambda g, p: g + options.lambda_l1 * np.sign(p), g, psi)
         g = combine(lambda g, p, s: g + 2 * options.lambda_l2 * (p - s), g, psi, sigma)
-        ce, right = -np.log((q * onehot).sum(1)), votes.argmax(1) == TRUTH[at]
+        ce, right = -np.log((q * onehot).sum(1)), votes.argmax(1) == TRUE_LABELS[at]
         return g, np.array([ce[f].sum(), kl[f].sum() if helpers else 0, f.sum(), n, (right & f).sum()])
 
     def sigma_gradient(self, options, sigma, psi, at):
@@ -172,7 +172,7 @@ class Problem:
         shard = Shard(
             Examples(images, jnp.asarray(self.labeled_rows), jnp.int32(LABELED if at_clients else 0), jnp.asarray(LABELS)),
             Examples(images, jnp.asarray(self.rows), jnp.int32(UNLABELED), None),
-            jnp.asarray(TRUTH),
+            jnp.asarray(TRUE_LABELS),
         )
         momenta = tuple(kept_state(client, tree) for tree in (self.momenta if at_clients else self.momenta[1:]))
         kept = ClientState(jnp.array(seen), jnp.zeros(CLASSES), named(self.known), momenta)

@@ -16,9 +16,9 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Server
+from fedjax_ssl.local.task import Task, Weights
 from tests.golden.linear_clients import (
     BATCH,
     CLASSES,
@@ -29,7 +29,7 @@ from tests.golden.linear_clients import (
     OUTPUTS,
     RATE,
     SIDE,
-    TRUTH,
+    TRUE_LABELS,
     UNLABELED,
     Client,
     InOrder,
@@ -43,7 +43,7 @@ R1 = 3
 SIZE = 4 * (SIDE * SIDE * CLASSES + CLASSES)
 NONE = np.full(UNLABELED + 1, -1, np.int32)
 MADE = np.append(OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
-OTHERS = np.append((TRUTH + 1) % CLASSES, -1)
+OTHERS = np.append((TRUE_LABELS + 1) % CLASSES, -1)
 
 
 def views():
@@ -83,7 +83,7 @@ def got(round, pseudo, *, labeled=LABELED, unlabeled=UNLABELED):
     labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
     rows = Examples(jnp.asarray(client.pool), jnp.asarray(client.labeled_index), jnp.int32(labeled), labels)
     others = Examples(jnp.asarray(client.pool), jnp.asarray(client.index), jnp.int32(unlabeled), None)
-    shard = Shard(rows, others, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
+    shard = Shard(rows, others, jnp.asarray(np.append(TRUE_LABELS, 0), jnp.int32))
     shared = Broadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
     momentum = jax.tree.map(jnp.zeros_like, named(start))
     optimizer = jax.tree.unflatten(
@@ -147,7 +147,7 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
 def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
     """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
     client = problem()[2]
-    right = int((OUTPUTS.argmax(1) == TRUTH).sum())
+    right = int((OUTPUTS.argmax(1) == TRUE_LABELS).sum())
     assert 0 < right < UNLABELED
     x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OUTPUTS.argmax(1))
     output = got(round, NONE)

@@ -19,10 +19,10 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS, fedsiam, mean_teacher
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Server
+from fedjax_ssl.local.task import Task, Weights
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
 SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, SHARE = 3, 3, 4, 2, 0.1, 0.9, 0.1, 0.3

@@ -18,9 +18,9 @@ from fedjax_ssl.data.batching import PairedSchedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedtrinet import Broadcast, ClientState, FedTriNetOptions, alpha, fedtrinet, fine_tune, splice
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import Server
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import thresholds
 from tests.golden.linear_clients import InOrder, assert_metrics, in_order, plain, softmax
 

@@ -14,7 +14,7 @@ from fedjax_ssl.experiment import build
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods import METHODS, SERVER_ALONE, local, server
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
-from fedjax_ssl.methods.task import Task, dropout_key
+from fedjax_ssl.local.task import Task, dropout_key
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from tests import tiny
