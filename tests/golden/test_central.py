@@ -16,10 +16,10 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.central import step_inputs
-from fedjax_ssl.local.task import Task
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7

@@ -5,12 +5,12 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Shard
-from fedjax_ssl import local
-from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.local.task import Task, Weights
+from fedjax_ssl.method import Shard
+from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from tests.golden.linear_clients import (
     BATCH,
     LABELED,

@@ -14,7 +14,6 @@ from tests.golden.linear_clients import (
     MOMENTUM,
     RATE,
     assert_same,
-    combine,
     gradient,
     norm,
     ratios,

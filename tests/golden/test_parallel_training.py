@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.local import ServerState, Weights, server
 from fedjax_ssl.method import Aggregate
-from fedjax_ssl.local import server
-from fedjax_ssl.local import ServerState, Weights
 from tests import tiny
 from tests.golden.test_server_training import LABELS, RATE, STEPS, Server, sgd
 
