@@ -13,6 +13,7 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Shard
 from fedjax_ssl.metrics import Sum
@@ -121,12 +122,13 @@ class InOrder(Training):
         return PairedSchedule(first, second, self.epochs * jnp.maximum(*batches) if larger_counts else first.steps)
 
 
-def with_costs(client_update):
+def with_costs(client_update, forward_batch_size=4):
     """The jitted client update, with the costs among its metrics that the engine adds."""
     counted = jax.jit(with_passes(client_update))
 
     def update(*args):
-        output, passes = counted(*args)
+        with forward_batches_of(forward_batch_size):
+            output, passes = counted(*args)
         costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
         return output._replace(metrics={**output.metrics, **costs})
 
