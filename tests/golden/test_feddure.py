@@ -214,8 +214,8 @@ class Expected:
         all_views, strong, labeled = BATCH + 2 * UNLABELED_BATCH, UNLABELED_BATCH, BATCH
         if self.options.regulators == "no_f":  # both losses of the reward
             return all_views + strong + 2 * labeled, all_views + strong
-        if self.options.meta_gradient == "nested":  # back through the step: through its two passes, forward and back again
-            return all_views + 3 * strong + 3 * labeled, all_views + 3 * strong + labeled
+        if self.options.meta_gradient == "nested":  # once more forward: a directional derivative of the look-ahead's way back
+            return all_views + 3 * strong + 3 * labeled, all_views + 2 * strong + labeled
         if self.options.regulators == "no_c":
             return all_views + 2 * strong + labeled, all_views + strong + labeled
         return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
