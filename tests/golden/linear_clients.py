@@ -7,16 +7,17 @@ is the image, the strong one its mirror image from left to right, the labeled on
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Shard
+from fedjax_ssl.metrics import Sum
+from fedjax_ssl.simulation.costs import with_passes
 
 SIDE, CLASSES, LABELED, UNLABELED = 3, 3, 5, 7
 BATCH, UNLABELED_BATCH, EPOCHS, RATE, MOMENTUM, DECAY = 3, 4, 2, 0.05, 0.9, 0.1
@@ -39,7 +40,7 @@ OUTPUTS = np.array(
     ]
 )
 LABELS = np.array([0, 2, 1, 1, 0])
-TRUTH = np.array([0, 1, 1, 2, 1, 0, 2])
+TRUE_LABELS = np.array([0, 1, 1, 2, 1, 0, 2])
 
 
 def softmax(z):
@@ -51,12 +52,59 @@ def plain(images):
     return images / 100.0 - 1.0
 
 
+def gradient(x, residual):
+    """Of a linear layer, for the residual of its outputs."""
+    return {"kernel": x.T @ residual, "bias": residual.sum(0)}
+
+
+def combine(function, *trees):
+    """`function` of the leaves of flat trees, name by name."""
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(leaf**2) for leaf in tree.values()))
+
+
+def float32(tree):
+    return jax.tree.map(jnp.float32, tree)
+
+
+def named(layer):
+    """The linear network's parameters."""
+    return {"Dense_0": float32(layer)}
+
+
+def with_leaves(tree, leaves):
+    """A tree, such as an optimizer's state, with other leaves: those of another tree."""
+    return jax.tree.unflatten(jax.tree.structure(tree), jax.tree.leaves(leaves))
+
+
+def upright(images):
+    return plain(images.astype(jnp.float32))
+
+
+VIEWS = Views(
+    plain=upright,
+    weak=lambda key, images: upright(images),
+    strong=lambda key, images: upright(images)[:, :, ::-1],
+    labeled=lambda key, images: upright(images)[:, ::-1],
+)
+LABELED_ALONE = VIEWS._replace(weak=lambda key, images: jnp.nan * images, strong=lambda key, images: jnp.nan * images)
+"""Of methods without augmentation."""
+
+
+def linear_task(norm="static", labels_at=("clients",), views=VIEWS, **options):
+    return Task(models.build("linear", num_classes=CLASSES), views, CLASSES, norm, labels_at=labels_at, **options)
+
+
 def in_order(mask, batch_size: int, rows: int) -> Schedule:
-    """The examples in `mask` in order, epoch after epoch."""
+    """The examples in `mask` in order, epoch after epoch; the last batch is filled up with the first of them."""
+    count = jnp.sum(mask, dtype=jnp.int32)
     order = jnp.argsort(~mask, stable=True).astype(jnp.int32)
     order = jnp.pad(order, (0, -len(order) % batch_size))
-    count = jnp.sum(mask, dtype=jnp.int32)
-    return Schedule(jnp.tile(order, (rows, 1)), count, rows * -(-count // batch_size))
+    order = jnp.where(jnp.arange(len(order)) < count, order, order[0])
+    return Schedule(jnp.tile(order, (rows, 1)), count, rows * -(-count // batch_size), batch_size)
 
 
 class InOrder(Training):
@@ -66,16 +114,35 @@ class InOrder(Training):
         del key
         return in_order(mask, self.batch_size, self.epochs)
 
-    def paired_schedule(self, key, labeled, unlabeled, unlabeled_batch_size):
+    def paired_schedule(self, key, labeled, unlabeled, unlabeled_batch_size, *, larger_counts=False):
         del key
-        first = in_order(labeled, self.batch_size, self.epochs)
-        return PairedSchedule(first, in_order(unlabeled, unlabeled_batch_size, 10), unlabeled_batch_size, first.steps)
+        rows = 20 if larger_counts else self.epochs
+        first, second = in_order(labeled, self.batch_size, rows), in_order(unlabeled, unlabeled_batch_size, 20)
+        batches = [-(-order.size // order.batch_size) for order in (first, second)]
+        return PairedSchedule(first, second, self.epochs * jnp.maximum(*batches) if larger_counts else first.steps)
+
+
+def with_costs(client_update, forward_batch_size=4):
+    """The jitted client update, with the costs among its metrics that the engine adds."""
+    counted = jax.jit(with_passes(client_update))
+
+    def update(*args):
+        with forward_batches_of(forward_batch_size):
+            output, passes = counted(*args)
+        costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
+        return output._replace(metrics={**output.metrics, **costs})
+
+    return update
+
+
+def examples(pool, index, count, labels=None):
+    return Examples(jnp.asarray(pool), jnp.asarray(index), jnp.int32(count), None if labels is None else jnp.asarray(labels))
 
 
 class Client:
-    """Five labeled and seven unlabeled images of a pool, their tables padded, and a kernel that gives the latter OUTPUTS."""
+    """Five labeled and seven unlabeled images of a pool, their tables padded, and a kernel that gives the latter `outputs`."""
 
-    def __init__(self):
+    def __init__(self, outputs=OUTPUTS, true_labels=TRUE_LABELS):
         rng = np.random.default_rng(0)
         self.pool = rng.integers(0, 256, (16, SIDE, SIDE, 1)).astype(np.uint8)
         self.labeled_index, self.index = np.array([9, 4, 13, 6, 10, 14, 15]), np.array([3, 11, 5, 1, 8, 2, 7, 0])
@@ -83,48 +150,45 @@ class Client:
         self.weak, self.strong = images.reshape(UNLABELED, -1), images[:, :, ::-1].reshape(UNLABELED, -1)
         self.labeled = plain(self.pool[self.labeled_index[:LABELED]].astype(float))[:, ::-1].reshape(LABELED, -1)
         bias = 0.3 * rng.standard_normal(CLASSES)
-        self.params = {"kernel": np.linalg.pinv(self.weak) @ (np.log(OUTPUTS) - bias), "bias": bias}
+        self.params = {"kernel": np.linalg.pinv(self.weak) @ (np.log(outputs) - bias), "bias": bias}
         self.momentum = {name: 0.3 * rng.standard_normal(leaf.shape) for name, leaf in self.params.items()}
+        self.true_labels = true_labels
+
+    def shard(self, labeled=LABELED, unlabeled=UNLABELED) -> Shard:
+        labels = np.append(LABELS, [2, 2]).astype(np.int32)  # two rows of padding
+        return Shard(
+            examples(self.pool, self.labeled_index, labeled, labels),
+            examples(self.pool, self.index, unlabeled),
+            jnp.asarray(np.append(self.true_labels, 0), jnp.int32),
+        )
 
     def trained(self, gradients, prox_mu: float = 0.0):
         """(update, momentum) after the STEPS; gradients: (w, labeled rows, unlabeled rows) -> [(images, residual), ...]."""
         w, m = dict(self.params), dict(self.momentum)
         for labeled, unlabeled in STEPS:
             parts = gradients(w, labeled, unlabeled)
-            g = {"kernel": sum(x.T @ r for x, r in parts), "bias": sum(r.sum(0) for _, r in parts)}
+            g = combine(lambda *of_parts: sum(of_parts), *(gradient(*part) for part in parts))
             # d/dw of mu/2 ||w - w_t||^2, towards the broadcast model and not towards the last step's.
             g = {name: g[name] + prox_mu * (w[name] - self.params[name]) + DECAY * w[name] for name in w}
             m = {name: MOMENTUM * m[name] + g[name] for name in w}
             w = {name: w[name] - RATE * (g[name] + MOMENTUM * m[name]) for name in w}
         return {name: self.params[name] - w[name] for name in w}, m
 
-    def got(self, factory, options=None, *, prox_mu=0.0, labels_at=("clients",), round=0, rounds=1):
+    def got(
+        self, factory, options=None, *, labels_at=("clients",), round=0, rounds=1, views=VIEWS, rate=RATE, clip=0.0, **training
+    ):
         """(update, weight, momentum, metrics) of the method's client."""
-        views = Views(
-            plain=lambda images: plain(images.astype(jnp.float32)),
-            weak=lambda key, images: plain(images.astype(jnp.float32)),
-            strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
-            labeled=lambda key, images: plain(images.astype(jnp.float32))[:, ::-1],
-        )
-        task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4, labels_at=labels_at)
-        sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
-        training = InOrder(sgd, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=prox_mu, rounds=rounds)
-        method = factory(
-            task=task, client=training, server=Server(None, None, 0, None), **({} if options is None else {"options": options})
-        )
-
-        (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
-        params = {name: jax.tree.map(jnp.float32, self.params)}
-        momentum = {name: jax.tree.map(jnp.float32, self.momentum)}
-        kept = jax.tree.unflatten(jax.tree.structure(sgd.init(params)), jax.tree.leaves(momentum))
-        labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
-        labeled = Examples(jnp.asarray(self.pool), jnp.asarray(self.labeled_index), jnp.int32(LABELED), labels)
-        unlabeled = Examples(jnp.asarray(self.pool), jnp.asarray(self.index), jnp.int32(UNLABELED), None)
-        shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
-        shared = Broadcast(Weights(params, {}), jnp.float32(RATE), jnp.int32(round))
-        output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
-        momentum = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(output.client_state))
-        return output.update.params[name], output.weight, momentum[name], output.metrics
+        sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY, clip_norm=clip)
+        client = InOrder(sgd, lambda _: None, **{"batch_size": BATCH, "epochs": EPOCHS} | training)
+        given = {} if options is None else {"options": options}
+        server = Server(None, None, 0, None)
+        method = factory(task=linear_task(labels_at=labels_at, views=views), client=client, server=server, **given)
+        params = named(self.params)
+        kept = with_leaves(sgd.init(params), named(self.momentum))
+        shared = Broadcast(Weights(params, {}), jnp.float32(rate), jnp.int32(round), rounds)
+        output = with_costs(method.client_update)(shared, (), kept, self.shard(), jax.random.key(0))
+        momentum = with_leaves(params, output.client_state)
+        return output.update.params["Dense_0"], output.weight, momentum["Dense_0"], output.metrics
 
 
 def assert_same(got, expected):
@@ -149,25 +213,25 @@ def traffic(images: int, rows: int):
     return sent | {"cost/forward_passes": passes, "cost/backward_passes": passes}
 
 
-def diagnostics(label, truth, accepted):
-    """The pseudo-label diagnostics of all examples that steps drew, as lists over the draws."""
-    label, truth, accepted = np.concatenate(label), np.concatenate(truth), np.concatenate(accepted)
-    used, right = accepted.sum(), (accepted & (label == truth)).sum()
-    return {
-        "client/mask_rate": (used, len(label)),
-        "diagnostics/label_ratio": (used, len(label)),
-        "diagnostics/pseudo_label_accuracy": (right, used),
-        "diagnostics/correct_ratio": (right, len(label)),
-        "diagnostics/wrong_ratio": (used - right, len(label)),
-        "diagnostics/correct_wrong_ratio": (right, used - right),
-    }
+def ratios(right, used, total):
+    """The pseudo-label diagnostics of `total` examples, of which `used` have a label and `right` the right one."""
+    names = ("label_ratio", "pseudo_label_accuracy", "correct_ratio", "wrong_ratio", "correct_wrong_ratio")
+    values = (used, total), (right, used), (right, total), (used - right, total), (right, used - right)
+    return {f"diagnostics/{name}": value for name, value in zip(names, values, strict=True)}
+
+
+def diagnostics(label, true_labels, accepted):
+    """`ratios` of all examples that steps drew, as lists over the draws, and the mask rate."""
+    label, true_labels, accepted = map(np.concatenate, (label, true_labels, accepted))
+    used, right = accepted.sum(), (accepted & (label == true_labels)).sum()
+    return {"client/mask_rate": (used, len(label)), **ratios(right, used, len(label))}
 
 
 def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
     """A client that trained by all STEPS on unlabeled examples and, with labels at the clients, on labeled ones beside them.
 
-    got: of `Client.got`; expected: of `Client.trained`; seen: (label, truth, accepted) of each step; the losses of all examples
-    that were averaged over, in the order of the steps.
+    got: of `Client.got`; expected: of `Client.trained`; seen: (label, true label, accepted) of each step; the losses of all
+    examples that were averaged over, in the order of the steps.
     """
     paired = labels_at == "clients"
     update, weight, momentum, metrics = got

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.task import Task
 
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
 
 B, REAL, H, W, F = 6, 4, 3, 5, 2
@@ -134,7 +134,7 @@ def test_bfloat16_activations_have_float32_statistics():
 def test_a_task_tracks_statistics_with_its_own_momentum_where_it_tracks_any():
     old, new = {"mean": np.float32([1.0])}, {"mean": np.float32([3.0])}
     for mode, expected in (("running", 1.0 + 0.001 * 2.0), ("static", 1.0), ("batch", 1.0)):
-        task = Task(model=None, views=None, num_classes=2, norm=mode, batch_size=1, norm_momentum=0.001)
+        task = Task(model=None, views=None, num_classes=2, norm=mode, norm_momentum=0.001)
         np.testing.assert_allclose(task.track(old, new)["mean"], [expected], rtol=1e-6)
 
 

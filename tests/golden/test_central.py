@@ -8,35 +8,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.task import Task
 
-from fedjax_ssl import models
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.central import step_inputs
+from tests.golden.linear_clients import (
+    combine,
+    examples,
+    gradient,
+    linear_task,
+    named,
+    plain,
+    ratios,
+    softmax,
+    upright,
+    with_leaves,
+)
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7
-TRUTH = np.arange(16) % CLASSES
+TRUE_LABELS = np.arange(16) % CLASSES
 OPTIMIZER = {"learning_rate": RATE, "schedule": "cosine_7_16", "weight_decay": DECAY, "decay": "kernels"}
+VIEWS = Views(
+    plain=upright,
+    weak=lambda key, images: upright(images)[:, :, ::-1],
+    strong=lambda key, images: upright(images)[:, ::-1],
+    labeled=lambda key, images: upright(images),
+)
 SETTINGS = Settings.from_dict(
     {"rounds": ROUNDS, "server": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}
 )
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
-def plain(images):
-    return images / 100.0 - 1.0
 
 
 def rate(step: int) -> float:
@@ -95,56 +101,41 @@ class Central:
                 fairness, of_fairness = saf(outputs, accepted, status)
                 loss, residual = loss + options.fairness_weight * fairness, residual + options.fairness_weight * of_fairness
             of_labeled = (supervised - y) / BATCH
-            g = {"kernel": x.T @ of_labeled + strong.T @ residual, "bias": of_labeled.sum(0) + residual.sum(0)}
+            g = combine(np.add, gradient(x, of_labeled), gradient(strong, residual))
             g["kernel"] = g["kernel"] + DECAY * w["kernel"]  # not on biases
-            m = {name: MOMENTUM * m[name] + g[name] for name in w}
-            w = {name: w[name] - rate(ROUND * STEPS + s) * (g[name] + MOMENTUM * m[name]) for name in w}
-            average = {name: EMA * average[name] + (1 - EMA) * w[name] for name in w}
+            m = combine(lambda m, g: MOMENTUM * m + g, m, g)
+            w = combine(lambda w, g, m, s=s: w - rate(ROUND * STEPS + s) * (g + MOMENTUM * m), w, g, m)
+            average = combine(lambda a, w: EMA * a + (1 - EMA) * w, average, w)
             metrics["server/loss"].append(loss)
             metrics["server/mask_rate"].append(accepted.mean())
             metrics["server/threshold"].append(status[0])
-            correct, passed = correct + (label == TRUTH[rows])[accepted].sum(), passed + accepted.sum()
+            correct, passed = correct + (label == TRUE_LABELS[rows])[accepted].sum(), passed + accepted.sum()
         assert order_shows == adaptive
         if not adaptive:
             del metrics["server/threshold"]
-        drawn = self.batches.size
-        shares = {"label_ratio": passed / drawn, "pseudo_label_accuracy": correct / passed, "correct_ratio": correct / drawn}
-        shares |= {"wrong_ratio": (passed - correct) / drawn, "correct_wrong_ratio": correct / (passed - correct)}
-        metrics |= {f"diagnostics/{name}": [value] for name, value in shares.items()}
+        metrics |= {name: [total / weight] for name, (total, weight) in ratios(correct, passed, self.batches.size).items()}
         return w, average, m, status, metrics
 
     def got(self, name, options, monkeypatch):
-        """What the method makes of the same state: (state, metrics)."""
+        """What the method makes of the same state: (state, metrics, logits)."""
         given = iter([self.labeled_batches, self.batches])
         monkeypatch.setattr(batching, "stream", lambda *_: Batch(b := jnp.asarray(next(given)), jnp.ones(b.shape, bool)))
-        views = Views(
-            plain=lambda images: plain(images.astype(jnp.float32)),
-            weak=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
-            strong=lambda key, images: plain(images.astype(jnp.float32))[:, ::-1],
-            labeled=lambda key, images: plain(images.astype(jnp.float32)),
+        method = METHODS[name](
+            task=linear_task(labels_at=("server",), views=VIEWS), client=None, server=build._server(SETTINGS), options=options
         )
-        task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4)
-        method = METHODS[name](task=task, client=None, server=build._server(SETTINGS), options=options)
-        state, _ = method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1))
-        (layer,) = state.weights.params
-
-        def tree(leaves):
-            return {layer: jax.tree.map(jnp.float32, leaves)}
-
+        state, _ = method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1, 1))
         state = state._replace(
-            weights=state.weights._replace(params=tree(self.params)),
-            average=tree(self.average),
-            optimizer=jax.tree.unflatten(jax.tree.structure(state.optimizer), jax.tree.leaves(tree(self.momentum))),
+            weights=state.weights._replace(params=named(self.params)),
+            average=named(self.average),
+            optimizer=with_leaves(state.optimizer, named(self.momentum)),
         )
         if state.status != ():
             state = state._replace(status=type(state.status)(*(jnp.asarray(part, jnp.float32) for part in self.status)))
-        pool = jnp.asarray(self.pool)
-        labeled = Examples(pool, jnp.asarray(self.labeled), jnp.int32(4), jnp.asarray(self.labels))
-        unlabeled = Examples(pool, jnp.asarray(self.unlabeled), jnp.int32(9), None)
-        data = ServerData(labeled, unlabeled, jnp.asarray(TRUTH[self.unlabeled]), unlabeled, jnp.int32(ROUND))
+        labeled, unlabeled = examples(self.pool, self.labeled, 4, self.labels), examples(self.pool, self.unlabeled, 9)
+        data = ServerData(labeled, unlabeled, jnp.asarray(TRUE_LABELS[self.unlabeled]), unlabeled, jnp.int32(ROUND))
         new, metrics = jax.jit(method.server_update)(state, Aggregate((), 0.0), data, jax.random.key(1))
-        logits = method.predict(new, pool, jnp.ones(16, bool))
-        return new, layer, metrics, logits
+        logits = method.predict["global"](new, jnp.asarray(self.pool), jnp.ones(16, bool))
+        return new, metrics, logits
 
 
 def saf(outputs, accepted, status):
@@ -167,18 +158,13 @@ def saf(outputs, accepted, status):
     return np.sum(a * np.log(b + 1e-12)), gradient
 
 
+FREEMATCH = {"fairness_weight": 0.4, "threshold_decay": LAMBDA}
 CASES = {
     "fixmatch": ("fixmatch_central", {"confidence": 0.55}),
-    "freematch": ("freematch_central", {"fairness_weight": 0.4, "threshold_decay": LAMBDA}),
-    "freematch, a quantile": (
-        "freematch_central",
-        {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "threshold_quantile": 0.8},
-    ),
-    "freematch, in a range": (
-        "freematch_central",
-        {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "least_threshold": 0.5, "most_threshold": 0.56},
-    ),
-    "freematch, cut off": ("freematch_central", {"fairness_weight": 0.4, "threshold_decay": LAMBDA, "threshold_clip": 0.61}),
+    "freematch": ("freematch_central", FREEMATCH),
+    "freematch, a quantile": ("freematch_central", FREEMATCH | {"threshold_quantile": 0.8}),
+    "freematch, in a range": ("freematch_central", FREEMATCH | {"least_threshold": 0.5, "most_threshold": 0.56}),
+    "freematch, cut off": ("freematch_central", FREEMATCH | {"threshold_clip": 0.61}),
 }
 
 
@@ -186,11 +172,11 @@ CASES = {
 def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
     central, options = Central(), options_class(METHODS[name])(mu=MU, ema_decay=EMA, **own)
     w, average, momentum, status, metrics = central.expected(options)
-    state, layer, got_metrics, logits = central.got(name, options, monkeypatch)
-    kept = jax.tree.unflatten(jax.tree.structure(state.average), jax.tree.leaves(state.optimizer))
+    state, got_metrics, logits = central.got(name, options, monkeypatch)
+    kept = with_leaves(state.average, state.optimizer)
     for got, expected in ((state.weights.params, w), (state.average, average), (kept, momentum)):
         for leaf in ("kernel", "bias"):
-            np.testing.assert_allclose(got[layer][leaf], expected[leaf], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(got["Dense_0"][leaf], expected[leaf], rtol=1e-4, atol=1e-5)
     for got, expected in zip(state.status, status, strict=False):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert bool(state.status) == (name == "freematch_central")
@@ -204,15 +190,13 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
 
 
 def test_the_learning_rate_follows_the_schedule_from_step_to_step():
-    images = jnp.zeros((4, SIDE, SIDE, 1), jnp.uint8)
-    examples = Examples(images, jnp.arange(4), jnp.int32(4), jnp.zeros(4, jnp.int32))
+    four = examples(np.zeros((4, SIDE, SIDE, 1), np.uint8), np.arange(4), 4, np.zeros(4, np.int32))
     training = build._server(SETTINGS).fine_tune
 
     @jax.jit
     def of_round(number):
-        return step_inputs(
-            training, MU, ServerData(examples, examples, None, examples, number), jax.random.key(0)
-        ).learning_rate
+        data = ServerData(four, four, None, four, number, ROUNDS)
+        return step_inputs(training, MU, data, jax.random.key(0)).learning_rate
 
     got = [of_round(jnp.int32(number)) for number in range(ROUNDS)]
     np.testing.assert_allclose(np.ravel(got), [rate(t) for t in range(STEPS * ROUNDS)], rtol=1e-5)

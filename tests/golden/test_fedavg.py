@@ -6,10 +6,11 @@ import optax
 import pytest
 from fedjax_ssl.methods.task import Task, Weights
 
+from fedjax_ssl import local
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods import local
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from tests.golden.linear_clients import (
     BATCH,
@@ -55,23 +56,25 @@ def test_fedprox_needs_a_positive_mu():
 
 
 def test_the_proximal_term_pulls_parameters_to_the_start_and_leaves_statistics_alone():
-    """Steps on a constant gradient: w <- w - lr (g + mu (w - w_0)); the running mean moves as without the term."""
+    """Steps on a constant gradient: w <- w - lr (g + mu (w - w_0)); the running mean changes as without the term."""
     mu, rate, w0, g, s0, s1 = 0.5, 0.1, 2.0, 3.0, 4.0, 1.0
-    task = Task(None, None, 2, "running", 1)
+    task = Task(None, None, 2, "running")
     training = local.Training(optax.identity(), lambda _: None, 1, steps=4, prox_mu=mu)
 
     def gradient(weights, batch, key):
-        return local.Step({"w": jnp.full((1,), g)}, {"mean": jnp.full((1,), s1)}, {})
+        return local.Gradients({"w": jnp.full((1,), g)}, {"mean": jnp.full((1,), s1)}, {})
 
     start = Weights({"w": jnp.full((1,), w0)}, {"mean": jnp.full((1,), s0)})
-    schedule = Schedule(jnp.zeros((4, 1), jnp.int32), jnp.int32(1), jnp.int32(4))
+    schedule = Schedule(jnp.zeros((4, 1), jnp.int32), jnp.int32(1), jnp.int32(4), 1)
     key = jnp.zeros((2,), jnp.uint32)
-    trained = local.train(task, training, gradient, (start, optax.EmptyState()), schedule, learning_rate=rate, key=key)
+    trained = local.minimize(
+        task, training, gradient, local.Fit(start, optax.EmptyState()), schedule, learning_rate=rate, key=key
+    )
     w, mean = w0, s0
     for _ in range(4):
         w, mean = w - rate * (g + mu * (w - w0)), 0.9 * mean + 0.1 * s1
-    np.testing.assert_allclose(trained.weights.params["w"], [w], rtol=1e-6)
-    np.testing.assert_allclose(trained.weights.stats["mean"], [mean], rtol=1e-6)
+    np.testing.assert_allclose(trained.carry.weights.params["w"], [w], rtol=1e-6)
+    np.testing.assert_allclose(trained.carry.weights.stats["mean"], [mean], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(5, 7), (0, 7), (5, 0), (0, 0)])
@@ -80,6 +83,6 @@ def test_clients_weigh_by_their_data_where_they_hold_labels_and_alike_where_not(
         return Examples(None, None, jnp.int32(count), None)
 
     shard = Shard(examples(labeled), examples(unlabeled), None)
-    at = {place: Task(None, None, 2, "static", 1, labels_at=place) for place in (("server",), ("clients",))}
+    at = {place: Task(None, None, 2, "static", labels_at=place) for place in (("server",), ("clients",))}
     assert local.data_weight(at["clients",], shard) == labeled + unlabeled
     assert local.data_weight(at["server",], shard) == (1 if labeled + unlabeled else 0)

@@ -12,18 +12,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import ServerData, Shard
-from fedjax_ssl.methods.fedcon import FedConOptions, FedConState, Personal, fedcon, train_server
+from fedjax_ssl.methods.fedcon import FedConOptions, FedConState, Personal, fedcon, server_work
 from fedjax_ssl.ssl import losses
-from tests.golden.test_fl2_client import InOrder, plain, softmax
+from tests.golden.linear_clients import (
+    InOrder,
+    assert_metrics,
+    combine,
+    examples,
+    float32,
+    gradient,
+    named,
+    plain,
+    softmax,
+    upright,
+    with_costs,
+    with_leaves,
+)
 
 SIDE, CLASSES, HIDDEN, HEAD, BATCH, RATE, MOMENTUM, DECAY, EPSILON = 3, 3, 4, 5, 4, 0.1, 0.9, 0.1, 1e-5
 
@@ -34,7 +44,7 @@ def task(network, **options):
 
     def view(name):
         def draw(_, images):
-            x = plain(images.astype(jnp.float32))
+            x = upright(images)
             return x[:, :, ::-1] if next(turns[name]) else x
 
         return draw
@@ -42,8 +52,8 @@ def task(network, **options):
     def strong(_, images):
         raise AssertionError("FedCon has no strong view")
 
-    views = Views(lambda images: plain(images.astype(jnp.float32)), view("weak"), strong, view("labeled"))
-    return Task(models.build(network, num_classes=CLASSES, **options), views, CLASSES, "static", 4)
+    views = Views(upright, view("weak"), strong, view("labeled"))
+    return Task(models.build(network, num_classes=CLASSES, **options), views, CLASSES, "static")
 
 
 def assert_close(got, expected):
@@ -51,10 +61,6 @@ def assert_close(got, expected):
     leaves = jax.tree.leaves(expected)
     size = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in leaves))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size), got, expected)
-
-
-def float32(tree):
-    return jax.tree.map(jnp.float32, tree)
 
 
 def cosine(p, t):
@@ -101,13 +107,9 @@ def backward(params, x, f, kept, d_out):
     d_normed = d_v * h["BatchNorm_0"]["scale"]
     d_u = (d_normed - d_normed.mean(0) - normed * (d_normed * normed).mean(0)) / root
     d_f = (d_u @ h["Dense_0"]["kernel"].T) * (f > 0)
-
-    def dense(inputs, cotangent):
-        return {"kernel": inputs.T @ cotangent, "bias": cotangent.sum(0)}
-
     scale = {"scale": (d_v * normed).sum(0), "bias": d_v.sum(0)}
-    head = {"Dense_0": dense(f, d_u), "BatchNorm_0": scale, "Dense_1": dense(r, d_out)}
-    return {"backbone": {"Dense_0": dense(x, d_f)}, "head": head}
+    head = {"Dense_0": gradient(f, d_u), "BatchNorm_0": scale, "Dense_1": gradient(r, d_out)}
+    return {"backbone": {"Dense_0": gradient(x, d_f)}, "head": head}
 
 
 def tree_sum(*terms):
@@ -157,8 +159,8 @@ class Client:
 
     def got(self, seen: bool):
         received, head, target, momentum = float32((self.received, self.head, self.target, self.momentum))
-        kept = jax.tree.unflatten(jax.tree.structure(SGD.init({"backbone": received, "head": head})), jax.tree.leaves(momentum))
-        unlabeled = Examples(jnp.asarray(self.pool), jnp.asarray(self.index), jnp.int32(7), None)
+        kept = with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
+        unlabeled = examples(self.pool, self.index, 7)
         shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
         shared = Broadcast(Weights(received, {}), jnp.float32(RATE))
         return client_update()(shared, (), Personal(head, target, jnp.asarray(seen), kept), shard, jax.random.key(0))
@@ -171,11 +173,8 @@ SGD, TARGET_DECAY = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), 0.7
 def client_update():
     client = InOrder(SGD, lambda _: None, BATCH, epochs=1)
     options = FedConOptions(head_hidden=HEAD, target_decay=TARGET_DECAY)
-    return jax.jit(
-        fedcon(
-            task=task("mlp", hidden=HIDDEN), client=client, server=Server(None, None, 0, None), options=options
-        ).client_update
-    )
+    server = Server(None, None, 0, None)
+    return with_costs(fedcon(task=task("mlp", hidden=HIDDEN), client=client, server=server, options=options).client_update)
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -200,9 +199,7 @@ def test_a_client_update_is_what_the_equations_say(seen):
         "cost/forward_passes": (2 * 4 * BATCH,),  # two steps: two views, of both networks
         "cost/backward_passes": (2 * 2 * BATCH,),
     }
-    assert set(output.metrics) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(output.metrics[name], value, rtol=1e-4, err_msg=name)
+    assert_metrics(output.metrics, expected)
 
 
 LABELS, STEPS, ROUNDS, PRETRAIN, RAMP, TEACHER_RATE = 5, 2, 9, 1, 10, 0.5
@@ -211,9 +208,9 @@ LABELS, STEPS, ROUNDS, PRETRAIN, RAMP, TEACHER_RATE = 5, 2, 9, 1, 10, 0.5
 @functools.cache
 def server_training():
     training = Training(torch_sgd(momentum=MOMENTUM), lambda _: jnp.float32(RATE), LABELS, epochs=STEPS, persistent=False)
-    server = Server(None, training, PRETRAIN, None, rounds=ROUNDS)
+    server = Server(None, training, PRETRAIN, None)
     options = FedConOptions(ramp_rounds=RAMP, teacher_rate=TEACHER_RATE)
-    return jax.jit(functools.partial(train_server, task("linear"), server, options))
+    return jax.jit(server_work(task("linear"), server, options).train)
 
 
 @pytest.mark.parametrize("trainings", [0, 3, 9])
@@ -236,24 +233,25 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
     ce_sum = kl_sum = 0.0
     for step in range(STEPS):
         targets = outputs(teacher, x[0]), outputs(teacher, x[1])
-        grad = {"kernel": 0.0, "bias": 0.0}
+        grads = []
         for own, other in ((0, 1), (1, 0)):
             q, t = outputs(w, x[own]), targets[other]
             ce_sum += -0.5 * np.log(q[np.arange(LABELS), y]).sum()
             kl_sum += 0.5 * (t * np.log(t / q)).sum()
             residual = 0.5 * ((q - np.eye(CLASSES)[y]) + weight * (q - t)) / LABELS
-            grad = {"kernel": grad["kernel"] + x[own].T @ residual, "bias": grad["bias"] + residual.sum(0)}
-        m = grad if m is None else {name: MOMENTUM * m[name] + grad[name] for name in grad}
-        w = {name: w[name] - RATE * m[name] for name in w}
+            grads.append(gradient(x[own], residual))
+        grad = combine(np.add, *grads)
+        m = grad if m is None else combine(lambda m, g: MOMENTUM * m + g, m, grad)
+        w = combine(lambda w, m: w - RATE * m, w, m)
         k, in_all = trainings * STEPS + step, STEPS * (PRETRAIN + ROUNDS)
         decay = 1 - TEACHER_RATE * (np.cos(np.pi * k / in_all) + 1) / 2
-        teacher = {name: decay * teacher[name] + (1 - decay) * w[name] for name in w}
+        teacher = combine(lambda t, w, decay=decay: decay * t + (1 - decay) * w, teacher, w)
 
-    params, average = ({"Dense_0": float32(layer)} for layer in start)
+    params, average = map(named, start)
     state = FedConState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
     # One batch of all labels: the mean over it does not feel the order.
-    labeled = Examples(jnp.asarray(pool), jnp.arange(LABELS), jnp.int32(LABELS), jnp.asarray(y))
-    data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)))
+    labeled = examples(pool, np.arange(LABELS), LABELS, y)
+    data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)), ROUNDS)
     state, metrics = server_training()(state, data, jax.random.key(0))
     assert_close(state.weights.params["Dense_0"], w)
     assert_close(state.teacher["Dense_0"], teacher)

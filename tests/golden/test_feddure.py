@@ -17,10 +17,9 @@ from fedjax_ssl.methods.server import Broadcast, Server
 from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
-from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Batch, Pair
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Shard
+from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
 from fedjax_ssl.ssl import regulators
 from tests.golden.linear_clients import (
@@ -34,17 +33,21 @@ from tests.golden.linear_clients import (
     RATE,
     SIDE,
     STEPS,
-    TRUTH,
+    TRUE_LABELS,
     UNLABELED,
     UNLABELED_BATCH,
     Client,
     InOrder,
     assert_metrics,
     assert_same,
+    combine,
     diagnostics,
-    plain,
+    float32,
+    linear_task,
+    named,
     softmax,
     traffic,
+    with_costs,
 )
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
@@ -89,6 +92,10 @@ OPTIMIZERS = {
 
 def ones(x):
     return np.hstack([x, np.ones((len(x), 1))])
+
+
+def matrix(layer):
+    return np.vstack([layer["kernel"], layer["bias"]])
 
 
 def ce(z, y):
@@ -145,11 +152,11 @@ class Expected:
     def __init__(self, client, options, optimizer, w, adam, stats):
         self.options, self.seen, self.stats = options, [], stats
         self.w, self.f_optimizer = w, adam
-        begin = np.vstack([client.params["kernel"], client.params["bias"]])
+        begin = matrix(client.params)
         theta, self.phi, descend = begin, begin, optimizer()
         self.c_optimizer = optimizer()
         for labeled, unlabeled in STEPS:
-            self.seen.append({"labels": LABELS[labeled], "truth": TRUTH[unlabeled]})
+            self.seen.append({"labels": LABELS[labeled], "true_labels": TRUE_LABELS[unlabeled]})
             views = client.labeled[labeled], client.weak[unlabeled], client.strong[unlabeled]
             theta = theta - RATE * descend(theta, self.gradient(theta, *views, LABELS[labeled]))
         self.update = {"kernel": (begin - theta)[:-1], "bias": (begin - theta)[-1]}
@@ -190,7 +197,7 @@ class Expected:
 
         no_f, steps = self.options.regulators == "no_f", len(self.seen)
         accepted = [step["passed"] | (not no_f) for step in self.seen]
-        of_labels = diagnostics([step["y"] for step in self.seen], [step["truth"] for step in self.seen], accepted)
+        of_labels = diagnostics([step["y"] for step in self.seen], [step["true_labels"] for step in self.seen], accepted)
         if not no_f:
             del of_labels["client/mask_rate"]
             of_labels["client/instance_weight_mean"] = (all_of("m").sum(), len(all_of("m")))
@@ -211,44 +218,26 @@ class Expected:
         all_views, strong, labeled = BATCH + 2 * UNLABELED_BATCH, UNLABELED_BATCH, BATCH
         if self.options.regulators == "no_f":  # both losses of the reward
             return all_views + strong + 2 * labeled, all_views + strong
-        if self.options.meta_gradient == "nested":  # forward once more, back twice: the step, and the way back through it
-            return all_views + 2 * strong + 3 * labeled, all_views + 3 * strong + labeled
+        if self.options.meta_gradient == "nested":  # once more forward: a directional derivative of the look-ahead's way back
+            return all_views + 3 * strong + 3 * labeled, all_views + 2 * strong + labeled
         if self.options.regulators == "no_c":
             return all_views + 2 * strong + labeled, all_views + strong + labeled
         return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
 
 
-def linear_task(norm="static"):
-    """With `running` statistics, inputs are normalized."""
-    views = Views(
-        plain=lambda images: plain(images.astype(jnp.float32)),
-        weak=lambda key, images: plain(images.astype(jnp.float32)),
-        strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
-        labeled=lambda key, images: plain(images.astype(jnp.float32))[:, ::-1],
-    )
-    model = models.build("linear", num_classes=CLASSES)
-    return Task(in_front_of(model) if norm == "running" else model, views, CLASSES, norm, 4, SHARE, labels_at=("clients",))
-
-
 def got(client, options, optimizer, w, adam, stats):
     """(update, of statistics, weight, client state, metrics) of the method's client, F-reg as the client kept it."""
-    task = linear_task("running" if stats else "static")
+    task = linear_task("running", norm_momentum=SHARE) if stats else linear_task()
+    task = task._replace(model=in_front_of(task.model)) if stats else task
     training = InOrder(optimizer, lambda _: None, BATCH, epochs=EPOCHS, persistent=False)
     method = feddure(task=task, client=training, server=Server(None, None, 0, None), options=options)
-    (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
-    params = {name: jax.tree.map(jnp.float32, client.params)}
     kept = ClientState((), (), ())
     if options.regulators != "no_f":
-        moments = (jax.tree.map(jnp.float32, unflat(leaf)) for leaf in (adam.m, adam.v))
-        kept = ClientState((), jax.tree.map(jnp.float32, unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
-    pool = jnp.asarray(client.pool)
-    labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
-    labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
-    unlabeled = Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None)
-    shard = Shard(labeled, unlabeled, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
-    shared = Broadcast(Weights(params, jax.tree.map(jnp.float32, stats)), jnp.float32(RATE), jnp.int32(0))
-    update, *output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
-    return update.params[name], update.stats, *output
+        moments = (float32(unflat(leaf)) for leaf in (adam.m, adam.v))
+        kept = ClientState((), float32(unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
+    shared = Broadcast(Weights(named(client.params), float32(stats)), jnp.float32(RATE))
+    update, *output = with_costs(method.client_update)(shared, (), kept, client.shard(), jax.random.key(0))
+    return update.params["Dense_0"], update.stats, *output
 
 
 @pytest.mark.parametrize(
@@ -264,11 +253,8 @@ def got(client, options, optimizer, w, adam, stats):
     ids=["both", "nested, adam", "detached", "no_c", "no_f", "running statistics"],
 )
 def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
-    rng, options = (
-        np.random.default_rng(1),
-        FedDureOptions(confidence=THRESHOLD, eta_s=ETA_S, eta_w=ETA_W, unlabeled_batch_size=UNLABELED_BATCH, **changes),
-    )
-    client = Client()
+    rng, client, rates = np.random.default_rng(1), Client(), {"eta_s": ETA_S, "eta_w": ETA_W}
+    options = FedDureOptions(confidence=THRESHOLD, unlabeled_batch_size=UNLABELED_BATCH, **rates, **changes)
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     w, m, v = rng.standard_normal(size) / 4, 1e-3 * rng.standard_normal(size), 1e-5 * rng.uniform(0.5, 1, size)
     stats = {"mean": 0.3 * rng.standard_normal(SIDE**2), "var": rng.uniform(0.3, 0.9, SIDE**2)} if norm else {}
@@ -277,7 +263,7 @@ def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
     update, moved, weight, state, metrics = got(client, options, in_jax, w, Adam(m, v, 7), stats)
     assert_same(update, expected.update)
     if norm:
-        assert_same(moved, {name: stats[name] - expected.stats[name] for name in stats})
+        assert_same(moved, combine(np.subtract, stats, expected.stats))
     assert weight == LABELED + UNLABELED
     wanted = expected.metrics()
     if options.regulators != "no_c":  # a small difference of losses
@@ -323,7 +309,7 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
     """Of networks with two layers and more, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
     rng, shape = np.random.default_rng(0), (4, 4, 1)
     sizes = {"mlp": {"hidden": 8}, "cnn": {"width": 2}}[network]
-    task = Task(models.build(network, num_classes=CLASSES, conv="hybrid", **sizes), None, CLASSES, "static", 4)
+    task = Task(models.build(network, num_classes=CLASSES, conv="hybrid", **sizes), None, CLASSES, "static")
     theta, phi = (task.init(jax.random.key(seed), shape) for seed in (0, 1))
     views = rng.standard_normal((11, *shape)).astype(np.float32)
     views[[4, 9, 10]] = np.nan
@@ -373,22 +359,19 @@ def test_right_pseudo_labels_are_rewarded_and_wrong_ones_punished():
 def test_a_positive_reward_lowers_the_loss_of_the_pseudo_labels(monkeypatch):
     """g_d, what a reward adds to theta's gradient, descends towards the pseudo-labels of the strong views."""
     client, task = Client(), linear_task()
-    (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
-    weights = Weights({name: jax.tree.map(jnp.float32, client.params)}, {})
+    weights = Weights(named(client.params), {})
     setup = Setup(task, Training(optax.identity(), lambda _: None, 3, epochs=1), FedDureOptions(regulators="no_f"))
-    pool, labels = jnp.asarray(client.pool), jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)
-    labeled = Examples(pool, jnp.asarray(client.labeled_index), jnp.int32(LABELED), labels)
-    shard = Shard(labeled, Examples(pool, jnp.asarray(client.index), jnp.int32(UNLABELED), None), jnp.zeros(8, jnp.int32))
     batch = Pair(*(Batch(jnp.arange(n), jnp.ones(n, bool)) for n in (3, UNLABELED)))
 
     @jax.jit
     def gradient(reward):
         monkeypatch.setattr(module, "regulate", lambda *args: (args[-2], reward))
-        step = module.gradient(setup, shard)(weights, batch, jax.random.key(0), Regulators((), (), (), ()))
-        return jnp.vstack([step.grad[name]["kernel"], step.grad[name]["bias"]])
+        step = module.gradient(setup, client.shard(), weights, batch, jax.random.key(0), Regulators((), (), (), ()))
+        layer = step[0].grad["Dense_0"]
+        return jnp.vstack([layer["kernel"], layer["bias"]])
 
     of_reward = gradient(0.5) - gradient(0.0)
-    theta = np.vstack([client.params["kernel"], client.params["bias"]])
+    theta = matrix(client.params)
     y, strong = (ones(client.weak) @ theta).argmax(1), ones(client.strong)
     before, after = (ce(strong @ network, y).mean() for network in (theta, theta - 0.01 * of_reward))
     assert after < before

@@ -16,21 +16,37 @@ from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Server, StaticNorm
 from fedjax_ssl.methods.task import Task, Weights
 
-from fedjax_ssl import models
-from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.batching import Schedule
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Server, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.server import StaticNorm
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedmatch import Broadcast, ClientState, FedMatchOptions, Helpers, fedmatch
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
+from tests.golden import linear_clients
+from tests.golden.linear_clients import (
+    InOrder,
+    assert_metrics,
+    combine,
+    examples,
+    gradient,
+    linear_task,
+    named,
+    plain,
+    ratios,
+    softmax,
+    upright,
+    with_costs,
+    with_leaves,
+)
 
 SIDE, CLASSES, CLIENTS, RATE, MOMENTUM = 3, 3, 6, 0.05, 0.9
+SGD = torch_sgd(momentum=MOMENTUM)
 SIZE = SIDE * SIDE * CLASSES + CLASSES  # parameters
 UNLABELED, BATCH = 7, 4
 LABELED, LABELED_BATCH = 5, 2
 EPOCHS = {False: 2, True: 1}  # labels at the server, at the clients
-TRUTH = np.array([0, 0, 1, 0, 1, 0, 0, 2])  # the eighth row is padding
+TRUE_LABELS = np.array([0, 0, 1, 0, 1, 0, 0, 2])  # the eighth row is padding
 LABELS = np.array([2, 0, 1, 1, 0, 0])  # so is the sixth here
 
 # Every weight differs from its default and is large enough to show; entries of psi change by more and by less than delta.
@@ -40,47 +56,11 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def in_order(key, mask, batch_size, *, epochs=0, steps=0):
-    """Epochs whose batches come in order; the last one of an epoch is filled up with the first example."""
-    del key
-    count = jnp.sum(mask, dtype=jnp.int32)
-    order = jnp.argsort(~mask, stable=True).astype(jnp.int32)
-    order = jnp.pad(jnp.where(jnp.arange(len(order)) < count, order, order[0]), (0, -len(order) % batch_size))
-    return Schedule(jnp.tile(order, (epochs or steps, 1)), count, steps or epochs * -(-count // batch_size))
-
-
-@pytest.fixture(autouse=True)
-def batches_in_order(monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.data.batching.shuffled", in_order)
-
-
-def plain(images):
-    return images / 100.0 - 1.0
-
-
-VIEWS = Views(
-    plain=lambda images: plain(images.astype(jnp.float32)),
-    weak=lambda key, images: jnp.nan * images,  # no part of FedMatch
-    strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
-    labeled=lambda key, images: -plain(images.astype(jnp.float32)),
-)
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+VIEWS = linear_clients.VIEWS._replace(weak=lambda key, images: jnp.nan * images, labeled=lambda key, images: -upright(images))
 
 
 def outputs(x, *parts):
     return softmax(x @ sum(part["kernel"] for part in parts) + sum(part["bias"] for part in parts))
-
-
-def gradient(x, residual):
-    return {"kernel": x.T @ residual, "bias": residual.sum(0)}
-
-
-def combine(function, *trees):
-    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
 
 
 def flat(tree):
@@ -139,7 +119,7 @@ class Problem:
             g = combine(np.add, g, g_i)
         g = combine(lambda g, p: g + options.lambda_l1 * np.sign(p), g, psi)
         g = combine(lambda g, p, s: g + 2 * options.lambda_l2 * (p - s), g, psi, sigma)
-        ce, right = -np.log((q * onehot).sum(1)), votes.argmax(1) == TRUTH[at]
+        ce, right = -np.log((q * onehot).sum(1)), votes.argmax(1) == TRUE_LABELS[at]
         return g, np.array([ce[f].sum(), kl[f].sum() if helpers else 0, f.sum(), n, (right & f).sum()])
 
     def sigma_gradient(self, options, sigma, psi, at):
@@ -167,14 +147,11 @@ class Problem:
         return sigma, psi, [sgd_sigma.m, sgd_psi.m] if at_clients else [sgd_psi.m], sums, labeled_loss
 
     def got(self, helpers, at_clients, *, prox_mu=0.0, seen=True):
-        client, update = client_of(at_clients, prox_mu)
-        images = jnp.asarray(self.pool)
-        shard = Shard(
-            Examples(images, jnp.asarray(self.labeled_rows), jnp.int32(LABELED if at_clients else 0), jnp.asarray(LABELS)),
-            Examples(images, jnp.asarray(self.rows), jnp.int32(UNLABELED), None),
-            jnp.asarray(TRUTH),
-        )
-        momenta = tuple(kept_state(client, tree) for tree in (self.momenta if at_clients else self.momenta[1:]))
+        update = client_of(at_clients, prox_mu)
+        labeled = examples(self.pool, self.labeled_rows, LABELED if at_clients else 0, LABELS)
+        shard = Shard(labeled, examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
+        momenta = self.momenta if at_clients else self.momenta[1:]
+        momenta = tuple(with_leaves(SGD.init(named(tree)), named(tree)) for tree in momenta)
         kept = ClientState(jnp.array(seen), jnp.zeros(CLASSES), named(self.known), momenta)
         shared = Broadcast(Weights(Parts(named(self.sigma), named(self.psi)), {}), jnp.float32(RATE), jnp.array(bool(helpers)))
         psi = jax.tree.map(lambda *x: jnp.stack(x), *(named(h) for h in self.helpers))
@@ -184,25 +161,12 @@ class Problem:
 
 @functools.cache
 def client_of(at_clients, prox_mu):
-    """(training, jitted client update), compiled once for each place of labels and weight of FedProx's term."""
-    task = Task(models.build("linear", num_classes=CLASSES), VIEWS, CLASSES, "static", 4, 0.1)
-    task = task._replace(labels_at=("clients",) if at_clients else ("server",))
+    """The client update, compiled once for each place of labels and weight of FedProx's term."""
+    task = linear_task(labels_at=("clients",) if at_clients else ("server",), views=VIEWS)
     size, epochs = LABELED_BATCH if at_clients else BATCH, EPOCHS[at_clients]
-    client = Training(torch_sgd(momentum=MOMENTUM), lambda _: None, size, epochs=epochs, prox_mu=prox_mu)
+    client = InOrder(SGD, lambda _: None, size, epochs=epochs, prox_mu=prox_mu)
     method = fedmatch(task=task, client=client, server=Server(None, None, 0, None), options=FedMatchOptions(**OPTIONS))
-    return client, jax.jit(method.client_update)
-
-
-def named(tree):
-    """Float32 parameters of the linear network."""
-    task = models.build("linear", num_classes=CLASSES)
-    (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1))[0], jax.random.key(0))
-    return {name: jax.tree.map(jnp.float32, tree)}
-
-
-def kept_state(client, momentum):
-    state = client.optimizer.init(named(momentum))
-    return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(named(momentum)))
+    return with_costs(method.client_update)
 
 
 def layer(tree):
@@ -258,8 +222,7 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox
     assert bool(state.seen)
     assert_same(layer(state.psi), up_psi, "client's psi")
     for got, momentum in zip(state.optimizer, momenta, strict=True):
-        got = jax.tree.unflatten(jax.tree.structure(momentum), jax.tree.leaves(got))
-        assert_same(got, momentum, "momentum")
+        assert_same(with_leaves(momentum, got), momentum, "momentum")
     noise = plain(np.asarray(agreement.embedding_image((SIDE, SIDE, 1)), float)).reshape(1, -1)
     np.testing.assert_allclose(state.embedding, outputs(noise, up_sigma, up_psi)[0], rtol=1e-4)
 
@@ -271,11 +234,7 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox
         "client/consistency_loss": (kl, confident if helpers else 0),
         "client/mask_rate": (confident, images),
         "client/upload_fraction": (entries + sigma_entries, parts * SIZE),
-        "diagnostics/label_ratio": (confident, images),
-        "diagnostics/pseudo_label_accuracy": (right, confident),
-        "diagnostics/correct_ratio": (right, images),
-        "diagnostics/wrong_ratio": (confident - right, images),
-        "diagnostics/correct_wrong_ratio": (right, confident - right),
+        **ratios(right, confident, images),
         "comm/bytes_down": (4 * SIZE + message(differing) + len(helpers) * 4 * SIZE,),
         "comm/bytes_up": (message(entries) + (message(sigma_entries) if at_clients else 0),),
         "perf/client_images": (images + (LABELED if at_clients else 0),),
@@ -283,9 +242,7 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox
     }
     if at_clients:
         metrics["client/loss"] = (labeled_loss, LABELED)
-    assert set(output.metrics) == set(metrics)
-    for name, value in metrics.items():
-        np.testing.assert_allclose(output.metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert_metrics(output.metrics, metrics)
 
 
 def passes(at_clients, helped):
@@ -310,16 +267,14 @@ class ServerSide:
 
     def __init__(self, labels_at, **options):
         self.problem, self.options = Problem(), FedMatchOptions(**OPTIONS | options)
-        task = Task(models.build("linear", num_classes=CLASSES), VIEWS, CLASSES, "static", 4, 0.1, (labels_at,))
-        sgd = torch_sgd(momentum=MOMENTUM)
-        tune = Training(sgd, lambda _: jnp.float32(RATE), LABELED_BATCH, epochs=2)
+        task = linear_task(labels_at=(labels_at,), views=VIEWS)
+        tune = InOrder(SGD, lambda _: jnp.float32(RATE), LABELED_BATCH, epochs=2)
         server = Server(optax.sgd(1.0), tune, 1, StaticNorm("labeled", "examples", 4, 4))
-        client = Training(sgd, lambda _: jnp.float32(RATE), BATCH, epochs=1, persistent=False)
+        client = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=1, persistent=False)
         self.method = fedmatch(task=task, client=client, server=server, options=self.options)
-        self.state, self.clients = self.method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, CLIENTS))
-        images = jnp.asarray(self.problem.pool)
-        count = jnp.int32(LABELED if labels_at == "server" else 0)
-        labeled = Examples(images, jnp.asarray(self.problem.labeled_rows), count, jnp.asarray(LABELS))
+        self.state, self.clients = self.method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, CLIENTS, 3))
+        count = LABELED if labels_at == "server" else 0
+        labeled = examples(self.problem.pool, self.problem.labeled_rows, count, LABELS)
         self.data = ServerData(labeled, labeled, None, labeled, jnp.int32(3))
 
     def parts(self, state):
@@ -375,7 +330,7 @@ def test_the_tested_network_has_a_sparse_psi():
     sparse = combine(lambda x: np.where(np.abs(x) > 0.2, x, 0), psi)
     assert 0 < (flat(sparse) == 0).sum() < SIZE
     state = side.state._replace(weights=Weights(Parts(named(sigma), named(psi)), {}))
-    logits = side.method.predict(state, jnp.asarray(side.problem.pool), jnp.ones(20, bool))
+    logits = side.method.predict["global"](state, jnp.asarray(side.problem.pool), jnp.ones(20, bool))
     x, _ = side.problem.views(np.arange(20))
     np.testing.assert_allclose(jax.nn.softmax(logits), outputs(x, sigma, sparse), rtol=1e-4, atol=1e-6)
 

@@ -14,81 +14,63 @@ from fedjax_ssl.methods.optimizers import torch_sgd
 from fedjax_ssl.methods.server import Server
 from fedjax_ssl.methods.task import Task, Weights
 
-from fedjax_ssl import models
-from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.local import Server, Weights
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
 from tests.golden.linear_clients import (
     BATCH,
     CLASSES,
     EPOCHS,
     LABELED,
+    LABELED_ALONE,
     LABELS,
     MOMENTUM,
     OUTPUTS,
     RATE,
     SIDE,
-    TRUTH,
+    TRUE_LABELS,
     UNLABELED,
     Client,
     InOrder,
     assert_metrics,
     assert_same,
+    combine,
+    gradient,
+    linear_task,
+    named,
     plain,
+    ratios,
     softmax,
+    with_costs,
+    with_leaves,
 )
 
-R1 = 3
+R1, SGD = 3, torch_sgd(momentum=MOMENTUM)
 SIZE = 4 * (SIDE * SIDE * CLASSES + CLASSES)
 NONE = np.full(UNLABELED + 1, -1, np.int32)
 MADE = np.append(OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
-OTHERS = np.append((TRUTH + 1) % CLASSES, -1)
-
-
-def views():
-    def upright(images):
-        return plain(images.astype(jnp.float32))
-
-    return Views(
-        plain=upright,
-        weak=lambda key, images: jnp.nan * images,  # no part of FedSem
-        strong=lambda key, images: jnp.nan * images,
-        labeled=lambda key, images: upright(images)[:, ::-1],
-    )
+OTHERS = np.append((TRUE_LABELS + 1) % CLASSES, -1)
 
 
 @functools.cache
 def problem(norm="static"):
     """(method, jitted client update, client, the model that is trained), whose labeler is the client's linear model."""
-    task = Task(models.build("linear", num_classes=CLASSES), views(), CLASSES, norm, 4, labels_at=("clients",))
-    training = InOrder(torch_sgd(momentum=MOMENTUM), lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
-    server = Server(optax.sgd(1.0), training, 0, None, rounds=R1 + 2)
+    task = linear_task(norm, views=LABELED_ALONE)
+    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    server = Server(optax.sgd(1.0), training, 0, None)
     options = FedSemOptions(labeled_rounds=R1, labeled_repeats=2)
     method = fedsem(task=task, client=training, server=server, options=options)
     rng = np.random.default_rng(5)
     start = {"kernel": 0.3 * rng.standard_normal((SIDE * SIDE, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
-    return method, jax.jit(method.client_update), Client(), start
-
-
-def named(tree):
-    (name,) = jax.eval_shape(lambda: problem()[0].init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[
-        0
-    ].weights.params
-    return {name: jax.tree.map(jnp.float32, tree)}
+    return method, with_costs(method.client_update), Client(), start
 
 
 def got(round, pseudo, *, labeled=LABELED, unlabeled=UNLABELED):
     _, update, client, start = problem()
-    labels = jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)  # two rows of padding
-    rows = Examples(jnp.asarray(client.pool), jnp.asarray(client.labeled_index), jnp.int32(labeled), labels)
-    others = Examples(jnp.asarray(client.pool), jnp.asarray(client.index), jnp.int32(unlabeled), None)
-    shard = Shard(rows, others, jnp.asarray(np.append(TRUTH, 0), jnp.int32))
     shared = Broadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
-    momentum = jax.tree.map(jnp.zeros_like, named(start))
-    optimizer = jax.tree.unflatten(
-        jax.tree.structure(torch_sgd(momentum=MOMENTUM).init(named(start))), jax.tree.leaves(momentum)
-    )
+    optimizer = with_leaves(SGD.init(named(start)), jax.tree.map(jnp.zeros_like, named(start)))
+    shard = client.shard(labeled, unlabeled)
     return update(shared, (), ClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
 
 
@@ -102,10 +84,9 @@ def expected(x, y):
             p = softmax(images @ w["kernel"] + w["bias"])
             loss, seen = loss - np.log(p[np.arange(len(labels)), labels]).sum(), seen + len(labels)
             residual = (p - np.eye(CLASSES)[labels]) / len(labels)
-            g = {"kernel": images.T @ residual, "bias": residual.sum(0)}
-            m = {name: MOMENTUM * m[name] + g[name] for name in w}
-            w = {name: w[name] - RATE * m[name] for name in w}
-    return {name: start[name] - w[name] for name in w}, loss, seen
+            m = combine(lambda m, g: MOMENTUM * m + g, m, gradient(images, residual))
+            w = combine(lambda w, m: w - RATE * m, w, m)
+    return combine(np.subtract, start, w), loss, seen
 
 
 def flipped(client):
@@ -130,12 +111,6 @@ def check(output, x, y, *, down, diagnostics, labeled_rows=0):
     assert_metrics(output.metrics, expected_metrics | diagnostics)
 
 
-def ratios(right, used, total):
-    names = ("label_ratio", "pseudo_label_accuracy", "correct_ratio", "wrong_ratio", "correct_wrong_ratio")
-    values = (used, total), (right, used), (right, total), (used - right, total), (right, used - right)
-    return {f"diagnostics/{name}": value for name, value in zip(names, values, strict=True)}
-
-
 def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
     x, y = np.tile(problem()[2].labeled, (2, 1)), np.tile(LABELS, 2)
     output = got(R1 - 1, NONE)
@@ -147,7 +122,7 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
 def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
     """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
     client = problem()[2]
-    right = int((OUTPUTS.argmax(1) == TRUTH).sum())
+    right = int((OUTPUTS.argmax(1) == TRUE_LABELS).sum())
     assert 0 < right < UNLABELED
     x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OUTPUTS.argmax(1))
     output = got(round, NONE)
@@ -178,8 +153,9 @@ def test_clients_without_labels_or_data_take_part_once_they_have_something_to_tr
 
 def test_the_labeler_is_the_model_that_ends_the_first_phase():
     """With the statistics of its batch norm, which clients track here: the server averages them as it does parameters."""
-    method, _, _, start = problem("running")
-    state, clients = method.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, UNLABELED + 1))
+    method, _, client, start = problem("running")
+    nothing = client.shard(labeled=0).labeled
+    state, clients = method.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, 2, UNLABELED + 1))
     assert jax.tree.all(jax.tree.map(np.array_equal, state.own, state.weights))
     first = state.weights._replace(stats={"mean": jnp.float32([0.5, -2.0]), "var": jnp.float32([9.0, 7.0])})
     change = Weights(named(start), {"mean": jnp.float32([0.3, -0.7]), "var": jnp.float32([0.2, 0.5])})
@@ -192,7 +168,7 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
         weights.append(shared.weights)
         if round >= R1:
             jax.tree.map(np.testing.assert_array_equal, shared.labeler, weights[R1])
-        data = ServerData(None, None, None, None, jnp.int32(round))
+        data = ServerData(nothing, nothing, None, None, jnp.int32(round))
         state, _ = method.server_update(state, Aggregate(change, jnp.float32(2)), data, jax.random.key(0))
     for before, move, at_end, after in zip(*map(jax.tree.leaves, (first, change, *weights[R1:])), strict=True):
         np.testing.assert_allclose(at_end, before - R1 * move, rtol=1e-5, atol=1e-6)
@@ -200,15 +176,7 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
         assert not np.allclose(at_end, after)
 
 
-@pytest.mark.parametrize(
-    ("options", "rounds", "message"),
-    [
-        ({"labeled_rounds": 0}, 5, "method.labeled_rounds: got 0, accepted: a number >= 1"),
-        ({"labeled_repeats": 0}, 5, "method.labeled_repeats: got 0, accepted: a number >= 1"),
-        ({"labeled_rounds": 5}, 5, "method.labeled_rounds: got 5, accepted: a number < rounds = 5"),
-    ],
-)
-def test_wrong_options_are_refused(options, rounds, message):
-    server = Server(None, None, 0, None, rounds=rounds)
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        fedsem(task=None, client=None, server=server, options=FedSemOptions(**options))
+@pytest.mark.parametrize("name", ["labeled_rounds", "labeled_repeats"])
+def test_wrong_options_are_refused(name):
+    with pytest.raises(ValueError, match=f"method.{name}: got 0"):
+        FedSemOptions(**{name: 0})

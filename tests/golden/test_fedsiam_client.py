@@ -11,18 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
 
-from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Server, Training, Weights, networks
+from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods import METHODS, fedsiam, mean_teacher
+from fedjax_ssl.methods import METHODS, fedsiam
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
+from tests.golden.linear_clients import (
+    assert_metrics,
+    combine,
+    examples,
+    float32,
+    gradient,
+    linear_task,
+    named,
+    plain,
+    softmax,
+    upright,
+    with_costs,
+    with_leaves,
+)
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
 SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, SHARE = 3, 3, 4, 2, 0.1, 0.9, 0.1, 0.3
@@ -50,59 +60,39 @@ class InOrder(Training):
         positions = jnp.argsort(~mask, stable=True).astype(jnp.int32)[ranks]
         positions = jnp.where(jnp.arange(len(mask)) < count, positions, positions[0])
         positions = jnp.pad(positions, (0, -len(mask) % self.batch_size))
-        return Schedule(jnp.tile(positions, (self.epochs, 1)), count, self.epochs * -(-count // self.batch_size))
-
-
-def plain(images):
-    return images / 100.0 - 1.0
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+        steps = self.epochs * -(-count // self.batch_size)
+        return Schedule(jnp.tile(positions, (self.epochs, 1)), count, steps, self.batch_size)
 
 
 def outputs(w, x):
     return softmax(x @ w["kernel"] + w["bias"])
 
 
-def gradient(x, residual):
-    return {"kernel": x.T @ residual, "bias": residual.sum(0)}
-
-
 VIEWS = Views(
-    plain=lambda images: plain(images.astype(jnp.float32)),
-    weak=lambda key, images: plain(images.astype(jnp.float32)) + number(key),
+    plain=upright,
+    weak=lambda key, images: upright(images) + number(key),
     strong=lambda key, images: 1 / 0,  # no method here may look at it
-    labeled=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1] + number(key),
+    labeled=lambda key, images: upright(images)[:, :, ::-1] + number(key),
 )
-MODEL = models.build("linear", num_classes=CLASSES)
-TASK = Task(MODEL, VIEWS, CLASSES, "static", 4)
+TASK = linear_task(labels_at=("server",), views=VIEWS)
 SGD = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY)
-NORMED = Task(in_front_of(MODEL), VIEWS, CLASSES, "running", 4, SHARE)
-
-
-def named(layer):
-    """Float32 parameters of the linear network."""
-    (name,) = jax.eval_shape(lambda key: TASK.init(key, (SIDE, SIDE, 1)), KEY).params
-    return {name: jax.tree.map(jnp.float32, layer)}
+NORMED = TASK._replace(model=in_front_of(TASK.model), norm="running", norm_momentum=SHARE)
 
 
 def kept_state(momentum):
     """An optimizer's state with this momentum."""
-    state = SGD.init(named(momentum))
-    return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(named(momentum)))
+    return with_leaves(SGD.init(named(momentum)), named(momentum))
 
 
 def momentum_of(state):
     """The momentum in an optimizer's state, by its layer."""
-    return jax.tree.unflatten(jax.tree.structure(named({"bias": 0, "kernel": 0})), jax.tree.leaves(state))
+    return with_leaves(named({"bias": 0, "kernel": 0}), state)
 
 
 def sgd(w, g, m):
     """(w, m) after a step with weight decay and momentum."""
-    m = {name: MOMENTUM * m[name] + g[name] + DECAY * w[name] for name in w}
-    return {name: w[name] - RATE * m[name] for name in w}, m
+    m = combine(lambda w, g, m: MOMENTUM * m + g + DECAY * w, w, g, m)
+    return combine(lambda w, m: w - RATE * m, w, m), m
 
 
 class Data:
@@ -120,16 +110,14 @@ class Data:
         image = plain(self.pool.astype(float))
         self.x = {False: image.reshape(12, -1), True: image[:, :, ::-1].reshape(12, -1)}
 
-    def weights(self, *networks, stats=({}, {})) -> Weights:
+    def weights(self, *nets, stats=({}, {})) -> Weights:
         """Weights of one network or of a pair."""
-        given = [Weights(named(network), jax.tree.map(jnp.float32, its)) for network, its in zip(networks, stats, strict=False)]
-        return given[0] if len(given) == 1 else mean_teacher.join(*given)
+        given = [Weights(named(network), float32(its)) for network, its in zip(nets, stats, strict=False)]
+        return given[0] if len(given) == 1 else networks.join(*given)
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
-        pool, labels = jnp.asarray(self.pool), jnp.asarray(self.labels)
-        labeled = Examples(pool, jnp.asarray(self.labeled), jnp.int32(num_labeled), labels[self.labeled])
-        unlabeled = Examples(pool, jnp.asarray(self.unlabeled), jnp.int32(num_unlabeled), None)
-        return Shard(labeled, unlabeled, labels[self.unlabeled])
+        labeled = examples(self.pool, self.labeled, num_labeled, self.labels[self.labeled])
+        return Shard(labeled, examples(self.pool, self.unlabeled, num_unlabeled), jnp.asarray(self.labels[self.unlabeled]))
 
 
 def expected_client(data, name, options, num_labeled, largest, stats):
@@ -172,7 +160,7 @@ def expected_client(data, name, options, num_labeled, largest, stats):
         by_epochs = getattr(options, "alpha_counts", "") == "epochs"
         ramp = SO_FAR + ahead + epoch + 1 if by_epochs else STEPS + s + 1
         alpha = min(1 - 1 / (ramp + 1), largest)
-        t = {key: alpha * t[key] + (1 - alpha) * w[key] for key in w}  # Eq. 3
+        t = combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 3
         loss, consistency, count = loss + ce.sum(), consistency + j.sum(), count + len(batch)
     size = 4 * sum(leaf.size for leaf in (*w.values(), *(stats[0].values() if stats else ())))
     down = size * (1 if name == "fedsiam_pi" or not largest else 2)
@@ -191,10 +179,17 @@ def expected_client(data, name, options, num_labeled, largest, stats):
     return w, t, stats, m, metrics, EPOCHS * len(batches)
 
 
-def build(name, options, rounds=1, task=TASK, persistent=False, cohort_size=1):
-    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, EPOCHS, 0, persistent)
-    server = Server(optax.sgd(1.0), training._replace(batch_size=2), 0, None, rounds=rounds, cohort_size=cohort_size)
+def build(name, options, task=TASK, persistent=False):
+    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS, persistent=persistent)
+    server = Server(optax.sgd(1.0), training._replace(batch_size=2), 0, None)
     return METHODS[name](task=task, client=training, server=server, options=options)
+
+
+def empty_state(method, cohort_size=1):
+    """A server's state of zeros."""
+    spec = DataSpec((SIDE, SIDE, 1), CLASSES, cohort_size, cohort_size)
+    state = jax.eval_shape(lambda: method.init(KEY, spec))[0]
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
 
 
 def close(got, expected):
@@ -242,7 +237,7 @@ CASES = {
 def test_a_client_update_is_what_the_equations_say(case):
     name, options, num_labeled, norm, persistent = case
     data, options = Data(), OPTIONS[name](**options)
-    method = build(name, options, rounds=3, task=NORMED if norm else TASK, persistent=persistent)
+    method = build(name, options, task=NORMED if norm else TASK, persistent=persistent)
     if not persistent:
         data.momentum = dict.fromkeys(data.momentum, 0.0)
     one_net = getattr(options, "pi_rounds", 0) == 2  # the round is the second
@@ -250,11 +245,10 @@ def test_a_client_update_is_what_the_equations_say(case):
         data.target, data.stats[1] = data.online, data.stats[0]
     stats = data.stats if norm else [{}, {}]
     sent = data.weights(*([data.online] if name == "fedsiam_pi" else [data.online, data.target]), stats=stats)
-    state = jax.eval_shape(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[0]
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)._replace(weights=sent)
+    state = empty_state(method)._replace(weights=sent)
     shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
     kept = fedsiam.ClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
-    output = jax.jit(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
+    output = with_costs(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)
     online, target, stats, momentum, metrics, steps = expected_client(
@@ -262,7 +256,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     )
     update = output.update.weights if name == "fedsiam_d" else output.update
     update = update if norm else update._replace(stats=sent.stats)  # none travel
-    local = mean_teacher.networks(jax.tree.map(jnp.subtract, sent, update))
+    local = networks.networks(jax.tree.map(jnp.subtract, sent, update))
     for got, params, its in zip(local, (online, online if name == "fedsiam_pi" else target), stats or [{}] * 2, strict=True):
         close(got.params, params)
         close(got.stats, its)
@@ -277,9 +271,7 @@ def test_a_client_update_is_what_the_equations_say(case):
         close(momentum_of(output.client_state.optimizer), momentum)
     else:
         assert output.client_state.optimizer == ()
-    assert set(output.metrics) == set(metrics)
-    for key, value in metrics.items():
-        np.testing.assert_allclose(output.metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+    assert_metrics(output.metrics, metrics)
 
 
 @pytest.mark.parametrize(
@@ -294,25 +286,23 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
     if one_net:
         data.target = data.online
-    method = build(name, options, rounds=4, persistent=True)
+    method = build(name, options, persistent=True)
     rng = np.random.default_rng(5)
-    networks = [data.online] if pi else [data.online, data.target]
-    moves = [{key: rng.standard_normal(leaf.shape) for key, leaf in network.items()} for network in networks]
+    nets = [data.online] if pi else [data.online, data.target]
+    moves = [{key: rng.standard_normal(leaf.shape) for key, leaf in network.items()} for network in nets]
     if one_net:
         moves[0] = moves[1]
-    sent, update = data.weights(*networks), data.weights(*moves)._replace(stats=())
-    state = jax.eval_shape(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 1)))[0]
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
-    state = state._replace(weights=sent, fine_tune=kept_state(data.momentum))
+    sent, update = data.weights(*nets), data.weights(*moves)._replace(stats=())
+    state = empty_state(method)._replace(weights=sent, fine_tune=kept_state(data.momentum))
     given = data.shard(3, 4)
     aggregate = Aggregate(update, jnp.float32(9))
     if one_net:
         stacked = jax.tree.map(lambda u: u[None], Upload(update, jnp.zeros(1)))
         aggregate = Aggregate(stacked, jnp.float32([9]))
-    server = ServerData(given.labeled, given.unlabeled, None, given.unlabeled, jnp.int32(2))
+    server = ServerData(given.labeled, given.unlabeled, None, given.unlabeled, jnp.int32(2), 4)
     state, metrics = jax.jit(method.server_update)(state, aggregate, server, KEY)
 
-    averaged = [{key: a[key] - b[key] for key in a} for a, b in zip(networks, moves, strict=True)]
+    averaged = [combine(np.subtract, a, b) for a, b in zip(nets, moves, strict=True)]
     w, t = averaged[0], averaged[-1]
     m, total = data.momentum, 0
     train_key = jax.random.split(KEY)[1]
@@ -325,7 +315,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         w, m = sgd(w, gradient(x, (q - onehot) / len(at)), m)  # Eq. 8
         steps = 2 * EPOCHS * 2 + s + 1  # two rounds before
         alpha = 0 if one_net else min(1 - 1 / (steps + 1), 0.93)
-        t = {key: alpha * t[key] + (1 - alpha) * w[key] for key in w}  # Eq. 9
+        t = combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 9
     np.testing.assert_allclose(metrics["server/loss"], (total, 6), rtol=1e-4)
     close(momentum_of(state.fine_tune), m)
     if pi:
@@ -335,10 +325,9 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         close(state.weights.params.target, t)
     images, real = jnp.asarray(data.pool), jnp.ones(12, bool)
     z = {key: data.x[False] @ v["kernel"] + v["bias"] for key, v in (("target", w if pi else t), ("online", w))}
-    np.testing.assert_allclose(method.predict(state, images, real), z["target"], rtol=1e-3, atol=1e-4)
-    assert set(method.predict_also) == (set() if pi else {"online"})
-    for predict in method.predict_also.values():
-        np.testing.assert_allclose(predict(state, images, real), z["online"], rtol=1e-3, atol=1e-4)
+    assert list(method.predict) == (["online"] if pi else ["target", "online"])
+    for which, predict in method.predict.items():
+        np.testing.assert_allclose(predict(state, images, real), z[which], rtol=1e-3, atol=1e-4)
 
 
 def test_the_boundary_of_d_looks_back_on_as_many_rounds_as_pi_has():
@@ -346,25 +335,25 @@ def test_the_boundary_of_d_looks_back_on_as_many_rounds_as_pi_has():
     rounds, rng = 6, np.random.default_rng(3)
     options = FedSiamDOptions(pi_rounds=2, saved=0.4, curve="rectangle", end_round=rounds + 1)
     tau = 0.6 * rounds / (rounds + 1 - 2)  # Eq. 12
-    method = build("fedsiam_d", options, rounds=rounds, task=TASK._replace(labels_at=("clients",)), cohort_size=3)
+    method = build("fedsiam_d", options, task=TASK._replace(labels_at=("clients",)))
     data, sizes, window = Data(), np.array([2.0, 5.0, 3.0]), []
-    networks = [data.online, data.target]
-    state = jax.jit(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 3)))()[0]
-    state, update = state._replace(weights=data.weights(*networks)), jax.jit(method.server_update)
+    nets = [data.online, data.target]
+    state = jax.jit(lambda: method.init(KEY, DataSpec((SIDE, SIDE, 1), CLASSES, 3, 3)))()[0]
+    state, update = state._replace(weights=data.weights(*nets)), jax.jit(method.server_update)
     told_apart = np.zeros(2, bool)
     # The distances rise, then fall: a longer memory or a shorter one chooses otherwise.
     for number, distances in ((3, [0.1, 0.2, 0.3]), (4, [0.6, 0.5, 0.4]), (5, [0.25, 0.45, 0.35])):
         window.append(distances)
         chosen, *others = (distances >= np.quantile(window[-length:], 1 - tau) for length in (2, 1, 3))
         told_apart |= [np.any(other != chosen) for other in others]
-        online, target = ({key: rng.standard_normal((3, *leaf.shape)) for key, leaf in net.items()} for net in networks)
-        moves = ({key: net[key] - own[key] for key in net} for net, own in zip(networks, (online, target), strict=True))
+        online, target = ({key: rng.standard_normal((3, *leaf.shape)) for key, leaf in net.items()} for net in nets)
+        moves = ({key: net[key] - own[key] for key in net} for net, own in zip(nets, (online, target), strict=True))
         upload = Upload(data.weights(*moves)._replace(stats=()), jnp.float32(distances)[:, None])  # the network is one layer
-        server = ServerData(None, None, None, None, jnp.int32(number - 1))
+        server = ServerData(None, None, None, None, jnp.int32(number - 1), rounds)
         state, metrics = update(state, Aggregate(upload, jnp.float32(sizes)), server, KEY)
         assert metrics["client/upload_fraction"] == (chosen.sum(), 3)
         taken = {key: np.stack([(online if own else target)[key][k] for k, own in enumerate(chosen)]) for key in online}
-        networks = [{key: np.average(leaf, 0, sizes) for key, leaf in own.items()} for own in (taken, target)]  # Eq. 2
-        for got, expected in zip(state.weights.params, networks, strict=True):
+        nets = [{key: np.average(leaf, 0, sizes) for key, leaf in own.items()} for own in (taken, target)]  # Eq. 2
+        for got, expected in zip(state.weights.params, nets, strict=True):
             close(got, expected)
     assert told_apart.all()

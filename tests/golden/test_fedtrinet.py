@@ -16,56 +16,43 @@ from fedjax_ssl.methods.server import Server
 from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
-from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.batching import PairedSchedule
-from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Server, Task, Weights
+from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedtrinet import Broadcast, ClientState, FedTriNetOptions, alpha, fedtrinet, fine_tune, splice
 from fedjax_ssl.ssl import thresholds
-from tests.golden.linear_clients import InOrder, assert_metrics, in_order, plain, softmax
+from tests.golden.linear_clients import (
+    LABELED_ALONE,
+    InOrder,
+    assert_metrics,
+    examples,
+    plain,
+    softmax,
+    with_costs,
+    with_leaves,
+)
 
 SIDE, CLASSES, HIDDEN, R1 = 3, 3, 4, 3
 LABELED, UNLABELED, BATCH, EPOCHS, RATE, MOMENTUM = 5, 12, 3, 2, 0.3, 0.9
 LABELS = np.array([0, 2, 1, 1, 0])
 LAYERS = {"Dense_0": ("W0", "b0"), "Dense_1": ("W1", "b1")}
 SIZE = 4 * (SIDE * SIDE * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES)
-SGD = torch_sgd(momentum=MOMENTUM)
-
-
-class Ordered(InOrder):
-    """Batches in order, in pairs too: E epochs through the set that has more of them."""
-
-    def paired_schedule(self, key, labeled, unlabeled, unlabeled_batch_size, *, larger_counts=False):
-        assert larger_counts
-        first, second = in_order(labeled, self.batch_size, 20), in_order(unlabeled, unlabeled_batch_size, 20)
-        batches = [-(-order.size // BATCH) for order in (first, second)]
-        return PairedSchedule(first, second, unlabeled_batch_size, self.epochs * jnp.maximum(*batches))
-
-
-def views():
-    def upright(images):
-        return plain(images.astype(jnp.float32))
-
-    return Views(
-        plain=upright,
-        weak=lambda key, images: jnp.nan * images,  # no part of FedTriNet
-        strong=lambda key, images: jnp.nan * images,
-        labeled=lambda key, images: upright(images)[:, ::-1],
-    )
+SGD, FORWARD = torch_sgd(momentum=MOMENTUM), 5
 
 
 def task_of(network="mlp", norm="static", **options):
     model = models.build(network, num_classes=CLASSES, **options)
-    return Task(model, views(), CLASSES, norm, 5, labels_at=("clients",))
+    return Task(model, LABELED_ALONE, CLASSES, norm, labels_at=("clients",))
 
 
 @functools.cache
 def method():
     """The method and its jitted client update."""
-    training = Ordered(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
-    server = Server(optax.sgd(1.0), training, 0, None, rounds=R1 + 2)
+    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    server = Server(optax.sgd(1.0), training, 0, None)
     made = fedtrinet(task=task_of(hidden=HIDDEN), client=training, server=server, options=FedTriNetOptions(R1))
-    return made, jax.jit(made.client_update)
+    return made, with_costs(made.client_update, FORWARD)
 
 
 # --- the network in NumPy ----------------------------------------------------------------------------------------------
@@ -112,7 +99,7 @@ class Problem:
         rng = np.random.default_rng(seed)
         self.pool = rng.integers(0, 256, (24, SIDE, SIDE, 1)).astype(np.uint8)
         self.labeled_index, self.index = rng.permutation(24)[: LABELED + 2], rng.permutation(24)[: UNLABELED + 1]
-        self.truth = rng.integers(0, CLASSES, UNLABELED + 1)
+        self.true_labels = rng.integers(0, CLASSES, UNLABELED + 1)
         shapes = {"W0": (SIDE * SIDE, HIDDEN), "b0": (HIDDEN,), "W1": (HIDDEN, CLASSES), "b1": (CLASSES,)}
         self.shared, self.last, self.momentum = (
             {name: scale * rng.standard_normal(shape) for name, shape in shapes.items()} for scale in (0.6, 0.6, 0.1)
@@ -162,17 +149,12 @@ class Problem:
         return sgd(tuned, self.momentum, steps), new, weighed, seen + EPOCHS * LABELED, rows
 
     def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
-        images = jnp.asarray(self.pool)
-        rows = Examples(
-            images, jnp.asarray(self.labeled_index), jnp.int32(labeled), jnp.asarray(np.append(LABELS, [2, 2]), jnp.int32)
-        )
-        others = Examples(images, jnp.asarray(self.index), jnp.int32(unlabeled), None)
-        shard = Shard(rows, others, jnp.asarray(self.truth, jnp.int32))
-        pseudo = np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1)
-        optimizer = jax.tree.unflatten(jax.tree.structure(SGD.init(named(self.shared))), jax.tree.leaves(named(self.momentum)))
-        kept = ClientState(
-            jnp.array(seen), Weights(named(self.last), {}), jnp.asarray(pseudo, jnp.int32), jnp.array(weighed), optimizer
-        )
+        labels = np.append(LABELS, [2, 2]).astype(np.int32)
+        rows, others = examples(self.pool, self.labeled_index, labeled, labels), examples(self.pool, self.index, unlabeled)
+        shard = Shard(rows, others, jnp.asarray(self.true_labels, jnp.int32))
+        pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
+        optimizer = with_leaves(SGD.init(named(self.shared)), named(self.momentum))
+        kept = ClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
         shared = Broadcast(Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round))
         return shared, (), kept, shard, jax.random.key(0)
 
@@ -195,7 +177,6 @@ def assert_close(got, expected):
 
 ON_LABELS = EPOCHS * 2 * BATCH  # rows of two batches
 LABELING = 3 * 15  # rows of three networks, three batches of 5 each
-MEASURING = 4 * 5  # rows of the global model, for the base confidence of all 17 examples
 
 
 def check(output, trained, pseudo, images, *, weighed, passes, up=SIZE, down=SIZE + 4):
@@ -205,8 +186,7 @@ def check(output, trained, pseudo, images, *, weighed, passes, up=SIZE, down=SIZ
     assert_close(uploaded, net)
     state = output.client_state
     assert_close(state.last.params, net)
-    leaves = jax.tree.leaves(state.optimizer)
-    assert_close(jax.tree.unflatten(jax.tree.structure(named(net)), leaves), momentum)
+    assert_close(with_leaves(named(net), state.optimizer), momentum)
     np.testing.assert_array_equal(state.pseudo, np.append(pseudo, -1))
     assert (bool(state.seen), bool(state.weighed), float(output.weight)) == (True, weighed, 1.0)
     traffic = {"comm/bytes_up": (up,), "comm/bytes_down": (down,), "perf/client_images": (images,)}
@@ -252,10 +232,9 @@ def test_a_round_of_the_second_phase_is_what_the_equations_say(gained, round, we
     output = PROBLEM.got(round=round, threshold=threshold, weighed=weighed, pseudo=pseudo)
     up = SIZE + (8 if round == 0 else 0)
     labeling = LABELING if not before else 3 * 10  # of the nine examples that have no label yet
-    measuring = MEASURING if round == 0 else 0
-    passes = (labeling + measuring + ON_LABELS + rows, ON_LABELS + rows)
+    passes = (labeling + ON_LABELS + rows, ON_LABELS + rows)
     check(output, trained, new, images, weighed=now_weighed, passes=passes, up=up)
-    right = (new == PROBLEM.truth[:UNLABELED]).sum()
+    right = (new == PROBLEM.true_labels[:UNLABELED]).sum()
     assert output.metrics["diagnostics/label_ratio"] == (gained + before, UNLABELED)
     assert output.metrics["diagnostics/pseudo_label_accuracy"] == (right, gained + before)
     np.testing.assert_allclose(output.metrics["client/threshold"], (threshold, 1), rtol=1e-6)
@@ -306,9 +285,11 @@ def test_clients_in_different_states_side_by_side_are_what_they_are_alone():
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *((kept, shard) for _, _, kept, shard, _ in inputs))
     shared, own, *_, key = inputs[0]
     update = jax.vmap(lambda kept, shard: method()[0].client_update(shared, own, kept, shard, key))
-    together = jax.jit(update)(*stacked)
+    with forward_batches_of(FORWARD):
+        together = jax.jit(update)(*stacked)
     for k, alone in enumerate(method()[1](*case) for case in inputs):
         of_k = jax.tree.map(lambda x, k=k: x[k], together)
+        alone = alone._replace(metrics={name: alone.metrics[name] for name in of_k.metrics})  # without costs
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_k, alone)
 
 
@@ -328,18 +309,20 @@ def test_alpha_rises_from_local_epoch_50_to_150():
 
 def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the_next_cohorts_data():
     made, _ = method()
-    state, clients = made.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, UNLABELED + 1))
+    state, clients = made.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, 2, UNLABELED + 1))
     assert clients.pseudo.shape == (4, UNLABELED + 1)
     rows = np.array([[3, 1, 7, 0], [2, 9, 4, 11]])  # with two rows of padding at the end of the first
-    examples = Examples(jnp.asarray(PROBLEM.pool), jnp.asarray(rows), jnp.asarray([2, 4], jnp.int32), None)
+    of_cohort = examples(PROBLEM.pool, rows, 0)._replace(count=jnp.int32([2, 4]))
+    nothing = examples(PROBLEM.pool, rows[0], 0, rows[0])
     step = Weights(jax.tree.map(lambda x: 0.1 * x, named(PROBLEM.last)), ())
     expected, server_update = 0.0, jax.jit(made.server_update)
     for round in range(R1 + 2):
         shared, _ = made.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
         assert shared.round == round - R1
         np.testing.assert_allclose(shared.threshold, 2.8 * expected, rtol=1e-5)
-        data = ServerData(None, None, None, examples, jnp.int32(round))
-        state, _ = server_update(state, Aggregate(step, jnp.float32(2)), data, jax.random.key(0))
+        data = ServerData(nothing, nothing, None, of_cohort, jnp.int32(round))
+        with forward_batches_of(FORWARD):
+            state, _ = server_update(state, Aggregate(step, jnp.float32(2)), data, jax.random.key(0))
         if round == R1 - 1:
             first, last = (state.weights.params[layer] for layer in LAYERS)
             net = {"W0": first["kernel"], "b0": first["bias"], "W1": last["kernel"], "b1": last["bias"]}
@@ -349,25 +332,25 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
 
 def test_fine_tuning_has_no_proximal_term():
     shared, _, kept, shard, key = PROBLEM.inputs(round=0)
-    training = Ordered(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
+    training = InOrder(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
     tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, kept.last, shard, True, key))()
-    assert_close(tuned.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
+    assert_close(tuned.carry.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
 
 
 def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     """Batch norm that tracks statistics, momentum and weight decay: none of them moves a frozen layer."""
     task = task_of("cnn", norm="running", width=2)
-    training = Ordered(torch_sgd(momentum=MOMENTUM, weight_decay=0.1), lambda _: None, BATCH, epochs=1, prox_mu=0.1)
+    training = InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=0.1), lambda _: None, BATCH, epochs=1, prox_mu=0.1)
     rng = np.random.default_rng(0)
-    images = jnp.asarray(rng.integers(0, 256, (LABELED, 8, 8, 1)).astype(np.uint8))
-    labeled = Examples(images, jnp.arange(LABELED), jnp.int32(LABELED), jnp.asarray(LABELS))
+    images = rng.integers(0, 256, (LABELED, 8, 8, 1)).astype(np.uint8)
+    labeled = examples(images, np.arange(LABELED), LABELED, LABELS)
     shared, last = (task.init(jax.random.key(seed), (8, 8, 1)) for seed in (1, 2))
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
     message = Broadcast(shared, None, jnp.float32(RATE), jnp.int32(0))
     first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
     joined = splice(task, shared, last)
     run = jax.jit(lambda: fine_tune(task, training, message, last, Shard(labeled, None, None), True, jax.random.key(3)))
-    tuned = run().weights
+    tuned = run().carry.weights
     for got, start, of_shared, of_last in zip(tuned, joined, shared, last, strict=True):
         assert set(got) == set(of_shared)
         for layer, leaves in got.items():
@@ -377,14 +360,6 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
             assert all(still) if layer in first else not any(still), layer
 
 
-@pytest.mark.parametrize(
-    ("rounds", "message"),
-    [
-        (0, "method.labeled_rounds: got 0, accepted: a number >= 1"),
-        (5, "method.labeled_rounds: got 5, accepted: a number < rounds = 5"),
-    ],
-)
-def test_wrong_options_are_refused(rounds, message):
-    server = Server(None, None, 0, None, rounds=5)
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        fedtrinet(task=None, client=None, server=server, options=FedTriNetOptions(rounds))
+def test_wrong_options_are_refused():
+    with pytest.raises(ValueError, match=r"method\.labeled_rounds: got 0"):
+        FedTriNetOptions(0)

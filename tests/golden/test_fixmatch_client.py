@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.methods.fixmatch import FixMatchOptions, fixmatch
-from tests.golden.linear_clients import LABELS, TRUTH, UNLABELED_BATCH, Client, assert_trained, softmax
+from tests.golden.linear_clients import LABELS, TRUE_LABELS, UNLABELED_BATCH, Client, assert_trained, softmax
 
 CONFIDENCE = 0.75
 
@@ -29,7 +29,7 @@ def test_a_client_update_is_what_the_equations_say(labels_at, divisor, weight, p
         q = softmax(client.weak[unlabeled] @ w["kernel"] + w["bias"])
         label, accepted = q.argmax(1), q.max(1) >= CONFIDENCE
         assert np.abs(q.max(1) - CONFIDENCE).min() > 1e-3  # no decision hangs on float32
-        seen.append((label, TRUTH[unlabeled], accepted))
+        seen.append((label, TRUE_LABELS[unlabeled], accepted))
         x_u = client.strong[unlabeled]
         p_u = softmax(x_u @ w["kernel"] + w["bias"])
         unlabeled_loss.extend(-np.log(p_u[np.arange(len(label)), label])[accepted])

@@ -1,26 +1,26 @@
 """One whole (FL)^2 `client_update` against NumPy: pseudo-labels, CAT, SACR, local SGD, LSAA's weight and every metric.
 
-The network is linear, so that each gradient is written out. Batches come in order instead of shuffled, and the views draw
-nothing: the weak one is the image, the strong one its mirror image, so that one in place of the other shows.
+The client is that of `linear_clients`, so that each gradient is written out, with other outputs.
 """
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server
-from fedjax_ssl.methods.task import Task, Weights
 
-from fedjax_ssl import models
-from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.batching import Schedule
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, fl2
+from tests.golden import linear_clients
+from tests.golden.linear_clients import (
+    CLASSES,
+    DECAY,
+    MOMENTUM,
+    RATE,
+    assert_same,
+    gradient,
+    norm,
+    ratios,
+    softmax,
+)
 
-SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, ETA = 3, 3, 4, 1, 0.05, 0.9, 0.1, 0.01
+BATCH, EPOCHS, ETA = 4, 1, 0.01
 
 # Softmax outputs of the client's seven images. tau_k = .934, and class 0 leads pbar: tau(c) = (.934, .185, .170). So image 1 is
 # confident (CONFIDENCE) without being accepted, images 4 and 6 are accepted without being confident.
@@ -36,49 +36,14 @@ OUTPUTS = np.array(
     ]
 )
 CONFIDENCE = 0.91
-TRUTH = np.array([0, 0, 1, 0, 1, 0, 0, 2])  # the eighth row is padding
+TRUE_LABELS = np.array([0, 0, 1, 0, 1, 0, 0])
 
 
-class InOrder(Training):
-    """Local training whose batches come in order; the last one is filled up with the first example, which is accepted."""
-
-    def schedule(self, key, mask):
-        del key
-        count = jnp.sum(mask, dtype=jnp.int32)
-        order = jnp.argsort(~mask, stable=True).astype(jnp.int32)
-        order = jnp.where(jnp.arange(len(order)) < count, order, order[0])
-        return Schedule(jnp.tile(order, (self.epochs, 1)), count, self.epochs * -(-count // self.batch_size))
-
-
-def plain(images):
-    return images / 100.0 - 1.0
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
-def gradient(x, residual):
-    return {"kernel": x.T @ residual, "bias": residual.sum(0)}
-
-
-def norm(tree):
-    return np.sqrt(sum(np.sum(leaf**2) for leaf in tree.values()))
-
-
-class Client:
-    """Seven images of a pool of twelve, and a kernel that gives them OUTPUTS; float64."""
+class Client(linear_clients.Client):
+    """The client with these outputs, and what (FL)^2 makes of it in float64."""
 
     def __init__(self):
-        rng = np.random.default_rng(0)
-        self.pool = rng.integers(0, 256, (12, SIDE, SIDE, 1)).astype(np.uint8)
-        self.index = np.array([3, 11, 5, 1, 8, 2, 7, 0])
-        images = plain(self.pool[self.index[:7]].astype(float))
-        self.weak, self.strong = images.reshape(7, -1), images[:, :, ::-1].reshape(7, -1)
-        bias = 0.3 * rng.standard_normal(CLASSES)
-        self.params = {"kernel": np.linalg.pinv(self.weak) @ (np.log(OUTPUTS) - bias), "bias": bias}
-        self.momentum = {name: 0.3 * rng.standard_normal(leaf.shape) for name, leaf in self.params.items()}
+        super().__init__(OUTPUTS, TRUE_LABELS)
 
     def expected(self, options: FL2Options, clip: float):
         """(update, weight, momentum, metrics as value or (total, weight)) of one client, as the paper's equations say."""
@@ -123,17 +88,13 @@ class Client:
 
         size = 4 * sum(leaf.size for leaf in w.values())
         by_status = options.aggregation == "lsaa"
-        right = int((accepted & (label == TRUTH[:7])).sum())
+        right = int((accepted & (label == TRUE_LABELS)).sum())
         metrics = {
             "client/loss": (loss, used),
             "client/consistency_loss": (consistency_loss, used),
             "client/mask_rate": (6, 7),
             "client/threshold": (tau, 1),
-            "diagnostics/label_ratio": (6, 7),
-            "diagnostics/pseudo_label_accuracy": (right, 6),
-            "diagnostics/correct_ratio": (right, 7),
-            "diagnostics/wrong_ratio": (6 - right, 7),
-            "diagnostics/correct_wrong_ratio": (right, 6 - right),
+            **ratios(right, 6, 7),
             "comm/bytes_down": (size,),
             "comm/bytes_up": (size + 4 * by_status,),  # tau_k travels too (Algorithm 1, line 24)
             "perf/client_images": (len(order),),
@@ -143,29 +104,6 @@ class Client:
         }
         update = {name: self.params[name] - w[name] for name in w}
         return update, 1 - tau if by_status else 1.0, m, metrics  # Eq. 15
-
-    def got(self, options: FL2Options, clip: float):
-        views = Views(
-            plain=lambda images: plain(images.astype(jnp.float32)),
-            weak=lambda key, images: plain(images.astype(jnp.float32)),
-            strong=lambda key, images: plain(images.astype(jnp.float32))[:, :, ::-1],
-            labeled=lambda key, images: plain(images.astype(jnp.float32)),
-        )
-        task = Task(models.build("linear", num_classes=CLASSES), views, CLASSES, "static", 4)
-        sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY, clip_norm=clip)
-        training = InOrder(sgd, lambda _: None, BATCH, epochs=EPOCHS)
-        method = fl2(task=task, client=training, server=Server(None, None, 0, None), options=options)
-
-        (name,) = jax.eval_shape(lambda key: task.init(key, (SIDE, SIDE, 1)), jax.random.key(0)).params
-        params = {name: jax.tree.map(jnp.float32, self.params)}
-        momentum = {name: jax.tree.map(jnp.float32, self.momentum)}
-        kept = jax.tree.unflatten(jax.tree.structure(sgd.init(params)), jax.tree.leaves(momentum))
-        unlabeled = Examples(jnp.asarray(self.pool), jnp.asarray(self.index), jnp.int32(7), None)
-        shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.asarray(TRUTH))
-        shared = Broadcast(Weights(params, {}), jnp.float32(RATE))
-        output = jax.jit(method.client_update)(shared, (), kept, shard, jax.random.key(0))
-        momentum = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(output.client_state))
-        return output.update.params[name], output.weight, momentum[name], output.metrics
 
 
 PAPER = {"confidence": CONFIDENCE}
@@ -181,10 +119,11 @@ OTHER = {"perturbation": "sam", "rho": 0.5, "consistency_weight": 3.0, "aggregat
 def test_a_client_update_is_what_the_equations_say(options, clip):
     client, options = Client(), FL2Options(**options)
     update, weight, momentum, metrics = client.expected(options, clip)
-    got_update, got_weight, got_momentum, got_metrics = client.got(options, clip)
-    for leaf in ("kernel", "bias"):
-        np.testing.assert_allclose(got_update[leaf], update[leaf], rtol=1e-4, atol=1e-5 * norm(update))
-        np.testing.assert_allclose(got_momentum[leaf], momentum[leaf], rtol=1e-4, atol=1e-5 * norm(momentum))
+    got_update, got_weight, got_momentum, got_metrics = client.got(
+        fl2, options, labels_at=("server",), clip=clip, batch_size=BATCH, epochs=EPOCHS
+    )
+    assert_same(got_update, update)
+    assert_same(got_momentum, momentum)
     np.testing.assert_allclose(got_weight, weight, rtol=1e-5)
     assert set(got_metrics) == set(metrics)
     for name, value in metrics.items():

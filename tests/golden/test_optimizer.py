@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.optimizers import is_on, lars, torch_sgd
+
+from fedjax_ssl.local.optimizers import is_on, lars, torch_sgd
 
 
 def test_weight_decay_on_kernels_leaves_out_biases_and_batch_norm():

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.task import Weights
 
+from fedjax_ssl.local import ServerState, Weights, server
 from fedjax_ssl.method import Aggregate
-from fedjax_ssl.methods import server
 from tests import tiny
 from tests.golden.test_server_training import LABELS, RATE, STEPS, Server, sgd
 
@@ -53,7 +52,9 @@ def test_tracked_statistics_are_averaged_alike():
         return Weights({"w": jnp.float32(x)}, {"mean": jnp.float32(10 * x)})
 
     clients = Aggregate(of(4.0), jnp.float32(1.0))  # W_t - mean_k W_k
-    got = server.with_server(of(1.0), of(3.0), clients).update  # (3 - 1 + 4) / 2
+    got = server.average_with_server(
+        ServerState(of(1.0), (), ()), ServerState(of(3.0), (), ()), clients
+    ).update  # (3 - 1 + 4) / 2
     assert (got.params["w"], got.stats["mean"]) == (3.0, 30.0)
 
 

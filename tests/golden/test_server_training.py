@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Aggregate, Cohort, ServerData
 from tests import tiny
+from tests.golden.linear_clients import examples, gradient, norm, softmax
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
 RATE, MOMENTUM = 0.03, 0.9
@@ -30,8 +30,8 @@ class Server:
         keys |= {"server__pretrain": pretrain, "server__training": training, "server__momentum": momentum}
         keys |= {"method__tsa": tsa} if tsa else {}
         experiment = tiny.experiment(method, network="linear", labels_at="server", **PLAIN, **keys)
-        self.method, self.data, spec, _ = experiment.problem
-        self.state, _ = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
+        self.method, self.data = experiment.method, experiment.problem.data
+        self.state, _ = jax.jit(lambda key: self.method.init(key, experiment.problem.spec))(jax.random.key(0))
         self.rows = self.data.server.index[0]
         assert len(self.rows) == LABELS
         pixels = self.data.train.images.astype(float) / 255
@@ -40,9 +40,8 @@ class Server:
 
     def given(self, number: int) -> ServerData:
         """What the server may read at the end of round `number`, counted from 0."""
-        images, labels = jnp.asarray(self.data.train.images), jnp.asarray(self.data.train.labels)
-        labeled = Examples(images, jnp.asarray(self.rows), jnp.int32(LABELS), labels[self.rows])
-        return ServerData(labeled, labeled, None, labeled, jnp.int32(number))
+        labeled = examples(self.data.train.images, self.rows, LABELS, np.asarray(self.data.train.labels)[self.rows])
+        return ServerData(labeled, labeled, None, labeled, jnp.int32(number), ROUNDS)
 
     def prepared(self) -> dict[str, np.ndarray]:
         state, _ = jax.jit(self.method.prepare)(self.state, self.given(0), jax.random.key(1))
@@ -65,12 +64,10 @@ class Server:
         """w <- w - rate direction(gradient, w), from the state's weights, on the examples that are kept by their outputs."""
         w = self.layer(self.state)
         for _ in range(steps):
-            z = self.x @ w["kernel"] + w["bias"]
-            p = np.exp(z - z.max(1, keepdims=True))
-            p = p / p.sum(1, keepdims=True)
+            p = softmax(self.x @ w["kernel"] + w["bias"])
             keep = kept(p)
             residual = (p - self.y) * keep[:, None] / max(keep.sum(), 1)
-            d = direction({"kernel": self.x.T @ residual, "bias": residual.sum(0)}, w)
+            d = direction(gradient(self.x, residual), w)
             w = {name: w[name] - rate * d[name] for name in w}
         return w
 
@@ -79,9 +76,9 @@ def prepared_gradient(clip: float, decay: float):
     """g <- clip(g), then g <- g + decay w."""
 
     def prepare(g, w):
-        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in g.values()))
-        assert not clip or norm > 2 * clip  # clipping acts
-        return {name: g[name] * (clip / norm if clip else 1) + decay * w[name] for name in w}
+        length = norm(g)
+        assert not clip or length > 2 * clip  # clipping acts
+        return {name: g[name] * (clip / length if clip else 1) + decay * w[name] for name in w}
 
     return prepare
 
@@ -153,8 +150,9 @@ def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
     }
     for schedule, expected in rates.items():
         overrides = {"client__optimizer__schedule": schedule}
-        method, _, spec, _ = tiny.experiment("fixmatch", network="linear", **PLAIN, **overrides).problem
-        server, clients = method.init(jax.random.key(0), spec)
+        experiment = tiny.experiment("fixmatch", network="linear", **PLAIN, **overrides)
+        method = experiment.method
+        server, clients = method.init(jax.random.key(0), experiment.problem.spec)
         for t in (1, ROUNDS // 2 + 1, ROUNDS):
             shared, _ = method.broadcast(server, clients, Cohort(jnp.arange(5), jnp.int32(t - 1)))
             np.testing.assert_allclose(shared.learning_rate, expected(t), rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl.methods.uda import UDAOptions, uda
 from fedjax_ssl.ssl import losses, tsa
-from tests.golden.linear_clients import LABELS, TRUTH, UNLABELED_BATCH, Client, assert_trained, softmax
+from tests.golden.linear_clients import LABELS, TRUE_LABELS, UNLABELED_BATCH, Client, assert_trained, softmax
 from tests.golden.test_server_training import RATE, Server, sgd
 from tests.golden.test_server_training import assert_same as assert_same_layer
 
@@ -40,7 +40,7 @@ def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, e
         used = q.max(1) > CONFIDENCE
         assert np.abs(q.max(1) - CONFIDENCE).min() > 1e-3
         sharpened.append((target.max(1) > CONFIDENCE) & ~used)
-        seen.append((q.argmax(1), TRUTH[unlabeled], used))
+        seen.append((q.argmax(1), TRUE_LABELS[unlabeled], used))
         x_u = client.strong[unlabeled]
         p_u = softmax(x_u @ w["kernel"] + w["bias"])
         unlabeled_loss.extend((target * np.log(target / p_u)).sum(1)[used])

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.task import Task, dropout_key
 from flax import linen as nn
 
 from fedjax_ssl.data.batching import Batch
@@ -15,6 +14,7 @@ from fedjax_ssl.experiment import build
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods import METHODS, SERVER_ALONE, local, server
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
+from fedjax_ssl.local.task import Task, dropout_key
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from tests import tiny

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.task import Task
 
 from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
+from fedjax_ssl.local import Training
+from fedjax_ssl.local.optimizers import torch_sgd
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.simulation.cohort import sample
 from tests import tiny
 from tests.methods.test_labels_at_clients import EPOCHS, Client, flat

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data import sources
@@ -13,8 +12,9 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.method import Shard
-from fedjax_ssl.methods import local
+from fedjax_ssl import local
 from fedjax_ssl.methods.semifl import SemiFLOptions, batch_gradient, fix_gradient
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import mixup
 from tests import tiny
 from tests.methods.test_dropout import client_shard, task_of
@@ -112,7 +112,7 @@ class Stream:
     def __init__(self, monkeypatch, ratio=None):
         if ratio is not None:
             monkeypatch.setattr(mixup, "ratio", lambda key, alpha: jnp.float32(ratio))
-        monkeypatch.setattr(local, "loss_step", lambda task, w, views, *_: local.Step(views, (), {"loss": ()}))
+        monkeypatch.setattr(local, "loss_step", lambda task, w, views, *_: local.Gradients(views, (), {"loss": ()}))
         images = jnp.arange(12.0)[:, None, None]
         self.unlabeled = Examples(images, jnp.arange(12), jnp.int32(10), None)
         self.batch = Batch(jnp.zeros(8, jnp.int32), jnp.ones(8, bool))
@@ -172,7 +172,7 @@ def test_strong_views_and_mixtures_pass_the_network_apart(monkeypatch):
 
 def test_in_a_batch_of_its_own_labels_the_confident_alone_pass_the_network_and_none_is_no_step(monkeypatch):
     def cross_entropy_step(task, weights, views, labels, used, mask, key):
-        return local.Step((mask, used), (), {})
+        return local.Gradients((mask, used), (), {})
 
     def apply(params, stats, views, *, mask, train, key=None):
         assert not train
