@@ -2,21 +2,13 @@
 
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
-`cnn`: rounds of pfl-research's CIFAR-10 benchmark, FedAvg on `emnist_cnn` with 1,000 clients of 50 images, batches of 10, one
-epoch, SGD .1, dropout on, cohorts of 10 and 50. `fl2`: rounds of (FL)^2 on WRN-28-2 (pseudo-labels, steps with SACR and ASAM,
-the weighted average), which no simulator has, each from the same model, with 2 clients on a CPU and 10 on a GPU, beside a PyTorch
-loop. The server's training is one step on ten images at a learning rate of 0 here; PyTorch's loop has none. PyTorch is eager and
-runs in both of its memory layouts. Images are random, and the same for all; nothing is augmented.
-
-Before anything is timed, each program runs a job that no order of examples changes, without dropout, from the same initial
-weights. Its change of the model must agree with ours, as ||a - b|| / ||b||, to TOLERANCE; of (FL)^2, on WRN-10, PyTorch's is in
-float64 there. Then each program runs alone, in a process of its own, in turns whose orders are balanced: a round to warm up, then
-`--rounds`, `--repeats` times. Of pfl and Flower, in one process (actor) or several, the fastest in the first turn goes on alone.
-A ratio is that of a turn's medians, theirs over ours; of the turns' ratios there are the median, the least and the greatest.
-
-The peers are installed with their own virtual environments under DIR where they are not there yet: `--torch` is what pip is
-asked for as PyTorch, and `--wheels` a folder of wheels (from `pip download`) for a machine without a network. Run time: 35
-minutes on two CPU cores. Needs Linux.
+`cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, which no simulator has, beside a PyTorch
+loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. Before anything is timed, each
+program runs a job that no order of examples changes, from the same initial weights; its change of the model must agree with ours
+to TOLERANCE. Then each runs alone, in a process of its own, in balanced turns: a round to warm up, then some timed ones. Of pfl
+and Flower, in one process (actor) or several, the fastest in the first turn goes on alone. Ratios are of a turn's medians. The
+peers are installed under DIR by pip, whose environment variables (PIP_FIND_LINKS, PIP_NO_INDEX) serve a machine without a
+network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
 from __future__ import annotations
@@ -36,6 +28,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Result, Worker, WorkerError
+from benchmarks.programs import RUNS_LONG
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
 PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": ""}
@@ -43,26 +36,26 @@ PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": "
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 TOLERANCE = 1e-4
-"""How far a peer's change of the model may be from ours. Of (FL)^2 all our convolutions agree to 3e-5 there, while a hundredth more
-of ASAM's radius or of the consistency term, or any part of the method left out, makes more than 1.5e-3."""
+"""How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's check;
+a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
+TIMEOUT_S = 1200.0
 JOBS: dict[str, dict[str, Any]] = {
     "cnn": {
-        "clients": 1000, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "dropout": True, "per_client": 50,
+        "clients": 1000, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "dropout": True, "per_client": 50, "rounds": 5,
         "channels_last": False, "float64": False,
     },
     "fl2": {
         "clients": 2, "batch_size": 32, "epochs": 1, "learning_rate": 0.03, "per_client": 64, "confidence": 0.28, "rho": 0.1,
-        "depth": 28, "width": 2, "eval_batch_size": 250, "channels_last": False, "float64": False,
+        "depth": 28, "width": 2, "eval_batch_size": 250, "rounds": 3, "channels_last": False, "float64": False,
     },
 }  # fmt: skip
 CHECKED: dict[str, dict[str, Any]] = {
     "cnn": {"learning_rate": 0.05, "dropout": False, "rounds": 2},
     "fl2": {"per_client": 8, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True},
 }
-"""What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times, and
-(FL)^2's batches are all that a client has. `float64` is how a peer computes."""
+"""What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times,
+and (FL)^2's batches are all that a client has. `float64` is how a peer computes."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}}
-ROUNDS = {"cnn": 5, "fl2": 3}
 
 
 class Rival(NamedTuple):
@@ -103,41 +96,43 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
     config.client.update(batch_size=job["batch_size"], epochs=job["epochs"])
     config.client.optimizer.learning_rate = job["learning_rate"]
     config.data.update(num_clients=job["clients"], mean=(0.5,) * 3, std=(0.25,) * 3)
-    config.update(rounds=10**6, eval_every=10**6, cohort_size=job["cohort"])
+    config.update(cohort_size=job["cohort"], **RUNS_LONG)
     config.execution.precision = job["precision"]
     return config.to_dict()
 
 
 def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
-    """A job's rounds here: its report; the peers' data and the model at the end lie in the folder."""
+    """A job's rounds here: its report, or `error`; the peers' data and the model at the end lie in the folder."""
     count = job["clients"] * job["per_client"] + (10 if job["kind"] == "fl2" else 0)
     data = {"count": count, "shape": (32, 32, 3), "sorted_by_class": job["kind"] == "cnn" and job["checked"]}
     try:
         with Worker(environment=ON_CPU if job["device"] == "cpu" else None) as worker:
             worker.ask("build", config=config_of(job), data=data)
-            worker.ask("peers_data", folder=str(folder))
-            rounds = "in_sequence" if job["kind"] == "cnn" else "from_start"
-            seconds = worker.ask(rounds, number=job["warm_up"] + job["rounds"])
-            worker.ask("save_model", folder=str(folder))
+            worker.ask("write_start", folder=str(folder))
+            rows = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
+            worker.ask("write_end", folder=str(folder))
             about = worker.ask("about")
     except WorkerError as error:
         return {"error": str(error)}
-    return {"seconds": seconds[job["warm_up"] :], **{key: about[key] for key in ("device", "compile_s", "execution")}}
+    return {
+        "seconds": [row["seconds"] for row in rows[job["warm_up"] :]],
+        "device": about["device"],
+        "compile_s": about["compile_s"],
+    }
 
 
-def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, arguments: argparse.Namespace) -> Result:
+def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pathlib.Path) -> Result:
     """A job's rounds by a peer in processes of its own: its report, or `error`."""
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "report.json").unlink(missing_ok=True)
-    environment = dict(os.environ) if job["device"] != "cpu" else {**os.environ, **ON_CPU}
+    environment = {**os.environ, **(ON_CPU if job["device"] == "cpu" else {})}
     environment.pop("PYTHONPATH", None)  # it is for this Python
-    command = [str(python_of(rival.program, arguments.peers))]
+    command = [str(python_of(rival.program, peers))]
     if rival.program == "pfl" and job["processes"] > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
     command += [str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
-    if error := harness.run_alone(command, folder / "log", arguments.timeout, environment):
-        return {"error": error}
-    return json.loads((folder / "report.json").read_text())
+    error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment)
+    return {"error": error} if error else json.loads((folder / "report.json").read_text())
 
 
 def python_of(peer: str, folder: pathlib.Path) -> pathlib.Path:
@@ -145,18 +140,16 @@ def python_of(peer: str, folder: pathlib.Path) -> pathlib.Path:
     return (folder / peer / "bin" / "python").absolute()
 
 
-def install(peer: str, arguments: argparse.Namespace) -> str:
+def install(peer: str, peers: pathlib.Path) -> str:
     """Makes a peer's virtual environment where it is not there: what went wrong, in a line, or empty."""
-    folder = arguments.peers / peer
+    folder = peers / peer
     if (folder / "installed").exists():
         return ""
     print(f"installing {peer} into {folder}", flush=True)
-    offline = ["--no-index", f"--find-links={arguments.wheels.absolute()}"] if arguments.wheels else []
-    pip = [sys.executable, "-m", "pip", f"--python={python_of(peer, arguments.peers)}", "install", "--quiet", *offline]
     # Without a pip of its own, which not every Python can give it.
-    commands = [[sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]]
-    commands += [[*pip, *words] for words in ([*arguments.torch.split(), "numpy"], [PEERS[peer]]) if all(words)]
-    for command in commands:
+    venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
+    pip = [sys.executable, "-m", "pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy"]
+    for command in (venv, [*pip, *filter(None, [PEERS[peer]])]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}"
@@ -177,25 +170,18 @@ def difference(ours: pathlib.Path, theirs: pathlib.Path) -> float:
 
 
 class Comparison:
-    """One kind of job by all its rivals.
-
-    Args:
-        kind: a key of JOBS.
-        arguments: the command line.
-        missing: programs that are not there -> why.
-        scratch: a folder.
-    """
+    """One kind of job by all its rivals; of programs that are `missing` there is why."""
 
     def __init__(self, kind: str, arguments: argparse.Namespace, missing: dict[str, str], scratch: pathlib.Path) -> None:
         self._kind, self._arguments, self._missing, self._scratch = kind, arguments, missing, scratch
         self._rivals = rivals_of(kind, arguments.processes)
-        names = ("device", "threads", "precision")
-        self._job = JOBS[kind] | {"kind": kind, "processes": 1, **{name: getattr(arguments, name) for name in names}}
+        own = {"device": arguments.device, "threads": arguments.threads, "precision": arguments.precision, "processes": 1}
+        self._job = JOBS[kind] | {"kind": kind, **own}
 
     def run(self) -> Iterator[Result]:
         """The results of all cohorts."""
-        checked, arguments = self.check(), self._arguments
-        for cohort in (arguments.cohort if self._kind == "cnn" else None) or COHORTS[self._kind][arguments.device]:
+        checked = self.check()
+        for cohort in COHORTS[self._kind][self._arguments.device]:
             yield from self.time(cohort, checked)
 
     def _run(self, rival: Rival, stage: str, job: dict[str, Any]) -> Result:
@@ -208,7 +194,7 @@ class Comparison:
             return run_ours(job, folder)
         if not (folder / "data.npz").exists():
             os.link(data / "data.npz", folder / "data.npz")
-        return run_peer(rival, job | rival.own, folder, self._arguments)
+        return run_peer(rival, job | rival.own, folder, self._arguments.peers)
 
     def check(self) -> dict[str, Result]:
         """Of each rival `error`, or the `difference` of its model."""
@@ -229,87 +215,63 @@ class Comparison:
 
     def time(self, cohort: int, checked: dict[str, Result]) -> list[Result]:
         """The results of a cohort, by all rivals that agree."""
-        rounds = self._arguments.rounds or ROUNDS[self._kind]
-        job = self._job | {"cohort": cohort, "clients": max(cohort, self._job["clients"]), "checked": False}
-        job |= {"warm_up": 1, "rounds": rounds}
+        clients = max(cohort, self._job["clients"])
+        job = self._job | {"cohort": cohort, "clients": clients, "checked": False, "warm_up": 1}
         able = [rival for rival in self._rivals if "error" not in checked[rival.name]]
         reports: dict[str, list[Result]] = {rival.name: [] for rival in able}
         for turn in range(self._arguments.repeats):
-            for number in range(len(able)) if turn == 0 else harness.balanced(len(able), turn):  # ours writes the data first
+            for number in harness.balanced(len(able), turn) if turn else range(len(able)):  # ours writes the data first
                 reports[able[number].name].append(self._run(able[number], f"timed-{cohort}", job))
             able = fastest(able, reports)
-        images = cohort * job["per_client"] * job["epochs"]
-        return [
-            {
-                "case": {"kind": self._kind, "cohort": cohort, "name": name},
-                **checked[name],
-                **(summary(reports[name], reports[OURS], images) if name in reports else {}),
-            }
-            for name in checked
-        ]
+        images, results = cohort * job["per_client"] * job["epochs"], []
+        for name, found in checked.items():
+            measured = summary(reports[name], reports[OURS], images) if name in reports else {}
+            results.append({"case": {"kind": self._kind, "cohort": cohort, "name": name}, **found, **measured})
+        return results
 
 
 def fastest(rivals: list[Rival], reports: dict[str, list[Result]]) -> list[Rival]:
-    """The rivals that have not failed; of pfl and of Flower the number of processes alone that was the fastest."""
+    """The rivals that have not failed; of pfl, and of Flower, only the number of processes that was the fastest."""
     able = [rival for rival in rivals if "error" not in reports[rival.name][-1]]
     medians = {rival.name: float(np.median(reports[rival.name][-1]["seconds"])) for rival in able}
-
-    def rank(rival: Rival) -> list[float]:
-        return [medians[other.name] for other in able if other.program == rival.program]
-
-    return [rival for rival in able if "processes" not in rival.own or medians[rival.name] == min(rank(rival))]
+    best = {program: min(medians[r.name] for r in able if r.program == program) for program in {r.program for r in able}}
+    return [rival for rival in able if "processes" not in rival.own or medians[rival.name] == best[rival.program]]
 
 
 def summary(reports: list[Result], ours: list[Result], images: int) -> Result:
-    """The reports of a program's turns as one: its seconds, their median and quartiles, and its ratio to ours by turns."""
+    """The reports of a program's turns as one: seconds, their median and quartiles, and the ratio to ours turn by turn."""
     if failed := [report for report in (*reports, *ours) if "error" in report]:
         return {"error": failed[0]["error"]}
-    ratios = [
-        float(np.median(a["seconds"]) / np.median(b["seconds"])) for a, b in zip(reports, ours[: len(reports)], strict=True)
-    ]
-    of_rounds = harness.timed([second for report in reports for second in report["seconds"]])
-    return {
-        **{key: value for key, value in reports[0].items() if key != "seconds"},
-        **of_rounds,
-        "images_per_s": images / of_rounds["seconds"],
-        "turns": [report["seconds"] for report in reports],
-        "ratio": float(np.median(ratios)),
-        "least_and_greatest": [min(ratios), max(ratios)],
-    }
+    ratios = [float(np.median(a["seconds"]) / np.median(b["seconds"])) for a, b in zip(reports, ours, strict=False)]
+    turns = [report["seconds"] for report in reports]
+    own = {key: value for key, value in reports[0].items() if key != "seconds"} | harness.timed(
+        [s for turn in turns for s in turn]
+    )
+    beside = {"ratio": float(np.median(ratios)), "least_and_greatest": [min(ratios), max(ratios)]}
+    return {**own, "images_per_s": images / own["seconds"], "turns": turns, **beside}
 
 
 def line(result: Result) -> str:
     """A line of the printed table."""
-    kind, cohort, name = (result["case"][key] for key in ("kind", "cohort", "name"))
-    head = f"{kind:4} {cohort:4} {name:24}"
+    head = "{kind:4} {cohort:4} {name:24}".format(**result["case"])
     if "error" in result:
         return f"{head} {result['error']}"
     turns, spread = (" - ".join(f"{x:.3f}" for x in result[key]) for key in ("least_and_greatest", "quartiles"))
-    return (
-        f"{head} {result['seconds']:8.3f} s ({spread})  x {result['ratio']:.2f} ({turns})  differs {result['difference']:.0e}"
-    )
+    return f"{head} {result['seconds']:8.3f} s ({spread}), {result['ratio']:.2f} times ours ({turns})"
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
     """The command line, with the defaults of this machine."""
     parser = harness.parser(__doc__)
     parser.add_argument("--peers", type=pathlib.Path, required=True, help="folder of the peers' virtual environments")
-    parser.add_argument("--torch", default="torch", help="what pip installs as PyTorch, with its options")
-    parser.add_argument("--wheels", type=pathlib.Path, help="folder of wheels to install from, in place of the network")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--cohort", nargs="+", type=int, help="clients a round of the CNN; default: 10 and 50")
-    parser.add_argument("--rounds", type=int, help="timed rounds of a process; default: 5, of fl2 3")
     parser.add_argument("--repeats", type=int, default=6, help="turns, processes of each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=harness.cores(), help="cores that a program has")
-    parser.add_argument(
-        "--processes", nargs="+", type=int, help="of pfl and Flower; default: 1 and one a thread, on a GPU 4, 5, 8"
-    )
-    parser.add_argument("--precision", choices=("tensorfloat32", "float32"), help="of a GPU; default: tensorfloat32")
-    parser.add_argument("--timeout", type=float, default=1200.0, help="seconds of each process")
+    parser.add_argument("--processes", nargs="+", type=int, help="of pfl and Flower; default: 1 and 1 a thread, on a GPU 4 5 8")
     arguments = parser.parse_args(words)
     on_gpu = arguments.device == "cuda"
-    arguments.precision = arguments.precision or ("tensorfloat32" if on_gpu else "float32")
+    arguments.precision = "tensorfloat32" if on_gpu else "float32"
     arguments.processes = arguments.processes or ([4, 5, 8] if on_gpu else sorted({1, arguments.threads}))
     return arguments
 
@@ -319,11 +281,11 @@ def main() -> None:
     arguments = parsed()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # and so those of all programs
     wanted = {rival.program for kind in arguments.only for rival in rivals_of(kind, [1])} - {OURS}
-    missing = {name: error for name in PEERS if name in wanted and (error := install(name, arguments))}
+    missing = {name: error for name in wanted if (error := install(name, arguments.peers))}
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(scratch, "programs"))
-        comparisons = {kind: Comparison(kind, arguments, missing, pathlib.Path(scratch, kind)) for kind in arguments.only}
-        found = (result for comparison in comparisons.values() for result in comparison.run())
+        comparisons = [Comparison(kind, arguments, missing, pathlib.Path(scratch, kind)) for kind in arguments.only]
+        found = (result for comparison in comparisons for result in comparison.run())
         settings = {"threads": arguments.threads, "precision": arguments.precision, "jobs": JOBS}
         harness.collect(arguments.json, found, line, "1 round of each process", **settings)
 

@@ -4,9 +4,9 @@
 
 Five clients that all take part hold half of their digits labeled; an epoch goes once through the labeled ones and once through
 the others, each one batch of n. B is n examples that go back through a network, P n that go forward less those that go back,
-and R what a model's parameters take. So P is what nothing is learned from, except for FedDure: of its 8 passes forward three lead
-to no way back (the tangent, and the two losses whose difference is the reward), and through a fourth it goes back twice, 6 in
-all; P is 2. Padding of batches counts. Seconds are of a round of all clients, median and quartiles of all rounds but the first two.
+and R what a model's parameters take. Of FedDure's 8 passes forward three lead to no way back (the tangent, and the two losses
+whose difference is the reward), and through a fourth it goes back twice, 6 in all; P is 2. Padding of batches counts. Seconds
+are of a round of all clients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CLIENTS, WARM_UP, ROUNDS, BATCH = 5, 2, 6, 144  # n: half of a client's 287 or 2
 PAPER = {"fedtrinet": "3P + 2B, 2R", "fedmatch": "(h+1)P + 2B, (2+h)R", "fedlabel": "2P + 2B, 2R"}
 """What FedLabel's Table 5 has, h being the number of helpers; its R is down and up together."""
 SETTING: dict[str, Any] = {
-    "rounds": ROUNDS, "cohort_size": CLIENTS, "eval_every": ROUNDS, "data.num_clients": CLIENTS, "data.labeled_fraction": (0.5,),
-    "client.batch_size": BATCH, "client.epochs": 1,
+    "rounds": ROUNDS, "cohort_size": CLIENTS, "eval_every": ROUNDS, "data.num_clients": CLIENTS,
+    "data.labeled_fraction": (0.5,), "client.batch_size": BATCH, "client.epochs": 1,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     # Networks that stay as they are leave some examples without a label: the others pass through none of the three any more.

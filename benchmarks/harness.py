@@ -10,7 +10,6 @@ import os
 import pathlib
 import platform
 import re
-import secrets
 import shlex
 import signal
 import subprocess
@@ -26,11 +25,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 PLACES = {"--json": "FILE", "--config.data.path": "FILE"} | dict.fromkeys(
-    ("--workdir", "--peers", "--wheels", "--compare-with", "--config.data.data_dir"), "DIR"
+    ("--workdir", "--peers", "--compare-with", "--config.data.data_dir"), "DIR"
 )
 """Options that name a file or a folder, and what a result's command has in its place."""
-MARK = "FEDJAX_SSL_BENCHMARK"
-"""The environment variable by which all processes that a program starts are found."""
 BEGAN = time.monotonic()
 Result = dict[str, Any]
 
@@ -140,24 +137,14 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def collect(
-    path: pathlib.Path | None, found: Iterable[Result], line: Callable[[Result], str], warm_up: str, **settings: Any
-) -> None:
-    """Prints each result as it is found and writes all so far; ends the command with exit status 1 where one is an error.
-
-    Args:
-        path: the file; None: none.
-        found: the results, each with its `case`, which says what was measured.
-        line: a result in words.
-        warm_up: what was left out before measuring.
-        **settings: of the command, for the file.
-    """
+def collect(path: pathlib.Path | None, found: Iterable[Result], line: Callable[[Result], str], warm_up: str, **of: Any) -> None:
+    """Prints each result as it is found and writes all so far, with the command's settings `of`; exit status 1 after an error."""
     results: list[Result] = []
     for result in found:
         results.append(result)
         print(line(result), flush=True)
         device = next((one["device"] for one in results if "device" in one), "cpu")
-        save(path, provenance(device, warm_up, **settings), results)
+        save(path, provenance(device, warm_up, **of), results)
     if any("error" in result for result in results):
         sys.exit(1)
 
@@ -185,7 +172,8 @@ class Worker:
 
     def ask(self, request: str, **arguments: Any) -> Any:
         """What a method of `Session` returns; raises WorkerError where it fails or the process has ended."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps([request, arguments]) + "\n")
             self._process.stdin.flush()
@@ -230,29 +218,15 @@ def last_error(text: str) -> str:
 
 
 def run_alone(command: Sequence[str], log: pathlib.Path, timeout: float, environment: dict[str, str]) -> str:
-    """Runs a command with its output in a file, and ends all that it started when it ends: what went wrong, or empty."""
-    mark = secrets.token_hex(16)
+    """Runs a command with its output in a file, and ends its group of processes with it: what went wrong, or empty."""
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**environment, MARK: mark})
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
-            return f"took longer than --timeout, {timeout:.0f} s"
+            return f"took longer than {timeout:.0f} s"
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # none of them is left
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            _end_marked(f"{MARK}={mark}".encode())
     return (last_error(log.read_text(errors="replace")) or f"exit status {status}") if status else ""
-
-
-def _end_marked(mark: bytes) -> None:
-    """Ends the processes whose environment has a mark, those in sessions of their own, too, as Ray's and torchrun's are."""
-    found = True
-    while found:
-        found = False
-        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-                if mark in path.read_bytes():
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    found = True
-        time.sleep(0.05 * found)

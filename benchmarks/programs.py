@@ -58,7 +58,7 @@ class Session:
         import fedjax_ssl
 
         began = time.perf_counter()
-        self.config = config
+        self.state: Any = None
         self.experiment = fedjax_ssl.build(config, noise(**data) if data else None)
         self._rounds = self.experiment.rounds()
         return {"build_s": time.perf_counter() - began, "package": str(pathlib.Path(fedjax_ssl.__file__).parents[1])}
@@ -68,14 +68,14 @@ class Session:
         rows = []
         for _ in range(number):
             began = time.perf_counter()
-            _, row = next(self._rounds)
+            self.state, row = next(self._rounds)
             row = row[0] if isinstance(row, list) else row
             rows.append({**row, "seconds": time.perf_counter() - began})
         return rows
 
     def evaluate(self, number: int) -> list[dict[str, Any]]:
         """Evaluates the initial model so many times; the seconds of each."""
-        if not hasattr(self, "state"):
+        if self.state is None:
             self.state, _ = self.experiment.start()
         found = []
         for _ in range(number):
@@ -113,10 +113,11 @@ class Session:
         from fedjax_ssl.models import build
 
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            network = build(num_classes=10, conv=XLA_CONV, **model)
+            options = {key: value for key, value in model.items() if key != "norm"}  # which the package makes of it
+            network = build(num_classes=10, conv=XLA_CONV, **options)
             params, stats = network.init(jax.random.key(0), tuple(shape))
             image = np.zeros((1, *shape), np.float32)
-            analysis = jax.jit(network.apply).lower(params, stats, image).cost_analysis()
+            analysis: Any = jax.jit(network.apply).lower(params, stats, image).cost_analysis()
         return float(analysis["flops"])
 
     def ceilings(self, precisions: list[str]) -> dict[str, Any]:
@@ -129,7 +130,8 @@ class Session:
         size, length = (1536, 2**25) if on_cpu else (8192, 2**28)
         groups = list({len(devices): devices for devices in (jax.devices()[:1], jax.devices())}.values())
 
-        def product_s(dtype: str, precision: str, devices: list[Any]) -> float:
+        def product_s(name: str, devices: list[Any]) -> float:
+            dtype, precision = name.split()
             matrices = [jax.device_put(jnp.ones((size, size), dtype), device) for device in devices]
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 product = jax.jit(jnp.matmul)
@@ -145,46 +147,24 @@ class Session:
 
             return _least_s(add)
 
-        flops = {one: 2 * size**3 / min(product_s(*one.split(), devices) for devices in groups) for one in precisions}
+        flops = {one: 2 * size**3 / min(product_s(one, devices) for devices in groups) for one in precisions}
         return {"flops": flops, "bandwidth": 8 * length / min(map(add_s, groups))}
 
-    def peers_data(self, folder: str) -> None:
-        """Writes what the peers' programs read: `data.npz`, with the clients' examples, the initial model and the views."""
-        self.state, _ = self.experiment.start()
-        model = self.experiment.settings.model["name"]
-        if model == "wide_resnet":
-            self.state = _with_larger_classifier(self.state)
-        views, (images, labels) = self.experiment.settings.data, client_data(self.experiment)
-        weights = TO_TORCH[model](self.state.server.weights)
-        named = {f"w:{name}": np.asarray(value, np.float32) for name, value in weights.items()}
-        np.savez(pathlib.Path(folder, "data.npz"), images=images, labels=labels, mean=views.mean, std=views.std, **named)
+    def write_start(self, folder: str) -> None:
+        """Writes what the peers read, as `data.npz`: the clients' examples, the views, and the model that rounds begin with."""
+        state, _ = self.experiment.start()
+        settings = self.experiment.settings
+        if settings.model["name"] == "wide_resnet":
+            state = _with_larger_classifier(state)
+        self._rounds = self.experiment.rounds(state)
+        weights = TO_TORCH[settings.model["name"]](state.server.weights)
+        arrays = {f"w:{name}": np.asarray(value, np.float32) for name, value in weights.items()}
+        arrays["images"], arrays["labels"] = client_data(self.experiment)
+        np.savez(pathlib.Path(folder, "data.npz"), mean=settings.data.mean, std=settings.data.std, **arrays)  # type: ignore[arg-type]
 
-    def from_start(self, number: int) -> list[float]:
-        """The seconds of so many rounds, each from the state that `peers_data` wrote; the last one's model is kept."""
-        import jax
-
-        import fedjax_ssl
-
-        seconds = []
-        for _ in range(number):
-            begun = self.experiment.rounds(jax.block_until_ready(fedjax_ssl.copied(self.state)))
-            began = time.perf_counter()
-            self.after, _ = next(begun)
-            seconds.append(time.perf_counter() - began)
-        return seconds
-
-    def in_sequence(self, number: int) -> list[float]:
-        """The seconds of so many rounds, one after another from that state; the last one's model is kept."""
-        rounds, seconds = self.experiment.rounds(self.state), []
-        for _ in range(number):
-            began = time.perf_counter()
-            self.after, _ = next(rounds)
-            seconds.append(time.perf_counter() - began)
-        return seconds
-
-    def save_model(self, folder: str) -> None:
+    def write_end(self, folder: str) -> None:
         """Writes the model after the last round by the peers' names, as `weights.npz`."""
-        weights = TO_TORCH[self.experiment.settings.model["name"]](self.after.server.weights)
+        weights = TO_TORCH[self.experiment.settings.model["name"]](self.state.server.weights)
         np.savez(pathlib.Path(folder, "weights.npz"), **weights)
 
 

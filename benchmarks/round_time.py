@@ -5,18 +5,14 @@
     python -m benchmarks.round_time --layouts usual --compare-with DIR          (DIR: another checkout of this repository)
     python -m benchmarks.round_time --evaluations 10 25 250
 
-Workloads, whole rounds of them on random images: (FL)^2's step on WRN-28-2 (32 images, weak and strong views, ASAM) and on the
-CNN of the digits, FedDure's on ResNet-9 (10 labeled and 90 unlabeled images, both regulators), FedSiam-Pi's on its network for
-MNIST (10 images), FedAvg's on the network of pfl-research's benchmark (10 images). The server takes one step on ten labels.
-A layout is `usual`, which runs have where nothing is said, or comma-separated `execution.*` settings; XLA's own convolution
-(`conv=xla`) takes minutes a step on a CPU. Each layout, and each checkout, has a process of its own; the processes of a workload
-take turns, a round each, in balanced orders: two rounds to warm up, then at least LEAST turns and `--seconds` of the first one's
-rounds. Times are medians with quartiles; `ratio` is the median of a layout's times over the first one's, turn by turn.
+Workloads are whole rounds of a method on a network, with random images; the server takes one step on ten labels. A layout is
+`usual`, which runs have where nothing is said, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`)
+takes minutes a step on a CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round
+each, in balanced orders; `ratio` is the median of a layout's times over the first one's, turn by turn.
 
 The ceiling is a large matrix product in the layout's dtype and precision, on all devices. `share` is the part of it that the
-round's passes through the network reach: `cost/forward_passes` images forward and, with twice the arithmetic,
-`cost/backward_passes` back, counted as direct convolutions whatever the lowering. Winograd's multiplies half as much, so that it
-may pass 100 %. `--evaluations` times evaluations in the place of rounds, by how many images a forward pass has.
+passes through the network reach: `cost/forward_passes` images forward and, with twice the arithmetic, `cost/backward_passes`
+back, counted as direct convolutions whatever the lowering. Winograd's multiplies half as much and may pass 100 %.
 """
 
 from __future__ import annotations

@@ -2,18 +2,12 @@
 
     python -m benchmarks.scaling [--only cohort clients] [--repeats=7] --json=benchmarks/results/scaling_<machine>.json
 
-FixMatch, labels at the server, each step labeling its own batch of 4 on a small CNN on 8x8 random images; 4 images a client, no
-state of clients, except in `states`, where each has its momentum, and in `hosted`, where these and the images are in the host's
-memory. One number changes at a time from 10 of 1,000 clients, 8 local steps, one device. Every point is measured in
-`--repeats` processes, those of a series in a random order: 2 rounds to warm up, then LEAST or more in 4 seconds, whose median
-counts. `devices` are virtual ones of a CPU, which share its cores.
-
-Exponents c, with 95 % intervals: of seconds against clients and devices that of s = b x^c; against cohort and steps, and of bytes,
-that of s = a + b x^c, as a round has a fixed cost. A verdict says whether the interval holds the exponent of a claim (of seconds: 1
-for cohort and steps, 0 for numbers of clients; of bytes: no more than 1) and lies near it; else it is no, or undecided.
-
-`rounds` is `launch.run` of a linear network on the digits for ROUNDS rounds, with an evaluation every 10 and a checkpoint every
-500, and fits the growth of its resident memory over all but the first tenth. It needs Linux. Run time: half an hour on two cores.
+FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum, in
+`hosted` these and the images are in the host's memory, and `devices` are virtual ones of a CPU, which share its cores. Each
+point is measured in `--repeats` processes, in a random order. Exponents c have 95 % intervals: of seconds against clients and
+devices that of s = b x^c; against cohort and steps, and of bytes, that of s = a + b x^c, as a round has a fixed cost. `rounds`
+is `launch.run` on the digits for ROUNDS rounds, and the growth of its resident memory over all but the first tenth; it needs
+Linux. Run time: half an hour on two CPU cores.
 """
 
 from __future__ import annotations
@@ -46,20 +40,16 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "devices": ("devices", (1, 2, 4), {}),
 }
 """Which number of BASE changes, its values, and what differs from BASE besides."""
-CLAIMS = {"cohort": 1, "steps": 1, "clients": 0, "states": 0, "hosted": 0}
-"""The exponents of a round's seconds that are claimed."""
-CALLED, NEAR = {1: "linear", 0: "flat"}, {1: 0.25, 0: 0.05}
-"""A claim in a word, and how far from its exponent the interval may reach."""
-FLAT = 1.1
-"""Times as many bytes, at the end of a series, that are no growth."""
-UNDECIDED = "undecided: a wide interval"
-PAGE = os.sysconf("SC_PAGE_SIZE")
-IMAGES_A_CLIENT, WARM_UP, LEAST, SECONDS, ROUNDS = 4, 2, 5, 4.0, 10_000
+WITH_FIXED_COST = ("cohort", "steps")
+"""Series whose seconds are fitted by a + b x^c."""
+KINDS = ("seconds", "program_bytes", "peak_bytes")
+WARM_UP, LEAST, SECONDS, ROUNDS = 2, 5, 4.0, 10_000
 
 
 def config_of(point: dict[str, int]) -> dict[str, Any]:
     """The config of a point."""
     optimizer = {"persistent": bool(point["states"]), "schedule": "constant"}
+    strategy, data = "sharded" if point["devices"] > 1 else "auto", "host" if point["hosted"] else "device"
     return {
         "method": {"name": "fixmatch", "pseudo_labels": "local", "confidence": 0.0},
         "model": {"name": "cnn", "width": 16},
@@ -67,20 +57,16 @@ def config_of(point: dict[str, int]) -> dict[str, Any]:
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
         "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
         "cohort_size": point["cohort"],
-        "execution": {
-            "strategy": "sharded" if point["devices"] > 1 else "auto", "devices": point["devices"],
-            "data": "host" if point["hosted"] else "device",
-        },
+        "execution": {"strategy": strategy, "devices": point["devices"], "data": data},
         **RUNS_LONG,
-    }  # fmt: skip
+    }
 
 
 def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
     """A point's rounds in a process of its own."""
-    data = {"count": point["clients"] * IMAGES_A_CLIENT + 10, "shape": (8, 8, 1)}
-    environment = {"JAX_PLATFORMS": "cpu"} if on_cpu else {}
+    data = {"count": 4 * point["clients"] + 10, "shape": (8, 8, 1)}
     try:
-        with Worker(environment=environment, devices=point["devices"]) as worker:
+        with Worker(environment={"JAX_PLATFORMS": "cpu"} if on_cpu else {}, devices=point["devices"]) as worker:
             built = worker.ask("build", config=config_of(point), data=data)
             worker.ask("rounds", number=WARM_UP)
             (rows,) = harness.in_turns([worker], "rounds", SECONDS, LEAST)
@@ -90,165 +76,118 @@ def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
 
 
 class Fit(NamedTuple):
-    """A power law: its exponent, the exponent's interval of 95 % (None where there are too few points), and how many times as much
-    the fit has at the last point as at the first."""
+    """A power law: its exponent, and the exponent's 95 % interval, None where there are too few points for one."""
 
     exponent: float
     interval: tuple[float, float] | None
-    growth: float
 
 
-def half_interval(points: int, parameters: int, deviation: float) -> float | None:
-    """Half of Student's 95 % interval; None where nothing is left to judge by."""
-    return float(stats.t.ppf(0.975, points - parameters) * deviation) if points > parameters else None
+def fit_of(exponent: float, deviation: float, freedom: int) -> Fit:
+    """The fit with Student's interval, of so many degrees of freedom."""
+    half = stats.t.ppf(0.975, freedom) * deviation if freedom > 0 else None
+    return Fit(float(exponent), None if half is None else (float(exponent - half), float(exponent + half)))
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Fit:
     """The fit y = b x^c, by the slope of the logarithms."""
     fit = stats.linregress(np.log(x), np.log(y))
-    half = half_interval(len(x), 2, fit.stderr)
-    interval = None if half is None else (float(fit.slope - half), float(fit.slope + half))
-    return Fit(float(fit.slope), interval, float((max(x) / min(x)) ** fit.slope))
+    return fit_of(fit.slope, fit.stderr, len(x) - 2)
 
 
-def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit:
-    """The fit y = a + b x^c with a, b >= 0, by relative residuals."""
-    at, size = np.asarray(x, float) / max(x), np.asarray(y, float)
+def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+    """The fit y = a + b x^c with a, b >= 0, by relative residuals; None where y does not grow by a tenth."""
+    if max(y) < 1.1 * min(y) or len(set(x)) < 3:
+        return None
 
     def law(at: np.ndarray, a: float, b: float, c: float) -> np.ndarray:
         return a + b * at**c
 
-    bounds = ([0, 0, -2], [np.inf, np.inf, 3])
-    found, covariance = optimize.curve_fit(law, at, size, (size.min() / 2, size.max(), 1), size, bounds=bounds)
-    half = half_interval(len(at), 3, np.sqrt(covariance[2, 2]))
-    interval = None if half is None else (float(found[2] - half), float(found[2] + half))
-    return Fit(float(found[2]), interval, float(law(1.0, *found) / law(at.min(), *found)))
-
-
-def verdict(fit: Fit, claim: int) -> str:
-    """Whether seconds grow as claimed: `linear` or `flat`, `not` so where the interval leaves it out, or undecided."""
-    low, high = fit.interval or (-np.inf, np.inf)
-    if not low <= claim <= high:
-        return f"not {CALLED[claim]}"
-    return CALLED[claim] if max(claim - low, high - claim) <= NEAR[claim] else UNDECIDED
-
-
-def verdict_on_bytes(fit: Fit) -> str:
-    """Whether bytes grow, and if so no faster than what grows."""
-    low, high = fit.interval or (-np.inf, np.inf)
-    if fit.growth <= FLAT:
-        return CALLED[0]
-    if low > 1:
-        return "faster than linear"
-    return "at most linear" if high <= 1 + NEAR[1] else UNDECIDED
+    guess, bounds = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3])
+    found, covariance = optimize.curve_fit(law, np.divide(x, max(x)), y, guess, y, bounds=bounds)
+    return fit_of(found[2], np.sqrt(covariance[2, 2]), len(x) - 3)
 
 
 def fits(name: str, points: dict[int, list[Result]]) -> dict[str, dict[str, Any]]:
-    """The fits of a series, of a round's seconds and of bytes, with a verdict where something is claimed.
+    """The fits of a series.
 
-    Those of seconds are over all processes of each point. Those of bytes are over each point's medians, as the same number three
-    times is not three times as sure.
+    Those of seconds are over all processes of each point. Those of bytes are over each point's medians, as the same number
+    three times is not three times as sure.
     """
     x, seconds = zip(*[(x, point["seconds"]) for x, of_x in points.items() for point in of_x], strict=True)
-    claim = CLAIMS.get(name)
-    of_seconds = power_and_fixed(x, seconds) if claim == 1 and len(points) > 2 else power(x, seconds)
-    found = {"seconds": {**of_seconds._asdict(), "verdict": None if claim is None else verdict(of_seconds, claim)}}
-    if claim is None or len(points) < 3:  # devices divide a round's memory, and the process has all of them
-        return found
-    for kind in ("program_bytes", "peak_bytes"):
+    found = {"seconds": power_and_fixed(x, seconds) if name in WITH_FIXED_COST else power(x, seconds)}
+    for kind in KINDS[1:]:
         sizes = [float(np.median([point[kind] for point in of_x])) for of_x in points.values()]
-        flat = max(sizes) <= FLAT * min(sizes)
-        fit = Fit(0.0, None, max(sizes) / min(sizes)) if flat else power_and_fixed(list(points), sizes)
-        found[kind] = {**fit._asdict(), "verdict": verdict_on_bytes(fit)}
-    return found
+        found[kind] = power_and_fixed(list(points), sizes)
+    return {kind: fit._asdict() for kind, fit in found.items() if fit}
 
 
 def series(name: str, repeats: int) -> Result:
-    """Measures the points of a series, prints each, and fits those that ran."""
+    """Measures the points of a series, and fits those that ran."""
     key, values, also = SERIES[name]
     order = [x for x in values for _ in range(repeats)]
     random.Random(0).shuffle(order)
     processes = [(x, measure({**BASE, **also, key: x}, on_cpu=name == "devices")) for x in order]
     points = {x: [point for at, point in processes if at == x] for x in values}
-    for x, of_x in points.items():
-        print(line(name, x, of_x), flush=True)
     ran = {x: of_x for x, of_x in points.items() if not any("error" in point for point in of_x)}
-    errors = [point["error"] for of_x in points.values() for point in of_x if "error" in point]
-    found = fits(name, ran) if len(ran) > 1 else {}
-    about = {"case": {"series": name}, "of": key, "also": also, **({"error": errors[0]} if errors else {})}
-    return {
-        **about,
-        "x": list(values),
-        "points": list(points.values()),
-        "fits": found,
-        "device": next((p["device"] for _, p in processes if "device" in p), "cpu"),
-    }
+    errors = [point["error"] for _, point in processes if "error" in point]
+    device = next((point["device"] for _, point in processes if "device" in point), "cpu")
+    about = {"case": {"series": name}, "of": key, "also": also, "device": device, **({"error": errors[0]} if errors else {})}
+    return {**about, "x": list(values), "points": list(points.values()), "fits": fits(name, ran) if len(ran) > 1 else {}}
 
 
-def in_words(fit: dict[str, Any]) -> str:
-    """A fit in words."""
-    interval = "" if fit["interval"] is None else " ({:.3f} to {:.3f})".format(*fit["interval"])
-    return f"{fit['exponent']:.3f}{interval}" + (f": {fit['verdict']}" if fit["verdict"] else "")
-
-
-def described(result: Result) -> str:
-    """The line that ends a series."""
-    name = result["case"]["series"]
-    if name == "rounds" and "growth" in result:
-        return "rounds   {:.1f} ± {:.1f} bytes a round: ".format(*result["growth"]) + result["verdict"]
-    words = [f"{what} {in_words(fit)}" for what, fit in result.get("fits", {}).items()]
-    return f"{name:8} " + (", ".join(words) or result["error"])
-
-
-def line(name: str, x: int, points: list[Result]) -> str:
-    """A line of the printed table: the median of a point's processes, and the least and the greatest."""
-    if errors := [point["error"] for point in points if "error" in point]:
-        return f"{name:8} {x:9,} {errors[0]}"
-    seconds = [1e3 * point["seconds"] for point in points]
-    sizes = " ".join(f"{np.median([point[key] for point in points]) / 1e6:9,.1f} MB" for key in ("program_bytes", "peak_bytes"))
-    return f"{name:8} {x:9,} {np.median(seconds):10.2f} ms ({min(seconds):.2f} - {max(seconds):.2f}) {sizes}"
-
-
-def memory(rounds: int = ROUNDS) -> Result:
-    """Runs many rounds as a command and fits the growth of its resident memory."""
+def memory(rounds: int = ROUNDS, every_s: float = 0.2) -> Result:
+    """Runs many rounds as a command, and fits the growth of its resident memory in bytes a round."""
+    case: Result = {"case": {"series": "rounds"}, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
-        workdir, settings = pathlib.Path(folder, "run"), {"model.name": "linear", "eval_every": 10, "checkpoint_every": 500}
-        overrides = [f"--config.{key}={value}" for key, value in {**settings, "rounds": rounds}.items()]
-        command = [
-            sys.executable,
-            "-m",
-            "launch.run",
-            "--config=configs/digits.py:fixmatch",
-            f"--workdir={workdir}",
-            *overrides,
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=harness.ROOT)
-        resident = watched(process, workdir / "metrics.jsonl")
-        error = harness.last_error(process.communicate()[1])
-    case: Result = {"case": {"series": "rounds"}, "rounds": rounds, "resident": resident}
+        settings = {"model.width": 4, "eval_every": 10, "checkpoint_every": 500, "rounds": rounds}
+        overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+        command = [sys.executable, "-m", "launch.run", "--config=configs/digits.py:fixmatch", f"--workdir={folder}/run"]
+        with pathlib.Path(folder, "errors").open("w+") as errors:
+            process = subprocess.Popen([*command, *overrides], stdout=errors, stderr=errors, cwd=harness.ROOT)
+            resident = watched(process, pathlib.Path(folder, "run", "metrics.jsonl"), every_s)
+            errors.seek(0)
+            error = harness.last_error(errors.read())
     late = np.asarray([pair for pair in resident if pair[0] > rounds / 10])
     if process.returncode or len(late) < 3:
-        return case | {"error": error or "the run ended too soon to be watched"}
+        return case | {"error": error if process.returncode else "the run ended too soon to be watched"}
     fit = stats.linregress(late[:, 0], late[:, 1])
-    half = half_interval(len(late), 2, fit.stderr)
-    flat = max(0.0, fit.slope + half) * rounds <= 0.01 * late[0, 1]
-    return case | {"growth": [float(fit.slope), half], "verdict": "flat" if flat else "not flat"}
+    half = stats.t.ppf(0.975, len(late) - 2) * fit.stderr
+    return case | {"growth": [float(fit.slope), float(half)], "resident": resident}
 
 
-def watched(process: subprocess.Popen, log: pathlib.Path, every_s: float = 0.2) -> list[tuple[int, int]]:
+def watched(process: subprocess.Popen, log: pathlib.Path, every_s: float) -> list[tuple[int, int]]:
     """(rounds finished, resident bytes) of a running command, until it ends."""
     found: list[tuple[int, int]] = []
     while process.poll() is None:
         time.sleep(every_s)
         pages = pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()
         finished = log.read_bytes().count(b"\n") if log.exists() else 0
-        if pages and int(pages[1]) and finished > (found[-1][0] if found else 0):
-            found.append((finished, int(pages[1]) * PAGE))
+        if int(pages[1]) and finished > (found[-1][0] if found else 0):
+            found.append((finished, int(pages[1]) * os.sysconf("SC_PAGE_SIZE")))
     return found
 
 
+def in_words(fit: dict[str, Any] | None) -> str:
+    """A fit in words."""
+    if fit is None:
+        return "flat"
+    return f"{fit['exponent']:.3f}" + (" ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else "")
+
+
+def line(result: Result) -> str:
+    """The lines of a series: medians of its points, and the exponents."""
+    name = result["case"]["series"]
+    if "growth" in result:
+        return "rounds   {:.1f} ± {:.1f} bytes a round".format(*result["growth"])
+    text = [f"{name:8} {result['error']}"] if "error" in result else []
+    for x, of_x in zip(result.get("x", ()), result.get("points", ()), strict=True):
+        if of_x and not any("error" in point for point in of_x):
+            text.append(f"{name:8} {x:9,} " + ", ".join(f"{key} {np.median([p[key] for p in of_x]):.3g}" for key in KINDS))
+    return "\n".join([*text, *(f"{name:8} {kind}: exponent {in_words(fit)}" for kind, fit in result.get("fits", {}).items())])
+
+
 def main() -> None:
-    """Measures the chosen series, prints a table and writes it; exit status 1 where a point failed."""
+    """Measures the chosen series, prints and writes them; exit status 1 where a point failed."""
     parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
     parser.add_argument("--repeats", type=int, default=3, help="processes of each point")
@@ -257,7 +196,7 @@ def main() -> None:
         parser.error("--repeats: accepted: at least 1")
     found = (memory() if name == "rounds" else series(name, arguments.repeats) for name in arguments.only)
     settings = {"base": BASE, "processes": arguments.repeats}
-    harness.collect(arguments.json, found, described, f"{WARM_UP} rounds of each process", **settings)
+    harness.collect(arguments.json, found, line, f"{WARM_UP} rounds of each process", **settings)
 
 
 if __name__ == "__main__":

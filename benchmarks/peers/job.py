@@ -22,8 +22,7 @@ class Job:
     """A job read from the folder that the command line names.
 
     Attributes:
-        settings: as `benchmarks/compare.py` has them, with `warm_up` and `rounds` to leave out and to time, `threads` in all, over
-            how many `processes`, and `device`, PyTorch's name of it. Each is an attribute, too.
+        settings: as `benchmarks/compare.py` has them; each is an attribute, too.
         dtype: of images and weights, float32 or float64.
         layout: their memory format.
         inputs: of each client, images [n, ch, H, W], normalized, and labels int64 [n], on the device.
