@@ -22,15 +22,10 @@ class Job:
     """A job read from the folder that the command line names.
 
     Attributes:
-        settings: of the job: `clients`, `cohort`, `batch_size`, `epochs`, `learning_rate`, `dropout`; `warm_up` and `rounds`,
-            to leave out and to time; `threads` in all, over how many `processes`; `device`, PyTorch's name of it;
-            `precision` of float32 products, and `float64`, to compute in that; `channels_last`, how images and kernels lie in
-            memory; of pfl `eval_every`, rounds between evaluations on the test set, 0: none; and, of (FL)^2, `confidence`,
-            `rho`, `depth`, `width`, `eval_batch_size`. Each is an attribute, too.
+        settings: as `benchmarks/compare.py` has them; each is an attribute, too.
         dtype: of images and weights, float32 or float64.
         layout: their memory format.
         inputs: of each client, images [n, ch, H, W], normalized, and labels int64 [n], on the device.
-        test: likewise of the test set; empty without `eval_every`.
         weights: name -> float32 array, the initial model by PyTorch's names and layouts.
     """
 
@@ -49,7 +44,6 @@ class Job:
             self._mean, self._std = np.float32(data["mean"]), np.float32(data["std"])
             self.weights = {key.removeprefix("w:"): data[key] for key in data.files if key.startswith("w:")}
             self.inputs = [self._on_device(*one) for one in zip(data["images"], data["labels"], strict=True)]
-            self.test = self._on_device(data["test_images"], data["test_labels"]) if self.eval_every else ()
 
     def _on_device(self, images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         normalized = (np.float32(images) / 255 - self._mean).transpose(0, 3, 1, 2) / self._std[:, None, None]
@@ -67,15 +61,15 @@ class Job:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def report(self, at: list[float], state: dict[str, torch.Tensor], *packages: str, **more: float) -> None:
-        """Writes the seconds between the times `at`, without those of the warm-up, what there is `more`, and the model."""
+    def report(self, at: list[float], state: dict[str, torch.Tensor], *packages: str) -> None:
+        """Writes the seconds between the times `at`, without those of the warm-up, and the model."""
         found = {
             "seconds": np.diff(at)[self.warm_up :].tolist(),
             "device": f"1 x {torch.cuda.get_device_name()}" if self.device == "cuda" else self.device,
             "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in ("torch", *packages)},
         }
         np.savez(self.folder / "weights.npz", **{name: value.detach().cpu().numpy() for name, value in state.items()})
-        (self.folder / "report.json").write_text(json.dumps(found | more))
+        (self.folder / "report.json").write_text(json.dumps(found))
 
 
 def read() -> Job:

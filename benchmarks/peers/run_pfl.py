@@ -1,8 +1,4 @@
-"""Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients.
-
-With `eval_every` the model is evaluated as often on the test set, in one batch, as the benchmark does; that is part of the
-rounds' time.
-"""
+"""Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients."""
 
 import os
 
@@ -21,31 +17,22 @@ from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
-from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-from pfl.metrics import Metrics, Weighted
+from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch.nn import functional
 
 
 class Network(EmnistCNN):
-    """With the methods that pfl calls."""
+    """With the method that pfl calls."""
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy, in training mode."""
         self.train()
         return functional.cross_entropy(self(images), labels)
-
-    @torch.no_grad()
-    def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict:
-        """The summed cross-entropy and the correct answers of a batch, with its size."""
-        self.eval()
-        logits = self(images)
-        loss, correct = functional.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
-        return {"loss": Weighted(loss.item(), len(labels)), "accuracy": Weighted(correct.item(), len(labels))}
 
 
 class Clock(TrainingProcessCallback):
@@ -75,10 +62,6 @@ def main() -> None:
     sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
     data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs[client], user_id=str(client)), sampler)
     clock, rounds = Clock(job), job.warm_up + job.rounds
-    in_one_batch = NNEvalHyperParams(local_batch_size=len(job.test[1]) if job.test else None)
-    evaluations = []
-    if job.test:
-        evaluations = [CentralEvaluationCallback(PyTorchTensorDataset(job.test), in_one_batch, job.eval_every)]
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=job.cohort, val_cohort_size=0
@@ -86,13 +69,12 @@ def main() -> None:
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
         model,
         NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=job.learning_rate, local_batch_size=job.batch_size),
-        in_one_batch,
-        [*evaluations, clock],  # a round ends with its evaluation
+        NNEvalHyperParams(local_batch_size=None),
+        [clock],
         send_metrics_to_platform=False,
     )
     if int(os.environ.get("RANK", "0")) == 0:
-        accuracy = {"accuracy": network.metrics(*job.test)["accuracy"].overall_value} if job.test else {}
-        job.report(clock.at, network.state_dict(), "pfl", **accuracy)
+        job.report(clock.at, network.state_dict(), "pfl")
     if torch.distributed.is_initialized():  # else a process may abort at its end, as a thread of gloo's is still there
         torch.distributed.destroy_process_group()
 

@@ -2,17 +2,16 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 import types
 
 import pytest
 
-from benchmarks import starts
+from benchmarks import harness, starts
 
 
-@pytest.fixture
-def commands(monkeypatch):
-    """The commands that were run, each with its cache; a run leaves a log in place of training."""
+def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(tmp_path, monkeypatch, capsys):
     seen = []
 
     def run(command, *, env, **_):
@@ -23,34 +22,28 @@ def commands(monkeypatch):
         folder = folder / "0" if "--config.seeds" in options else folder
         folder.mkdir(parents=True)
         rows = [{"time/round_s": s, "time/compile_s": 7.0, "time/total_s": 100 + s} for s in (-9.0, 1.0, 3.0, 2.0)]
-        (folder / "layout.json").write_text(json.dumps({"layout": {"devices": 2}}))
+        (folder / "summary.json").write_text(json.dumps({"device": "2 x cpu"}))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
-    return seen
-
-
-def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(commands, tmp_path, monkeypatch, capsys):
     path = tmp_path / "starts.json"
+    monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
     monkeypatch.setattr(sys, "argv", ["starts", "--again=2", "--rounds=4", f"--json={path}"])
     starts.main()
-    assert [there for _, there in commands] == [False, True, True] * 2
-    assert [options.get("--config.seeds") for options, _ in commands] == [None] * 3 + ["4"] * 3
-    assert {options["--config.rounds"] for options, _ in commands} == {"4"}
-    assert len({options["--workdir"] for options, _ in commands}) == 6
-    written = json.loads(path.read_text())
-    assert {"command", "commit", "machine", "versions"} <= written.keys()
+    assert [there for _, there in seen] == [False, True, True] * 2
+    assert [options.get("--config.seeds") for options, _ in seen] == [None] * 3 + ["4"] * 3
+    assert len({options["--workdir"] for options, _ in seen}) == 6
+    (written,) = harness.load(path)
     one, several = written["results"]
-    assert (one["case"], several["case"]) == ("1 seed", "4 seeds")
-    assert one["first"]["round_s"] == 2.0  # without the round that compiles
-    assert len(several["later"]) == 2
-    assert several["later"][0]["compile_s"] == 7.0
+    assert (one["case"], several["case"], written["device"]) == ({"seeds": 1}, {"seeds": 4}, "2 x cpu")
+    assert (one["first"]["round_s"], len(several["later"])) == (2.0, 2)  # without the round that compiles
     assert one["first"]["wall_s"] - one["first"]["start_s"] == pytest.approx(11.0)  # from the first round's end to the last's
-    assert written["device"].startswith("2 x ")
-    assert capsys.readouterr().out.count("2.00") >= 4
+    assert "4 seeds, later: " in capsys.readouterr().out
 
 
-def test_a_run_that_fails_ends_it(monkeypatch, tmp_path):
+@pytest.mark.slow
+def test_a_real_start_and_one_that_fails(monkeypatch, tmp_path):
+    one = starts.measure(1, 2, 1)
+    assert one["first"]["wall_s"] > one["first"]["start_s"] > one["first"]["compile_s"] > one["later"][0]["compile_s"] > 0
     monkeypatch.setattr(starts, "CONFIG", "configs/digits.py:no_such_method")
-    with pytest.raises(starts.subprocess.CalledProcessError):
-        starts.start(tmp_path, tmp_path / "cache", {"rounds": 2})
+    with pytest.raises(subprocess.CalledProcessError):
+        starts.start(tmp_path, tmp_path / "cache", 1, 2)

@@ -1,0 +1,232 @@
+"""What all benchmarks share: statistics, the order of turns, processes, and result files that say where they are from."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+PLACES = {"--json": "FILE", "--config.data.path": "FILE"} | dict.fromkeys(
+    ("--workdir", "--peers", "--compare-with", "--config.data.data_dir"), "DIR"
+)
+"""Options that name a file or a folder, and what a result's command has in its place."""
+BEGAN = time.monotonic()
+Result = dict[str, Any]
+
+
+def quartiles(values: Iterable[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile."""
+    return [float(x) for x in np.quantile(list(values), (0.25, 0.5, 0.75))]
+
+
+def turns_of(count: int) -> int:
+    """The number of turns after which so many programs have had all the orders of `balanced`."""
+    return 2 * count if count % 2 and count > 1 else count
+
+
+def balanced(count: int, turn: int) -> list[int]:
+    """The order of a turn, in which each of so many programs comes once.
+
+    Over `turns_of(count)` turns each program has each place, and comes after each other one, equally often (Williams,
+    Experimental designs balanced for the estimation of residual effects, 1949).
+    """
+    zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
+    order = [(number + turn) % count for number in zigzag]
+    return order[::-1] if count % 2 and turn // count % 2 else order
+
+
+def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+    """The ratio of seconds to those of a reference in the same turns: median and quartiles."""
+    low, median, high = quartiles(np.divide(seconds, reference))
+    return {"ratio": median, "ratio_quartiles": [low, high]}
+
+
+def timed(seconds: Sequence[float]) -> dict[str, Any]:
+    """The median and quartiles of seconds, and how many there are."""
+    low, median, high = quartiles(seconds)
+    return {"seconds": median, "quartiles": [low, high], "repeats": len(seconds)}
+
+
+def git_commit(folder: pathlib.Path = ROOT) -> str | None:
+    """The commit of a checkout, with `+` where files have changed since; None outside of a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    return None
+
+
+def processor() -> str:
+    """The processor's name and generation, or its architecture where the system does not tell."""
+    with contextlib.suppress(OSError, KeyError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+        return f"{first['model name']} (family {first['cpu family']}, model {first['model']})"
+    return platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def provenance(device: str, warm_up: str, **settings: Any) -> dict[str, Any]:
+    """Where results are from: command, commit, machine, device, versions, warm-up and seconds since the command began."""
+    words = [f"benchmarks.{pathlib.Path(sys.argv[0]).stem}"]
+    for before, word in itertools.pairwise(sys.argv):
+        option, equals, _ = word.partition("=")
+        words.append(PLACES.get(before) or (f"{option}={PLACES[option]}" if equals and option in PLACES else word))
+    return {
+        "command": f"python -m {shlex.join(words)}",
+        "commit": git_commit(),
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "device": device,
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "warm_up": warm_up,
+        "elapsed_s": round(time.monotonic() - BEGAN, 1),
+        **settings,
+    }
+
+
+def load(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The commands whose results a file holds, each as `provenance` with its `results`; none where there is no file."""
+    return json.loads(path.read_text())["runs"] if path.exists() else []
+
+
+def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Result]) -> None:
+    """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
+    if path is None or not results:
+        return
+    cases = [result["case"] for result in results]
+    runs = load(path)
+    for run in runs:
+        run["results"] = [result for result in run["results"] if result["case"] not in cases]
+    runs = [run for run in runs if run["results"]] + [{**about, "results": list(results)}]
+    texts = []
+    for run in runs:
+        lines = ",\n  ".join(json.dumps(result) for result in run["results"])
+        head = json.dumps({key: value for key, value in run.items() if key != "results"})
+        texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
+    path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")
+
+
+def parser(documentation: str | None) -> argparse.ArgumentParser:
+    """A command line with `--json`."""
+    made = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=pathlib.Path, help="file to add the results to")
+    return made
+
+
+def collect(path: pathlib.Path | None, found: Iterable[Result], line: Callable[[Result], str], warm_up: str, **of: Any) -> None:
+    """Prints each result as it is found and writes all so far, with the command's settings `of`; exit status 1 after an error."""
+    results: list[Result] = []
+    for result in found:
+        results.append(result)
+        print(line(result), flush=True)
+        device = next((one["device"] for one in results if "device" in one), "cpu")
+        save(path, provenance(device, warm_up, **of), results)
+    if any("error" in result for result in results):
+        sys.exit(1)
+
+
+class WorkerError(RuntimeError):
+    """A request to a measured process failed; the message is one line."""
+
+
+class Worker:
+    """A process of `benchmarks/programs.py`, on this checkout's package or another one's.
+
+    Args:
+        package: the checkout.
+        environment: variables beside those here.
+        devices: JAX devices of a CPU; 0: one for each core, as `launch.run` has.
+    """
+
+    def __init__(self, package: pathlib.Path = ROOT, environment: dict[str, str] | None = None, devices: int = 0) -> None:
+        of_jax = {"JAX_NUM_CPU_DEVICES": str(devices or cores()), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(pathlib.Path(__file__).with_name("programs.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=package,
+            env={**os.environ, **of_jax, "PYTHONPATH": str(package.resolve()), **(environment or {})},
+        )  # fmt: skip
+
+    def ask(self, request: str, **arguments: Any) -> Any:
+        """What a method of `Session` returns; raises WorkerError where it fails or the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([request, arguments]) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("@"):
+                answer = json.loads(line[1:])
+                if "error" in answer:
+                    raise WorkerError(answer["error"])
+                return answer["found"]
+        raise WorkerError(f"the process ended with status {self._process.wait()}")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def in_turns(workers: Sequence[Worker], request: str, seconds: float, least: int) -> list[list[dict[str, Any]]]:
+    """What each worker's rounds (or evaluations) took, one a turn, in whole sets of balanced orders.
+
+    Args:
+        workers: processes that have warmed up.
+        request: `rounds` or `evaluate`.
+        seconds: that the first one's have in all at least.
+        least: turns at least.
+    """
+    found: list[list[dict[str, Any]]] = [[] for _ in workers]
+    whole = turns_of(len(workers))
+    while len(found[0]) < least or len(found[0]) % whole or sum(row["seconds"] for row in found[0]) < seconds:
+        for number in balanced(len(workers), len(found[0])):
+            found[number] += workers[number].ask(request, number=1)
+    return found
+
+
+def last_error(text: str) -> str:
+    """The last line of a log that is an error's message, or else the last line; empty where there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    messages = [line for line in lines if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|ERROR|error|Exception): \S", line)]
+    return (messages or lines or [""])[-1]
+
+
+def run_alone(command: Sequence[str], log: pathlib.Path, timeout: float, environment: dict[str, str]) -> str:
+    """Runs a command with its output in a file, and ends its group of processes with it: what went wrong, or empty."""
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return f"took longer than {timeout:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # none of them is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return (last_error(log.read_text(errors="replace")) or f"exit status {status}") if status else ""

@@ -1,0 +1,120 @@
+"""What all benchmarks share: statistics, turns, processes and result files."""
+
+import itertools
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import harness
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_in_balanced_orders_each_has_each_place_and_follows_each_other_equally_often(count):
+    orders = [harness.balanced(count, turn) for turn in range(harness.turns_of(count))]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    for place in range(count):
+        assert len({[order[place] for order in orders].count(number) for number in range(count)}) == 1
+    pairs = [pair for order in orders for pair in itertools.pairwise(order)]
+    counts = {pairs.count(pair) for pair in itertools.permutations(range(count), 2)}
+    assert len(counts) <= 1
+
+
+def test_statistics_are_medians_and_quartiles_and_ratios_are_turn_by_turn():
+    assert harness.timed([4.0, 1.0, 3.0, 2.0]) == {"seconds": 2.5, "quartiles": [1.75, 3.25], "repeats": 4}
+    assert harness.compared([2.0, 6.0, 5.0], [1.0, 2.0, 1.0]) == {"ratio": 3.0, "ratio_quartiles": [2.5, 4.0]}
+
+
+class Turns:
+    """A worker whose rounds take given seconds."""
+
+    def __init__(self, seconds, log):
+        self.seconds, self.log = seconds, log
+
+    def ask(self, request, number):
+        self.log.append(self.seconds)
+        return [{"seconds": self.seconds}] * number
+
+
+@pytest.mark.parametrize(("seconds", "least", "turns"), [(0.0, 3, 4), (9.0, 3, 10), (0.0, 5, 6)])
+def test_turns_end_with_whole_sets_after_so_many_and_so_long(seconds, least, turns):
+    log = []
+    found = harness.in_turns([Turns(1.0, log), Turns(2.0, log)], "rounds", seconds, least)
+    assert [[row["seconds"] for row in rows] for rows in found] == [[1.0] * turns, [2.0] * turns]
+    assert log == [1.0, 2.0, 2.0, 1.0] * (turns // 2)
+
+
+def test_a_file_has_each_case_once_with_the_command_that_it_is_from(tmp_path):
+    path = tmp_path / "results.json"
+    harness.save(path, {"command": "one"}, [{"case": {"n": 1}, "seconds": 1.0}, {"case": {"n": 2}, "seconds": 2.0}])
+    harness.save(path, {"command": "two"}, [{"case": {"n": 2}, "seconds": 3.0}])
+    harness.save(None, {}, [{"case": {}}])
+    found = [(run["command"], [(one["case"]["n"], one["seconds"]) for one in run["results"]]) for run in harness.load(path)]
+    assert found == [("one", [(1, 1.0)]), ("two", [(2, 3.0)])]
+    harness.save(path, {"command": "three"}, [{"case": {"n": 1}, "seconds": 4.0}])
+    assert [run["command"] for run in harness.load(path)] == ["two", "three"]
+    assert len(path.read_text().splitlines()) == 8  # a result a line
+
+
+@pytest.mark.parametrize("words", [["--workdir=/tmp/a b", "--json=/b"], ["--workdir", "/tmp/a b", "--json", "/b"]])
+def test_a_result_says_where_it_is_from_without_names_of_folders(monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["/a/benchmarks/tables.py", "fl2_ablation", *words, "--rows", "CAT + SACR"])
+    got = harness.provenance("2 x cpu", "1 round", seeds=3)
+    assert (
+        got["command"].replace("=", " ")
+        == "python -m benchmarks.tables fl2_ablation --workdir DIR --json FILE --rows 'CAT + SACR'"
+    )
+    assert (got["device"], got["warm_up"], got["seeds"]) == ("2 x cpu", "1 round", 3)
+    assert got["versions"].keys() >= {"python", "jax", "numpy"}
+    assert got["commit"] is None or len(got["commit"].rstrip("+")) == 40
+    assert harness.git_commit(pathlib.Path("/")) is None
+
+
+def test_results_are_written_as_they_come_and_an_error_is_the_exit_status(tmp_path, capsys):
+    path = tmp_path / "results.json"
+
+    def found():
+        yield {"case": {"n": 1}, "device": "3 x tpu"}
+        assert harness.load(path)[0]["device"] == "3 x tpu"
+        yield {"case": {"n": 2}, "error": "no room"}
+
+    with pytest.raises(SystemExit) as ended:
+        harness.collect(path, found(), lambda result: f"case {result['case']['n']}", "1 round", base=5)
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.splitlines() == ["case 1", "case 2"]
+    (run,) = harness.load(path)
+    assert (run["base"], [one.get("error") for one in run["results"]]) == (5, [None, "no room"])
+
+
+def test_a_command_that_runs_too_long_is_ended_with_what_it_started(tmp_path):
+    script = "import os, subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); open('pid', 'w').write(str(p.pid)); time.sleep(60)"
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {script}"]
+    assert harness.run_alone(command, tmp_path / "log", 3.0, dict(os.environ)) == "took longer than 3 s"
+    state = pathlib.Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+    failing = [sys.executable, "-c", "raise OSError('no such place')"]
+    assert harness.run_alone(failing, tmp_path / "log", 60.0, dict(os.environ)) == "OSError: no such place"
+    assert harness.run_alone([sys.executable, "-c", ""], tmp_path / "log", 60.0, dict(os.environ)) == ""
+
+
+def test_a_worker_answers_with_what_was_found_or_with_an_errors_line():
+    with harness.Worker(environment={"JAX_PLATFORMS": "cpu"}, devices=3) as worker:
+        assert worker.ask("device") == "3 x cpu"
+        with pytest.raises(harness.WorkerError, match=r"^ValueError: method\.name: got 'fl3'"):
+            worker.ask("build", config={"method": {"name": "fl3"}})
+        most = worker.ask("ceilings", precisions=["float32 default"])
+        assert most["flops"].keys() == {"float32 default"}
+        assert min(most["bandwidth"], *most["flops"].values()) > 1e8
+    with pytest.raises(harness.WorkerError, match=r"ended with status"):
+        worker.ask("device")
+
+
+def test_a_result_file_is_json():
+    for path in harness.RESULTS.glob("*.json"):
+        for run in json.loads(path.read_text())["runs"]:
+            assert run.keys() >= {"command", "commit", "warm_up", "results"}, path
+            assert len({json.dumps(one["case"]) for one in run["results"]}) == len(run["results"]), path
+            assert all(np.isfinite(one.get("seconds", 0.0)) for one in run["results"]), path
