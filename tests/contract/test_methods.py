@@ -1,14 +1,11 @@
-"""What every method keeps: one trace, resume bit for bit, honest metrics, no use of hidden labels."""
+"""What every method keeps: one trace, resume bit for bit, honest metrics, clients that contribute, no use of hidden labels."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.methods import SERVER_ALONE
-from fedjax_ssl.simulation.simulator import Simulator
-from tests import tiny, toy
+from tests import engine, tiny
 
 # Methods whose clients receive one model and send one back, and what they send besides, in bytes.
 ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
@@ -17,36 +14,63 @@ ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
 LEAVES_OUT = ("semifl",)  # a client that accepts nothing sends nothing
 FRACTIONS = ("diagnostics/label_ratio", "diagnostics/pseudo_label_accuracy", "diagnostics/correct_ratio", "client/mask_rate")
 
+ALWAYS = {"server/non_finite", "client/non_finite", "eval/accuracy", "eval/loss"}
+OF_CLIENTS = {
+    "client/participants", "client/loss", "comm/bytes_up", "comm/bytes_down", "perf/client_images", "cost/forward_passes",
+    "cost/backward_passes",
+}  # fmt: skip
+DIAGNOSTICS = {f"diagnostics/{name}" for name in ("label_ratio", "correct_ratio", "wrong_ratio", "pseudo_label_accuracy")} | {
+    "diagnostics/correct_wrong_ratio"
+}
+LABELING = DIAGNOSTICS | {"client/mask_rate"}
+WEIGHTS = {f"client/instance_weight_{name}" for name in ("mean", "p10", "p90")}
+OWN = {
+    "fl2": LABELING | {"client/threshold", "client/consistency_loss"},
+    "semifl": LABELING | {"client/mix_loss"},
+    "fedmatch": LABELING | {"client/consistency_loss", "client/upload_fraction"},
+    "fedcon": {"server/consistency_loss"},
+    "fedsiam_pi": {"client/consistency_loss"},
+    "fedsiam_mt": {"client/consistency_loss", "eval/accuracy_online"},
+    "fedsiam_d": {
+        "client/consistency_loss", "eval/accuracy_online", "client/upload_fraction", "client/upload_bytes_fraction",
+    },
+    "fixmatch": LABELING,
+    "uda": LABELING,
+    "feddure": DIAGNOSTICS | WEIGHTS | {"client/reward", "client/unlabeled_loss"},
+    "fedlabel": LABELING
+    | {"client/unlabeled_loss", "client/consistency_loss", "client/local_expert_rate", "client/agreement_rate"},
+    "fedtrinet": DIAGNOSTICS | {"client/unlabeled_loss", "client/threshold"},
+    "fedsem": DIAGNOSTICS,
+    "fixmatch_central": DIAGNOSTICS | {"server/mask_rate"},
+    "freematch_central": DIAGNOSTICS | {"server/mask_rate", "server/threshold"},
+}  # fmt: skip
+"""What a method reports besides, in the rounds in which it has a meaning."""
 
-def host(state):
-    """A copy of a state on the host, its key as numbers."""
-    return jax.device_get(state._replace(key=jax.random.key_data(state.key)))
 
-
-def same(a, b) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, host(a), host(b)))
+def expected_keys(method: str, labels_at: str, requires) -> set[str]:
+    """All keys of a run's rows."""
+    keys = ALWAYS | OWN.get(method, set()) | (OF_CLIENTS if requires.clients else set())
+    if labels_at == "server":
+        keys |= {"server/loss"}
+    elif method in ("fedmatch", "fixmatch", "uda"):
+        keys |= {"client/unlabeled_loss"}
+    return keys
 
 
 @pytest.fixture(scope="module", params=tiny.CASES, ids="-".join)
 def ran(request):
-    """A method's experiment, its states after 0, 2 and 4 rounds, its rows, and how often its client was traced."""
+    """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
-    experiment = tiny.experiment(method, labels_at=labels_at)
-    traces = []
+    experiment, traces = tiny.experiment(method, labels_at=labels_at), []
 
-    def counted(*args):
-        traces.append(1)
-        return experiment.problem.method.client_update(*args)
+    def counted(method):
+        def client_update(*args):
+            traces.append(1)
+            return method.client_update(*args)
 
-    method = experiment.problem.method._replace(client_update=counted)
-    simulator = Simulator(experiment.problem._replace(method=method), toy.executions()["chunked"], 250)
-    state, _ = simulator.initialize(0)
-    states, rows = {0: jax.tree.map(jnp.copy, state)}, []
-    for number in range(1, 5):
-        state, row = simulator.round(state)
-        rows.append(row | simulator.evaluate(state))
-        states[number] = jax.tree.map(jnp.copy, state)
-    return experiment, simulator, states, rows, len(traces)
+        return method._replace(client_update=client_update)
+
+    return experiment, *engine.simulate(experiment, changed=counted, rounds=4), len(traces)
 
 
 def test_the_client_is_traced_once(ran):
@@ -55,18 +79,18 @@ def test_the_client_is_traced_once(ran):
 
 def test_going_on_from_a_state_gives_the_same_bits(ran):
     _, simulator, states, rows, _ = ran
-    state = jax.tree.map(jnp.copy, states[2])
+    state = engine.copied(states[2])
     for row in rows[2:]:
         state, got = simulator.round(state)
-        assert got | simulator.evaluate(state) == row
-    assert same(state, states[4])
+        assert got | simulator.evaluate(state)[0] == row
+    assert engine.same_bits(state, states[4])
 
 
 def test_state_keeps_its_structure_and_its_key_and_changes(ran):
     _, _, states, _, _ = ran
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[4])
     assert np.array_equal(jax.random.key_data(states[0].key), jax.random.key_data(states[4].key))
-    assert not same(states[3]._replace(round=states[4].round), states[4])
+    assert not engine.same_bits(states[3]._replace(round=states[4].round), states[4])
     assert int(states[4].round) == 4
 
 
@@ -76,37 +100,60 @@ def test_it_learns_the_easy_problem(ran):
     assert rows[-1]["eval/loss"] < rows[0]["eval/loss"]
 
 
-def test_metrics_are_in_range_and_count_what_was_sent(ran):
+def test_metrics_are_those_of_the_method_and_in_range(ran):
     experiment, _, states, rows, _ = ran
-    name = experiment.settings.method["name"]
+    settings, requires = experiment.settings, experiment.method.requires
+    name = settings.method["name"]
+    assert set().union(*rows) == expected_keys(name, settings.data.labels_at, requires)
     for row in rows:
-        assert all(0 <= row[key] <= 1 for key in FRACTIONS if key in row)
+        assert all(0 <= row[key] <= 1 for key in set(FRACTIONS) & set(row))
         if name in ONE_MODEL:
             params, stats = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in states[0].server.weights)
             sent, rest = divmod(row["comm/bytes_up"], params + ONE_MODEL[name])
             assert rest == 0
             assert sent <= 5 if name in LEAVES_OUT else sent == 5
             assert row["comm/bytes_down"] == 5 * (params + stats)
-    for key in ("comm/bytes_up", "cost/forward_passes", "cost/backward_passes"):
-        assert (sum(row.get(key, 0) for row in rows) > 0) == (name not in SERVER_ALONE)
-    assert ("server/loss" in rows[0]) == ("server" in experiment.settings.data.labels_at)
+    if requires.clients:
+        assert all(sum(row[key] for row in rows) > 0 for key in OF_CLIENTS)
+
+
+def quiet(method, labels_at):
+    """An experiment whose server trains with a rate of nearly nothing, so that a round is the clients' work."""
+    quick = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}
+    if "confidence" in tiny.config(method)["method"]:
+        quick["method__confidence"] = 0.1  # so that some examples pass, and clients train
+    return tiny.experiment(method, labels_at=labels_at, **quick)
+
+
+@pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
+def test_clients_contribute_and_updates_of_zeros_do_not(case):
+    experiment = quiet(*case)
+    changes = []
+    for changed in (None, engine.zeroed):
+        _, states, _ = engine.simulate(experiment, changed=changed, rounds=2)
+        predict = next(iter(experiment.method.predict.values()))
+        images, mask = experiment.problem.data.test.images[:50], np.ones(50, bool)
+        before, after = (predict(states[number].server, images, mask) for number in (0, 2))
+        changes.append(engine.distance(before, after))
+    real, zero = changes
+    assert zero < 1e-6
+    assert (real > 1e-3) == experiment.method.requires.clients
 
 
 def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(ran):
-    experiment, simulator, states, rows, _ = ran
-    data = experiment.problem.data
-    labels = np.array(data.train.labels)
-    hidden = data.pooled.index[0]
+    experiment, _, states, rows, _ = ran
+    problem = experiment.problem
+    labels = np.array(problem.train.labels)
+    hidden = problem.data.pooled.index[0]
     labels[hidden] = np.roll(labels[hidden], 1)
-    spoiled = experiment.problem._replace(data=data._replace(train=data.train._replace(labels=labels)))
-    other = Simulator(spoiled, toy.executions()["chunked"], 250)
-    state, _ = other.initialize(0)
-    for _ in range(2):
-        state, row = other.round(state)
-    assert same(state, states[2])
-    if "diagnostics/pseudo_label_accuracy" in row:
-        assert row["diagnostics/pseudo_label_accuracy"] != rows[1]["diagnostics/pseudo_label_accuracy"]
-    assert simulator is not other
+    spoiled = tiny.experiment(experiment.settings.method["name"], labels_at=experiment.settings.data.labels_at)
+    object.__setattr__(spoiled, "problem", problem._replace(train=problem.train._replace(labels=labels)))
+    _, others, other_rows = engine.simulate(spoiled, rounds=2)
+    if not experiment.settings.data.reveal_labels:
+        assert engine.same_bits(others[2], states[2])
+    accuracies = [[row.get("diagnostics/pseudo_label_accuracy") for row in all_] for all_ in (rows[:2], other_rows)]
+    names = [key for key in accuracies[0] if key is not None]
+    assert bool(names) == (accuracies[0] != accuracies[1])
 
 
 @pytest.mark.parametrize("norm", ["static", "running", "batch"])

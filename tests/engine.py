@@ -1,0 +1,65 @@
+"""How tests run a method's experiment: under a strategy, with another method in place of its own, for some rounds."""
+
+import jax
+import numpy as np
+
+from fedjax_ssl.method import ClientOutput
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import toy
+
+
+def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, on_host=False):
+    """(the simulator, copies of the states after 0, 1, ... rounds, the rows of metrics, evaluated).
+
+    Args:
+        experiment: whose problem is simulated.
+        strategy: a key of `toy.EXECUTIONS`.
+        changed: (the method) -> the method that runs in its place.
+        rounds: how many.
+        start: the state to begin with; None: a fresh one.
+        on_host: whether data and client states stay on the host.
+    """
+    problem = experiment.problem._replace(on_host=on_host)
+    if changed is not None:
+        method = changed(problem.method(None))
+        problem = problem._replace(method=lambda number: method)
+    simulator = Simulator(problem, toy.EXECUTIONS[strategy])
+    state = simulator.initialize() if start is None else jax.device_put(start, simulator._where.state)
+    states, rows = [copied(state)], []
+    for _ in range(rounds):
+        state, row = simulator.round(state)
+        rows.append(row | simulator.evaluate(state)[0])
+        states.append(copied(state))
+    return simulator, states, rows
+
+
+def copied(state):
+    return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else jax.numpy.copy(x), state)
+
+
+def on_host(state):
+    """A state's arrays on the host, its key as numbers."""
+    return jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+
+
+def same_bits(a, b) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, on_host(a), on_host(b)))
+
+
+def distance(a, b) -> float:
+    """Relative Euclidean distance over all numbers of two trees; 0 of two empty ones."""
+    flat = [[np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)] for tree in (a, b)]
+    if not flat[0]:
+        return 0.0
+    a, b = map(np.concatenate, flat)
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def zeroed(method):
+    """The method whose clients send updates of zeros."""
+
+    def client_update(*args) -> ClientOutput:
+        output = method.client_update(*args)
+        return output._replace(update=jax.tree.map(jax.numpy.zeros_like, output.update))
+
+    return method._replace(client_update=client_update)
