@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         settings = Settings.from_dict(command.CONFIG.value.to_dict())
         dataset = build.load_dataset(settings)
         with build.naming("data"):
-            holdings = split.draw(dataset.train_labels, dataset.num_classes, settings.data, settings.seed)
+            holdings = split.draw(dataset.train_labels, dataset.num_classes, settings.data.split, settings.seed)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     seen = preview.preview(holdings, dataset.train_labels, dataset.num_classes)

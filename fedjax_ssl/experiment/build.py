@@ -154,7 +154,7 @@ class Plan(NamedTuple):
     def split(self) -> FederatedData:
         """The dataset, split."""
         with naming("data"):
-            return split.federate(self.dataset, self.settings.data, self.settings.seed)
+            return split.federate(self.dataset, self.settings.data.split, self.settings.seed)
 
     def of(self, settings: Settings) -> Plan:
         """The plan of another run on the same dataset, whose seed or a number of whose settings differ; checked likewise."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,7 @@ from pydantic import Field
 from fedjax_ssl import models
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
+from fedjax_ssl.data.split import Split
 from fedjax_ssl.local.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import MANY, Count, Decay, Model, Numbers, Options, Positive, Rate, Weight, fields_of, parse
@@ -87,10 +89,9 @@ class DataSettings(Model):
     )
 
     @property
-    def is_joint(self) -> bool:
-        """Whether one partition covers all examples, and each client has a share of labels within its own."""
-        apart = self.labeled_partition or self.unlabeled_partition
-        return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
+    def split(self) -> Split:
+        """How the training set is split."""
+        return Split(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Split)})
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
