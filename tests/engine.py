@@ -55,11 +55,39 @@ def distance(a, b) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 
-def zeroed(method):
-    """The method whose clients send updates of zeros."""
+def changes(experiment, factors, rounds):
+    """How much the evaluated model's outputs change over some rounds, where all clients' updates are multiplied by a factor.
 
-    def client_update(*args) -> ClientOutput:
-        output = method.client_update(*args)
-        return output._replace(update=jax.tree.map(jax.numpy.zeros_like, output.update))
+    Args:
+        experiment: of one run.
+        factors: several; all run in one program.
+        rounds: how many.
+    """
+    problem = experiment.problem
 
-    return method._replace(client_update=client_update)
+    def method_of(factor):
+        method = problem.method(None)
+        if factor is None:
+            return method
+
+        def client_update(*args) -> ClientOutput:
+            output = method.client_update(*args)
+            return output._replace(update=jax.tree.map(lambda x: (x * factor).astype(x.dtype), output.update))
+
+        return method._replace(client_update=client_update)
+
+    several = problem._replace(
+        method=method_of, seeds=problem.seeds * len(factors), tables=problem.tables * len(factors), numbers=factors
+    )
+    simulator = Simulator(several, toy.EXECUTIONS["scan"])
+    state = simulator.initialize()
+    before = [copied(one) for one in simulator.split(state)]
+    for _ in range(rounds):
+        state, _ = simulator.dispatch(state, [None] * len(factors))
+    predict = next(iter(experiment.method.predict.values()))
+    images = problem.data.test.images[:50]
+
+    def outputs(one):
+        return predict(one.server, images, np.ones(len(images), bool))
+
+    return [distance(outputs(a), outputs(b)) for a, b in zip(before, simulator.split(state), strict=True)]
