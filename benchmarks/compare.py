@@ -3,12 +3,12 @@
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
 `cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, which no simulator has, beside a PyTorch
-loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. Before anything is timed, each
-program runs a job that no order of examples changes, from the same initial weights; its change of the model must agree with ours
-to TOLERANCE. Then each runs alone, in a process of its own, in balanced turns: a round to warm up, then some timed ones. Of pfl
-and Flower, in one process (actor) or several, the fastest in the first turn goes on alone. Ratios are of a turn's medians. The
-peers are installed under DIR by pip, whose environment variables (PIP_FIND_LINKS, PIP_NO_INDEX) serve a machine without a
-network. Run time: 35 minutes on two CPU cores. Needs Linux.
+loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. Before anything is timed,
+each program runs a job that no order of examples changes, from the same initial weights; its change of the model must agree
+with ours to TOLERANCE. Then each runs alone, in a process of its own, in balanced turns: a round to warm up, then some timed
+ones. Of pfl and Flower, in one process (actor) or several, the fastest in the first turn goes on alone. Ratios are of a turn's
+medians. The peers are installed under DIR by pip, whose environment variables (PIP_FIND_LINKS, PIP_NO_INDEX) serve a machine
+without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": "
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 TOLERANCE = 1e-4
-"""How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's check;
+"""How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's;
 a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
 TIMEOUT_S = 1200.0
 JOBS: dict[str, dict[str, Any]] = {

@@ -138,7 +138,7 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
 
 
 def collect(path: pathlib.Path | None, found: Iterable[Result], line: Callable[[Result], str], warm_up: str, **of: Any) -> None:
-    """Prints each result as it is found and writes all so far, with the command's settings `of`; exit status 1 after an error."""
+    """Prints each result as it is found and writes all so far, with settings `of` the command; exit status 1 after an error."""
     results: list[Result] = []
     for result in found:
         results.append(result)

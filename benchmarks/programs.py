@@ -168,16 +168,15 @@ class Session:
         np.savez(pathlib.Path(folder, "weights.npz"), **weights)
 
 
-XLA_CONV = "grouped"
+XLA_CONV = "xla"
 """The name of XLA's own convolutions in `fedjax_ssl.models.build`."""
 
 
 def client_data(experiment: Any) -> tuple[np.ndarray, np.ndarray]:
     """The clients' images [K, n, H, W, ch] and labels [K, n], all clients having as many."""
-    data, problem = experiment.settings.data, experiment.problem
-    table = problem.data.unlabeled if data.labels_at == "server" else problem.data.labeled
-    index = np.asarray(table.index)
-    return np.asarray(problem.data.train.images)[index], np.asarray(problem.data.train.labels)[index]
+    problem, at_server = experiment.problem, experiment.settings.data.labels_at == "server"
+    index = np.asarray(problem.tables[0]["unlabeled" if at_server else "labeled"].index)
+    return np.asarray(problem.train.images)[index], np.asarray(problem.train.labels)[index]
 
 
 def _with_larger_classifier(state: Any) -> Any:

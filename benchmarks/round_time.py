@@ -116,10 +116,8 @@ def precision_of(layout: str) -> str:
 def measure(name: str, arguments: argparse.Namespace, most: dict[str, Any]) -> list[Result]:
     """A workload in all layouts and checkouts: a result of each, the first being what the others are compared with."""
     workload, on_evaluations = WORKLOADS[name], bool(arguments.evaluations)
-    request, steps = (
-        ("evaluate" if on_evaluations else "rounds"),
-        arguments.steps or (workload.steps if arguments.on_cpu else 4),
-    )
+    steps = arguments.steps or (workload.steps if arguments.on_cpu else 4)
+    request = "evaluate" if on_evaluations else "rounds"
     checkouts = {"this": ROOT} | ({"other": arguments.compare_with} if arguments.compare_with else {})
     data = {"count": images_of(workload, arguments.cohort), "shape": workload.shape}
     results, running, reference = [], [], None
@@ -162,10 +160,8 @@ def line(result: Result) -> str:
     if "error" in result:
         return f"{head} {result['error']}"
     spread, ratios = (" - ".join(f"{x:.4f}" for x in result[key]) for key in ("quartiles", "ratio_quartiles"))
-    return (
-        f"{head} {result['seconds']:8.4f} s ({spread})  x {result['ratio']:.3f} ({ratios})  {result['share']:6.1%} of the ceiling, "
-        f"{result['program_bytes'] / 1e6:,.0f} MB, compiled in {result['compile_s']:.1f} s"
-    )
+    beside = f"{result['ratio']:.3f} times the first ({ratios}), {result['share']:.1%} of the ceiling"
+    return f"{head} {result['seconds']:8.4f} s ({spread}), {beside}, {result['program_bytes'] / 1e6:,.0f} MB"
 
 
 def main() -> None:
