@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
-from fedjax_ssl.local import Training
-from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.task import Task
+from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
 from fedjax_ssl.simulation.cohort import sample
 from tests import tiny
-from tests.methods.test_labels_at_clients import EPOCHS, Client, flat
+from tests.methods.clients import flat
+from tests.methods.test_labels_at_clients import EPOCHS, client_of
+
+RATES = {"method__eta_s": 0.05, "method__eta_w": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -36,28 +37,24 @@ def test_a_clients_own_batch_size_is_the_released_codes_rule(labeled, unlabeled,
 
 
 def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
-    training = Training(
-        torch_sgd(), lambda _: None, 10, epochs=1, counts=np.array([[50, 450], [20, 400], [110, 1100], [10, 0]])
-    )
-    assert largest_batch(training) == 100
-    assert largest_batch(training._replace(counts=np.array([[5, 0]]))) == 1
-    with pytest.raises(ValueError, match=r"^method.unlabeled_batch_size: got 0 .*accepted: a number >= 1$"):
-        largest_batch(training._replace(counts=None))
+    counts = np.array([[50, 450], [20, 400], [110, 1100], [10, 0]])
+    assert largest_batch(counts, 10) == FedDureOptions().for_run(3, counts, 10).largest_batch_size == 100
+    assert largest_batch(np.array([[5, 0]]), 10) == 1
 
 
 @pytest.mark.parametrize(
     "options", [{"regulators": "none"}, {"meta_gradient": "none"}, {"eta_s": 0.0}, {"eta_w": -1.0}, {"confidence": 1.5}]
 )
 def test_a_wrong_option_is_named(options):
-    with pytest.raises(ValueError, match=rf"^method.{next(iter(options))}: got .*accepted: "):
+    with pytest.raises(ValueError, match=rf"method\.{next(iter(options))}: got "):
         FedDureOptions(**options)
-    with pytest.raises(ValueError, match=r"^method.unlabeled_batch_size: got -1, accepted: "):
+    with pytest.raises(ValueError, match=r"method\.unlabeled_batch_size: got -1"):
         FedDureOptions(unlabeled_batch_size=-1)
 
 
 @pytest.fixture(scope="module")
 def client():
-    return Client("feddure", method__eta_s=0.05, method__eta_w=0.05)
+    return client_of("feddure", **RATES)
 
 
 def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):
@@ -101,11 +98,7 @@ def test_a_client_without_data_takes_no_part(client):
 
 
 def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, images, labels = client(), client.images, client.labels
-    client.images = images.at[client.labeled[9:]].set(255).at[client.unlabeled[20:]].set(255)
-    client.labels = (labels + 1).at[client.labeled[:9]].set(labels[client.labeled[:9]])
-    after = client()
-    client.images, client.labels = images, labels
+    before, after = client(), client.without_what_lies_beyond()
     np.testing.assert_array_equal(flat((before.update, before.client_state)), flat((after.update, after.client_state)))
 
 
@@ -117,9 +110,8 @@ def passes(monkeypatch, expected: list[int], **overrides) -> bool:
         seen.append(len(images))
         return original(self, weights, images, mask, key)
 
-    client = Client("feddure", method__unlabeled_batch_size=6, **overrides)
-    update = client.update
-    client.update = lambda *args: jax.eval_shape(update, *args)
+    client = client_of("feddure", method__unlabeled_batch_size=6, **overrides)
+    client.update = lambda *args: jax.eval_shape(client.method.client_update, *args)
     monkeypatch.setattr(Task, "train_logits", recorded)
     client()
     monkeypatch.undo()
@@ -134,14 +126,13 @@ def test_theta_sees_one_batch_of_all_views_and_the_passes_are_shared(monkeypatch
 
 
 def test_without_f_reg_clients_keep_nothing_and_without_c_reg_there_is_no_reward():
-    plain = {"method__eta_s": 0.05, "method__eta_w": 0.05}
-    no_f = Client("feddure", method__regulators="no_f", method__confidence=0.4, **plain)
+    no_f = client_of("feddure", method__regulators="no_f", method__confidence=0.4, **RATES)
     output = no_f()
     assert output.client_state[1:] == no_f.kept[1:] == ((), ())
     assert not any("instance_weight" in name for name in output.metrics)
     accepted, total = output.metrics["client/mask_rate"]
     assert 0 < accepted < total == 20
-    no_c = Client("feddure", method__regulators="no_c", **plain)()
+    no_c = client_of("feddure", method__regulators="no_c", **RATES)()
     assert "client/reward" not in no_c.metrics
     assert "client/instance_weight_mean" in no_c.metrics
     assert "client/mask_rate" not in no_c.metrics
@@ -149,8 +140,8 @@ def test_without_f_reg_clients_keep_nothing_and_without_c_reg_there_is_no_reward
 
 def test_f_reg_moves_at_the_clients_that_take_part_alone():
     experiment = tiny.experiment("feddure", network="linear")
-    state, _ = experiment.simulator.initialize(0)
-    before, ids = jax.tree.map(np.array, state.clients), sample(state.key, jnp.int32(0), 8, 5).ids
+    state = experiment.simulator.initialize()
+    before, ids = jax.tree.map(np.array, state.clients), sample(state.key, jnp.int32(0), experiment.problem.spec, 4).ids
     state, row = experiment.simulator.round(state)
     after, took_part = jax.tree.map(np.array, state.clients), np.isin(np.arange(8), ids)
     moved = np.any(before.w["hidden"]["kernel"] != after.w["hidden"]["kernel"], axis=(1, 2))

@@ -1,55 +1,24 @@
 """FedLabel by its edge cases: clients without labels, without unlabeled images, without either; nobody sure; burn-in."""
 
-import dataclasses
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import build
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods.fedlabel import FedLabelOptions
 from tests import tiny
+from tests.methods.clients import Client, finite, flat
 
 TAU, STEPS, BATCH = 3, 4, 8
 
 
-class Client:
-    """One client of a tiny experiment with a linear network, jitted once per setting."""
-
-    def __init__(self, **overrides):
-        options = {"client__epochs": 0, "client__steps": TAU, "method__unlabeled_steps": STEPS} | overrides
-        experiment = tiny.experiment("fedlabel", network="linear", **options)
-        method, data, spec, _ = experiment.problem
-        self.server, clients = jax.jit(lambda key: method.init(key, spec))(jax.random.key(0))
-        # A model of clear opinions, so that some pseudo-labels are accepted.
-        self.server = self.server._replace(weights=jax.tree.map(lambda x: 4 * x, self.server.weights))
-        self.broadcast = lambda round: method.broadcast(self.server, clients, Cohort(jnp.arange(5), jnp.int32(round)))[0]
-        self.kept = jax.tree.map(lambda x: x[0], clients)
-        self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
-        self.labeled, self.unlabeled = (jnp.asarray(table.index[0]) for table in (data.labeled, data.unlabeled))
-        self.update = jax.jit(method.client_update)
-
-    def __call__(self, labeled=20, unlabeled=30, round=0):
-        rows = Examples(self.images, self.labeled, jnp.int32(labeled), self.labels[self.labeled])
-        others = Examples(self.images, self.unlabeled, jnp.int32(unlabeled), None)
-        shard = Shard(rows, others, self.labels[self.unlabeled])
-        return self.update(self.broadcast(round), (), self.kept, shard, jax.random.key(1))
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-
-
-def finite(output) -> bool:
-    return bool(np.isfinite(flat((output.update, output.client_state, output.metrics))).all())
+def client_of(**overrides) -> Client:
+    """With a linear network of clear opinions, so that some pseudo-labels are accepted."""
+    options = {"client__epochs": 0, "client__steps": TAU, "method__unlabeled_steps": STEPS, "network": "linear"}
+    return Client("fedlabel", 20, 30, scale=4.0, **options | overrides)
 
 
 @pytest.fixture(scope="module")
 def client():
-    return Client(method__burn_in=5, rounds=8)
+    return client_of(method__burn_in=5, rounds=8)
 
 
 def test_r_counts_labeled_draws_and_kept_ones(client):
@@ -106,18 +75,14 @@ def test_a_client_without_data_takes_no_part(client):
 
 
 def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, images, labels = client(round=5), client.images, client.labels
-    client.images = images.at[client.labeled[20:]].set(255).at[client.unlabeled[30:]].set(255)
-    client.labels = (labels + 1).at[client.labeled[:20]].set(labels[client.labeled[:20]])
-    after = client(round=5)
-    client.images, client.labels = images, labels
+    before, after = client(round=5), client.without_what_lies_beyond(round=5)
     np.testing.assert_array_equal(flat(before.update), flat(after.update))
     assert before.weight == after.weight
 
 
 def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_half_as_far():
     released = {"counts": "passing", "aggregation": "halves", "normalize": "passing", "proximity": 10.0}
-    client = Client(method__confidence=1.0, **{f"method__{key}": value for key, value in released.items()})
+    client = client_of(method__confidence=1.0, **{f"method__{key}": value for key, value in released.items()})
     output = client()
     assert (output.weight, output.update.used) == (1, 1)
     assert np.any(flat(output.update.labeled))
@@ -128,33 +93,31 @@ def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_hal
 
 
 def test_a_confidence_that_equals_the_threshold_is_not_enough():
-    client = Client(method__confidence=0.1)
-    # Every output is uniform, over ten classes.
-    client.server = client.server._replace(weights=jax.tree.map(jnp.zeros_like, client.server.weights))
-    output = client(labeled=0)
+    client = client_of(method__confidence=0.1)
+    output = client(labeled=0, weights=client.biased(0.0))  # every output is uniform, over ten classes
     assert output.metrics["client/mask_rate"] == (0, STEPS * BATCH)
     assert finite(output)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "accepted"),
+    ("key", "value"),
     [
-        ("confidence", 1.5, r"a number in \[0, 1\]"),
-        ("measure", "var", "variance, entropy"),
-        ("experts", "none", "both, local, global"),
-        ("unlabeled_rate", 0.0, "a number > 0"),
-        ("unlabeled_steps", 0, "a number >= 1"),
-        ("consistency_weight", -1.0, "a number >= 0"),
-        ("proximity", -1.0, "a number >= 0"),
-        ("burn_in", -1, "a number >= 0"),
-        ("counts", "all", "draws, distinct, passing"),
+        ("confidence", 1.5),
+        ("measure", "var"),
+        ("experts", "none"),
+        ("unlabeled_rate", 0.0),
+        ("unlabeled_steps", 0),
+        ("consistency_weight", -1.0),
+        ("proximity", -1.0),
+        ("burn_in", -1),
+        ("counts", "all"),
     ],
 )
-def test_wrong_options_are_refused(key, value, accepted):
-    with pytest.raises(ValueError, match=rf"^method.{key}: got {value!r}, accepted: {accepted}$"):
-        dataclasses.replace(FedLabelOptions(), **{key: value})
+def test_wrong_options_are_refused(key, value):
+    with pytest.raises(ValueError, match=rf"method\.{key}: got {value!r}"):
+        FedLabelOptions(**{key: value})
 
 
 def test_a_burn_in_that_leaves_no_round_is_refused():
-    with pytest.raises(ValueError, match=r"^method.burn_in: got 4, accepted: a number < rounds = 4$"):
-        build(tiny.config("fedlabel", method__burn_in=4))
+    with pytest.raises(ValueError, match=r"method\.burn_in: got 4"):
+        tiny.experiment("fedlabel", method__burn_in=4)

@@ -1,53 +1,30 @@
 """FixMatch, UDA and FedAvg by their edge cases and ablations, and the server without labels."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Cohort, Shard
+from fedjax_ssl.method import Cohort
 from fedjax_ssl.methods.fixmatch import FixMatchOptions
 from fedjax_ssl.methods.uda import UDAOptions
 from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
+from tests.methods.clients import Client, flat, same
 
 PAPER = {"method__pseudo_labels": "local", "method__divisor": "batch", "method__strict": False}
 EPOCHS = 2
 
 
-class Client:
-    """One client of a tiny experiment with a linear network, jitted once per setting."""
-
-    def __init__(self, method, **overrides):
-        options = {"labels_at": "clients", "client__epochs": EPOCHS} | overrides
-        experiment = tiny.experiment(method, network="linear", **options)
-        method, data, spec, _ = experiment.problem
-        server, clients = jax.jit(lambda key: method.init(key, spec))(jax.random.key(0))
-        # A model of clear opinions, so that some pseudo-labels are accepted.
-        server = server._replace(weights=jax.tree.map(lambda x: 4 * x, server.weights))
-        self.server = server
-        self.shared = method.broadcast(server, clients, Cohort(jnp.arange(5), jnp.int32(0)))[0]
-        self.kept = jax.tree.map(lambda x: x[0], clients)
-        self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
-        self.labeled, self.unlabeled = (jnp.asarray(table.index[0]) for table in (data.labeled, data.unlabeled))
-        self.update = jax.jit(method.client_update)
-
-    def __call__(self, labeled=9, unlabeled=20, key=1):
-        rows = Examples(self.images, self.labeled, jnp.int32(labeled), self.labels[self.labeled])
-        others = Examples(self.images, self.unlabeled, jnp.int32(unlabeled), None)
-        return self.update(self.shared, (), self.kept, Shard(rows, others, self.labels[self.unlabeled]), jax.random.key(key))
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+def client_of(method, **overrides) -> Client:
+    """With a linear network of clear opinions, so that some pseudo-labels are accepted; labels at the clients."""
+    options = {"labels_at": "clients", "client__epochs": EPOCHS, "network": "linear"} | overrides
+    return Client(method, 9, 20, scale=4.0, **options)
 
 
 @pytest.fixture(scope="module", params=["fixmatch", "uda"])
 def client(request):
-    return Client(request.param, **(PAPER if request.param == "fixmatch" else {}))
+    return client_of(request.param, **(PAPER if request.param == "fixmatch" else {}))
 
 
 def test_a_client_without_labels_trains_on_its_unlabeled_examples_for_the_epochs_of_those(client):
@@ -78,17 +55,13 @@ def test_a_client_without_data_takes_no_part(client):
 
 
 def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, images, labels = client(), client.images, client.labels
-    client.images = images.at[client.labeled[9:]].set(255).at[client.unlabeled[20:]].set(255)
-    client.labels = (labels + 1).at[client.labeled[:9]].set(labels[client.labeled[:9]])
-    after = client()
-    client.images, client.labels = images, labels
+    before, after = client(), client.without_what_lies_beyond()
     np.testing.assert_array_equal(flat(before.update), flat(after.update))
     assert before.weight == after.weight
 
 
 def test_fedavg_leaves_out_clients_without_labels_and_weighs_the_others_by_all_their_data():
-    client = Client("fedavg")
+    client = client_of("fedavg")
     output = client()
     assert output.weight == 29
     assert output.metrics["perf/client_images"].total == EPOCHS * 9
@@ -98,7 +71,7 @@ def test_fedavg_leaves_out_clients_without_labels_and_weighs_the_others_by_all_t
 
 
 def test_where_nothing_is_accepted_the_labels_train_alone():
-    client = Client("uda", method__confidence=1.0)
+    client = client_of("uda", method__confidence=1.0)
     output = client()
     assert output.metrics["client/mask_rate"] == (0, 8 + 8 + 4 + 8)  # four steps, as nine labels take
     np.testing.assert_allclose(flat(output.update), flat(client(unlabeled=0).update), rtol=1e-5, atol=1e-7)
@@ -107,7 +80,7 @@ def test_where_nothing_is_accepted_the_labels_train_alone():
 def test_pseudo_labels_of_the_global_model_at_the_clients():
     """Made once per round; unlabeled batches from the accepted examples alone, as many as the labeled ones ask for."""
     options = {"method__batches": "accepted", "method__unlabeled_batch_size": 3}
-    output = Client("fixmatch", method__confidence=0.6, **options)()
+    output = client_of("fixmatch", method__confidence=0.6, **options)()
     accepted, total = output.metrics["client/mask_rate"]
     assert 0 < accepted < total == 20
     steps = EPOCHS * 2
@@ -119,25 +92,25 @@ def test_pseudo_labels_of_the_global_model_at_the_clients():
 
 
 @pytest.mark.parametrize(
-    ("options", "key", "value", "accepted"),
+    ("options", "key", "value"),
     [
-        (FixMatchOptions, "pseudo_labels", "locl", "global, local"),
-        (FixMatchOptions, "divisor", "all", "accepted, batch"),
-        (FixMatchOptions, "unlabeled_weight", -1.0, "a number >= 0"),
-        (FixMatchOptions, "unlabeled_batch_size", -1, "a number >= 0"),
-        (UDAOptions, "unlabeled_batch_size", -1, "a number >= 0"),
-        (UDAOptions, "temperature", 0.0, "a number > 0"),
-        (UDAOptions, "confidence", 1.5, r"a number in \[0, 1\]"),
-        (UDAOptions, "tsa", "cosine", "none, linear, exp, log"),
+        (FixMatchOptions, "pseudo_labels", "locl"),
+        (FixMatchOptions, "divisor", "all"),
+        (FixMatchOptions, "unlabeled_weight", -1.0),
+        (FixMatchOptions, "unlabeled_batch_size", -1),
+        (UDAOptions, "unlabeled_batch_size", -1),
+        (UDAOptions, "temperature", 0.0),
+        (UDAOptions, "confidence", 1.5),
+        (UDAOptions, "tsa", "cosine"),
     ],
 )
-def test_wrong_options_are_refused(options, key, value, accepted):
-    with pytest.raises(ValueError, match=rf"^method.{key}: got {value!r}, accepted: {accepted}$"):
-        dataclasses.replace(options(), **{key: value})
+def test_wrong_options_are_refused(options, key, value):
+    with pytest.raises(ValueError, match=rf"method\.{key}: got {value!r}"):
+        options(**{key: value})
 
 
 def test_batches_of_accepted_examples_need_labels_that_are_made_before():
-    with pytest.raises(ValueError, match=r"^method.batches: got 'accepted' with method.pseudo_labels=local, accepted: all$"):
+    with pytest.raises(ValueError, match=r"method\.batches: got 'accepted'"):
         FixMatchOptions(pseudo_labels="local", batches="accepted")
 
 
@@ -152,12 +125,12 @@ def server_data(experiment, ids):
 
 def test_a_server_without_labels_does_not_train_before_round_1():
     experiment = tiny.experiment("fedavg", network="linear", server__pretrain=3)
-    method, _, spec, _ = experiment.problem
-    state, _ = method.init(jax.random.key(0), spec)
+    method = experiment.method
+    state, _ = method.init(jax.random.key(0), experiment.problem.spec)
     assert state.fine_tune == ()
     prepared, metrics = method.prepare(state, server_data(experiment, [0, 1]), jax.random.key(1))
     assert metrics == {}
-    assert jax.tree.all(jax.tree.map(np.array_equal, state, prepared))
+    assert same(state, prepared)
 
 
 @pytest.mark.parametrize("reveal", [False, True])
@@ -176,7 +149,7 @@ def test_the_servers_statistics_are_of_labeled_and_unlabeled_data_of_the_next_co
 
 def test_revealed_labels_are_trained_on_beside_those_at_the_server():
     """FedAvg with server fine-tuning."""
-    client = Client("fedavg", labels_at="server", data__reveal_labels=True)
+    client = client_of("fedavg", labels_at="server", data__reveal_labels=True)
     output = client(labeled=9, unlabeled=0)
     assert output.weight == 9
     assert np.any(flat(output.update))

@@ -1,0 +1,89 @@
+"""The client of a tiny experiment, with as many labeled and unlabeled examples as a test wants."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.method import Cohort, Shard
+from tests import tiny
+from tests.golden.linear_clients import with_costs
+
+
+class Client:
+    """The first client of a tiny experiment, its update jitted once; what it has may be changed between calls.
+
+    Args:
+        method: its name.
+        labeled: how many labeled examples it has unless a call says otherwise; None: as many as in the experiment.
+        unlabeled: likewise.
+        scale: of the first weights; of clear opinions if it is large.
+        **overrides: of the experiment's settings.
+    """
+
+    def __init__(self, method, labeled=None, unlabeled=None, *, scale=1.0, **overrides):
+        self.experiment = tiny.experiment(method, **overrides)
+        self.method, data, spec = self.experiment.method, self.experiment.problem.data, self.experiment.problem.spec
+        server, self.clients = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
+        self.server = server._replace(weights=jax.tree.map(lambda x: scale * x, server.weights))
+        self.kept = jax.tree.map(lambda x: x[0], self.clients)
+        self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
+        self.labeled, self.unlabeled = (jnp.asarray(table.index[0]) for table in (data.labeled, data.unlabeled))
+        in_all = int(data.labeled.count[0]), int(data.unlabeled.count[0])
+        self.counts = [own if given is None else given for given, own in zip((labeled, unlabeled), in_all, strict=True)]
+        self.update, self.broadcast = with_costs(self.method.client_update), jax.jit(self.method.broadcast)
+
+    @property
+    def weights(self):
+        """The global model."""
+        return self.server.weights
+
+    def biased(self, bias: float):
+        """Weights whose output is the same for every image: class 3 leads by `bias`."""
+        weights = jax.tree.map(jnp.zeros_like, self.weights)
+        name = max(weights.params, key=lambda n: weights.params[n]["bias"].shape == (10,))
+        weights.params[name]["bias"] = jnp.zeros(10).at[3].set(bias)
+        return weights
+
+    def shard(self, labeled=None, unlabeled=None) -> Shard:
+        """Its data, or the first so many of either kind."""
+        counts = [own if given is None else given for given, own in zip((labeled, unlabeled), self.counts, strict=True)]
+        return Shard(
+            Examples(self.images, self.labeled, jnp.int32(counts[0]), self.labels[self.labeled]),
+            Examples(self.images, self.unlabeled, jnp.int32(counts[1]), None),
+            self.labels[self.unlabeled],
+        )
+
+    def __call__(self, labeled=None, unlabeled=None, *, round=0, weights=None):
+        """What it returns."""
+        server = self.server if weights is None else self.server._replace(weights=weights)
+        shared, own = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
+        own = jax.tree.map(lambda x: x[0], own)
+        return self.update(shared, own, self.kept, self.shard(labeled, unlabeled), jax.random.key(1))
+
+    def without_what_lies_beyond(self, **call):
+        """What it returns where the images beyond the counts are white, and the labels of all but its labeled examples wrong."""
+        images, labels, shard = self.images, self.labels, self.shard(call.get("labeled"), call.get("unlabeled"))
+        labeled, unlabeled = int(shard.labeled.count), int(shard.unlabeled.count)
+        self.images = images.at[self.labeled[labeled:]].set(255).at[self.unlabeled[unlabeled:]].set(255)
+        self.labels = (labels + 1).at[self.labeled[:labeled]].set(labels[self.labeled[:labeled]])
+        try:
+            return self(**call)
+        finally:
+            self.images, self.labels = images, labels
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+def norm(tree) -> float:
+    return float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))))
+
+
+def same(a, b) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def finite(output) -> bool:
+    return bool(np.isfinite(flat((output.update, output.client_state, output.metrics))).all())
