@@ -238,7 +238,7 @@ def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings
 
 def _size_needed(model: str, dataset: sources.Dataset) -> int:
     """The side that images have to be padded to for a network that is made for one; 0: none."""
-    size = models.IMAGE_SIZE.get(model, 0)
+    size = models.image_size(model)
     return 0 if dataset.holds_features or max(dataset.train_images.shape[1:3]) >= size else size
 
 
@@ -246,8 +246,8 @@ def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> 
     """The shape of one of the network's inputs: (H, W, ch), or (D,) for features."""
     one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
     shape = jax.eval_shape(views.plain, one).shape[1:]
-    if len(shape) == 1 and settings.model["name"] not in models.FEATURE_MODELS:
-        accepted = ", ".join(models.FEATURE_MODELS)
+    if len(shape) == 1 and settings.model["name"] not in models.feature_models():
+        accepted = ", ".join(models.feature_models())
         raise ValueError(f"model.name: got {settings.model['name']} for text features, accepted: {accepted}")
     return shape
 

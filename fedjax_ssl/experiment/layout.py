@@ -90,7 +90,7 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     of_device = -(-cohort // devices)
     vmapped = vmap_runs or (requires.clients and min(chunk_size or of_device, of_device) > 1)
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
-    small = on_cpu and settings.model["name"] not in models.FEATURE_MODELS and settings.model["norm"] != "batch"
+    small = on_cpu and settings.model["name"] not in models.feature_models() and settings.model["norm"] != "batch"
     batch_size = given.batch_size or (BATCH_SIZE_ON_CPU if small else BATCH_SIZE)
     return Layout(strategy, chunk_size, devices, runs_at_once, vmap_runs, conv, batch_size)
 

@@ -21,8 +21,6 @@ class CNN(nn.Module):
     Ends in a global average pool and a linear layer, so that it takes images of any size.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         width: channels of the first layer.
     """
 
@@ -36,9 +34,7 @@ class CNN(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"})
 
     @nn.compact
-    def __call__(
-        self, x: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, x: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C], or the 4 `width` features before the linear layer."""
         check_images("cnn", x, least=1)
         for factor, stride in ((1, 1), (2, 2), (4, 2)):
@@ -57,8 +53,6 @@ class EmnistCNN(nn.Module):
     pfl-research's CIFAR-10 benchmark.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         variant: `paper`, or `plain`: without dropout.
         initialization: a key of INITIALIZATIONS.
     """
@@ -74,9 +68,7 @@ class EmnistCNN(nn.Module):
         return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 6 -> logits float32 [B, C], or features (of 32x32: 12,544)."""
         check_images("emnist_cnn", images, least=6)
         init = INITIALIZATIONS[self.initialization]
@@ -98,8 +90,6 @@ class MnistCNN(nn.Module):
     Each convolution is followed by a 2x2 max pool, then ReLU, as in the released code; the paper's table shows no ReLU there.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         variant: `paper`: no dropout; `released`: .5, whole channels after the second convolution and values after the first
             linear layer.
         initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
@@ -116,9 +106,7 @@ class MnistCNN(nn.Module):
         return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 16 (MNIST: 28) -> logits float32 [B, C], or features (MNIST: 320)."""
         check_images("mnist_cnn", images, least=16)
         init = INITIALIZATIONS[self.initialization]
@@ -142,8 +130,6 @@ class CifarCNN(nn.Module):
     layer but the last. Linear layers: 1024, 512, C.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         variant: where dropout is. `paper`: .05 on values after the second pool, .1 after the ReLU of the first two linear
             layers. `released`: .05 on whole channels after the second pool, .1 before the first linear layer and after the
             ReLU of the second.
@@ -161,9 +147,7 @@ class CifarCNN(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", "Conv_1"})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 8 -> logits float32 [B, C], or features (of 32x32: 4096)."""
         check_images("cifar_cnn", images, least=8)
         released = self.variant == "released"

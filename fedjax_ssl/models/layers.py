@@ -40,7 +40,7 @@ class Conv(nn.Module):
     kernel_size: int = 3
     strides: int = 1
     padding: int = 1
-    lowering: str = "im2col"
+    lowering: str = "xla"
     dtype: str = "float32"
     use_bias: bool = False
     kernel_init: Initializer = kaiming_fan_out

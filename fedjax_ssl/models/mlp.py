@@ -15,18 +15,13 @@ from fedjax_ssl.models.layers import Conv, dense
 class Linear(nn.Module):
     """Multinomial logistic regression on the flattened input.
 
-    Attributes:
-        num_classes: C.
-        conv: not used; every network of MODELS is handed one.
     """
 
     num_classes: int
     conv: Callable[..., nn.Module] = Conv
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Inputs float32 [B, ...] -> logits float32 [B, C], or the inputs [B, D] as they are: its features."""
         x = images.reshape(images.shape[0], -1)
         if features_only:
@@ -38,8 +33,6 @@ class MLP(nn.Module):
     """One hidden layer of ReLU units on the flattened input.
 
     Attributes:
-        num_classes: C.
-        conv: not used; every network of MODELS is handed one.
         hidden: units of the hidden layer.
     """
 
@@ -53,9 +46,7 @@ class MLP(nn.Module):
         return frozenset({"Dense_0"})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Inputs float32 [B, ...] -> logits float32 [B, C], or the hidden units [B, hidden]."""
         x = images.reshape(images.shape[0], -1)
         x = nn.relu(dense(x, self.hidden, INITIALIZATIONS["kaiming"]))

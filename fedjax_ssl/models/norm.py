@@ -1,11 +1,8 @@
-"""Batch normalization that padded examples cannot touch, and the policies for its statistics.
+"""Batch normalization that ignores padded examples, and what methods do with its statistics.
 
-A network is a pure function: in training it normalizes by the batch and hands back the batch's statistics; what becomes of them
-is the method's choice, made with the functions below on the statistics' pytree (leaves `mean` and `var`, float32 [F]):
-
-- batch statistics with tracking off (training in (FL)^2 and SemiFL): drop them;
-- PyTorch's running averages: `running`;
-- static batch norm (sBN): a cumulative average over a pass through the data: `start`, `add`, `finish`.
+In training a network normalizes by its batch and returns the batch's statistics, a pytree with leaves `mean` and `var`. A method
+drops them ((FL)^2 and SemiFL), averages them as PyTorch does (`running`), or over a pass through the data (static batch norm:
+`start`, `add`, `finish`).
 """
 
 from __future__ import annotations
@@ -15,20 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Float32
 
 PyTree = Any
+Channels = Float32[Array, " F"]
 
 
-def moments(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean, biased variance and number of values of each channel over the real examples; zeros where there is none.
+def moments(x: Float[Array, "B *rest F"], real: Bool[Array, "..."]) -> tuple[Channels, Channels, Float32[Array, ""]]:
+    """Mean, biased variance and number of values of each channel over the real examples; zeros if there are none.
 
-    Args:
-        x: [B, ..., F], any float dtype.
-        real: bool, broadcastable to x, the same for all of an example's values.
-
-    Returns:
-        float32 [F], [F] and a scalar: the number of real examples times H W.
+    `real` marks the real examples, and is broadcast to x.
     """
     x = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
@@ -39,13 +33,46 @@ def moments(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
     return mean, var, count
 
 
-class BatchNorm(nn.Module):
-    """Batch normalization: y = scale (x - mean) / sqrt(var + epsilon) + bias, with parameters `scale` and `bias`, float32 [F].
+class Norm(NamedTuple):
+    """What one layer of batch norm has: statistics and, unless it is without, parameters."""
 
-    In training, mean and (biased) var are those of the batch's real examples, and the collection `batch_stats` receives the
-    batch's mean and unbiased variance, as PyTorch stores them, without gradient. A batch without real examples reports the
-    statistics it was given. In evaluation, mean and var are read from `batch_stats`. Padded examples come out as zeros: scaled
-    by a variance that is not theirs, layer after layer, they could overflow.
+    mean: Channels
+    var: Channels
+    scale: Channels | float
+    bias: Channels | float
+    epsilon: float
+
+
+def normalize(
+    x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, layer: Norm, *, train: bool
+) -> tuple[Float[Array, "B *rest F"], Channels, Channels]:
+    """Batch norm, y = scale (x - mean) / sqrt(var + epsilon) + bias, and the statistics to report: (y, mean, var).
+
+    In training mean and (biased) var are those of the batch's real examples. The statistics to report are then the batch's mean
+    and unbiased variance, as PyTorch stores them, without gradient; the layer's own if no example is real, or in evaluation.
+    Padded examples become zeros: scaled by a variance that is not theirs, layer after layer, they could overflow.
+
+    Args:
+        x: inputs.
+        mask: which examples are real; None: all.
+        layer: statistics and parameters.
+        train: whether to normalize by the batch.
+    """
+    real = jnp.ones((), bool) if mask is None else mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+    mean, var = lax.stop_gradient((layer.mean, layer.var))
+    reported = mean, var
+    if train:
+        mean, var, count = moments(x, real)
+        unbiased = var * count / jnp.maximum(count - 1.0, 1.0)
+        reported = lax.stop_gradient(
+            (jnp.where(count > 0, mean, layer.mean), jnp.where(count > 0, unbiased, layer.var))
+        )
+    y = (x.astype(jnp.float32) - mean) * (layer.scale * lax.rsqrt(var + layer.epsilon)) + layer.bias
+    return jnp.where(real, y, 0.0).astype(x.dtype), *reported
+
+
+class BatchNorm(nn.Module):
+    """`normalize` as a layer: parameters `scale` and `bias`, and in the collection `batch_stats` the statistics `mean` and `var`.
 
     Attributes:
         epsilon: added to the variance.
@@ -54,46 +81,34 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
-        """[B, ..., F] -> the same shape and dtype; mask bool [B], which examples are real (None: all)."""
+    def __call__(
+        self, x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, train: bool
+    ) -> Float[Array, "B *rest F"]:
+        """Inputs and which examples are real (None: all) -> normalized inputs of the same dtype."""
         features = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        stored_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
-        stored_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-        real = jnp.ones((), bool) if mask is None else mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+        mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+        y, new_mean, new_var = normalize(x, mask, Norm(mean.value, var.value, scale, bias, self.epsilon), train=train)
         if train:
-            mean, var, count = moments(x, real)
-            unbiased = var * count / jnp.maximum(count - 1.0, 1.0)
-            stored_mean.value = lax.stop_gradient(jnp.where(count > 0, mean, stored_mean.value))
-            stored_var.value = lax.stop_gradient(jnp.where(count > 0, unbiased, stored_var.value))
-        else:
-            mean, var = lax.stop_gradient((stored_mean.value, stored_var.value))
-        y = (x.astype(jnp.float32) - mean) * (scale * lax.rsqrt(var + self.epsilon)) + bias
-        return jnp.where(real, y, 0.0).astype(x.dtype)
+            mean.value, var.value = new_mean, new_var
+        return y
 
 
-def running(stats: PyTree, batch_stats: PyTree, momentum: float | jax.Array = 0.1) -> PyTree:
+def running(stats: PyTree, batch_stats: PyTree, momentum: float | Array = 0.1) -> PyTree:
     """PyTorch's running averages after one more batch: (1 - momentum) stats + momentum batch_stats.
 
-    Args:
-        stats: the statistics so far.
-        batch_stats: the same structure, what the network returned in training (mean and unbiased variance).
-        momentum: the new batch's share (PyTorch's convention; Flax calls 1 minus it the momentum).
+    `momentum` is the new batch's share, as in PyTorch; Flax calls 1 minus it the momentum.
     """
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
 
 
 class Cumulative(NamedTuple):
-    """A weighted average of statistics in the making.
-
-    Attributes:
-        total: statistics' pytree, the weighted sum over batches.
-        weight: float32 scalar, the sum of weights.
-    """
+    """A weighted average of statistics, not yet divided: the sum over batches, and the sum of their weights."""
 
     total: PyTree
-    weight: jax.Array
+    weight: Float32[Array, ""]
 
 
 def start(stats: PyTree) -> Cumulative:
@@ -101,14 +116,11 @@ def start(stats: PyTree) -> Cumulative:
     return Cumulative(jax.tree.map(jnp.zeros_like, stats), jnp.zeros((), jnp.float32))
 
 
-def add(cumulative: Cumulative, batch_stats: PyTree, weight: float | jax.Array) -> Cumulative:
+def add(cumulative: Cumulative, batch_stats: PyTree, weight: float | Array) -> Cumulative:
     """The average with one more batch in it.
 
-    Args:
-        cumulative: the average so far.
-        batch_stats: what the network returned in training (mean and unbiased variance).
-        weight: float32 scalar >= 0: 1 for each batch as PyTorch does with `momentum=None`, or the batch's number of real
-            examples; 0 leaves the batch out, whatever it holds.
+    `weight` >= 0 is 1 for each batch, as PyTorch does with `momentum=None`, or the batch's number of real examples; 0 leaves the
+    batch out, whatever it holds.
     """
     weight = jnp.asarray(weight, jnp.float32)
     total = jax.tree.map(lambda a, b: jnp.where(weight > 0, a + weight * b, a), cumulative.total, batch_stats)

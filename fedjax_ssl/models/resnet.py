@@ -27,7 +27,6 @@ class ResidualBlock(nn.Module):
         features: channels, before the bottleneck's factor of four.
         stride: of the first 3x3 convolution and of the shortcut.
         bottleneck: which form.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
     """
 
     features: int
@@ -36,7 +35,7 @@ class ResidualBlock(nn.Module):
     conv: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+    def __call__(self, x: Maps, mask: Mask, train: bool) -> Maps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
 
         def normed(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
@@ -63,8 +62,6 @@ class ResNet(nn.Module):
     Convolutions have no bias. Parameters: 11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         depth: 18, 34, or 50 with bottleneck blocks.
         initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
     """
@@ -80,9 +77,7 @@ class ResNet(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch] -> logits float32 [B, C], or 512 features (50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]

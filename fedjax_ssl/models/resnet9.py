@@ -31,8 +31,6 @@ class ResNet9(nn.Module):
     128, 256 and 512 channels at strides 1, 2, 2, 2 as in WideResNet, batch norm, ReLU, global average pool, linear.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         variant: whose, see above.
         initialization: a key of INITIALIZATIONS, or `paper`: that of the variant's own code.
     """
@@ -51,9 +49,7 @@ class ResNet9(nn.Module):
         return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 8 (the papers': 32) -> logits float32 [B, C], or 512 features."""
         check_images("resnet9", images, least=8)
         paper = _PAPER_INITIALIZATION[self.variant]
@@ -65,7 +61,7 @@ class ResNet9(nn.Module):
             return pooled
         return dense(pooled, self.num_classes, init, use_bias=self.variant != "fedmatch")
 
-    def _postactivation(self, conv: Callable[..., nn.Module], x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+    def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask, train: bool) -> Float32[Array, "B 512"]:
         """Images -> features [B, 512] of `feddure` and `fedmatch`."""
         normed = self.variant == "feddure"
 
@@ -82,7 +78,7 @@ class ResNet9(nn.Module):
         # The 4x4 pool: at 32x32 it covers the whole image, and so it does here at every size.
         return jnp.max(x, axis=(1, 2))
 
-    def _preactivation(self, conv: Callable[..., nn.Module], x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+    def _preactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask, train: bool) -> Float32[Array, "B 512"]:
         """Images -> features [B, 512] of `semifl`."""
         x = conv(64)(x)
         for features, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

@@ -23,7 +23,6 @@ class Block(nn.Module):
     Attributes:
         features: output channels.
         stride: of the first convolution and of the shortcut.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         negative_slope: of the leaky ReLU; 0: ReLU.
         raw_shortcut: whether the 1x1 shortcut sees the raw input.
     """
@@ -35,7 +34,7 @@ class Block(nn.Module):
     raw_shortcut: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
+    def __call__(self, x: Maps, mask: Mask, train: bool) -> Maps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features]."""
         activated = nn.leaky_relu(BatchNorm()(x, mask, train), self.negative_slope)
         y = self.conv(self.features, strides=self.stride)(activated)
@@ -52,8 +51,6 @@ class WideResNet(nn.Module):
     convolutions, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) and bias 0 for the linear layer.
 
     Attributes:
-        num_classes: C.
-        conv: the convolution, `Conv` with its lowering and dtype bound.
         depth: 6 n + 4, n blocks a stage: 28 is (FL)^2's.
         width: 2 for CIFAR-10 and SVHN (1,467,610 parameters), 8 for CIFAR-100 (23,401,012).
         variant: `fl2` ((FL)^2, SemiFL): ReLU, and every 1x1 shortcut sees the activated input; `fixmatch`: leaky
@@ -77,9 +74,7 @@ class WideResNet(nn.Module):
         return frozenset({"Conv_0", *(f"Block_{i}" for i in range((self.depth - 4) // 6))})
 
     @nn.compact
-    def __call__(
-        self, images: jax.Array, mask: jax.Array | None = None, train: bool = False, features_only: bool = False
-    ) -> jax.Array:
+    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C], or 64 times `width` features."""
         check_images("wide_resnet", images, least=1)
         slope = 0.1 if self.variant == "fixmatch" else 0.0

@@ -1,0 +1,172 @@
+"""A `flax.linen` module as pure functions that know of padded examples: `pure(module)` gives `ModelFns`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+from jaxtyping import Bool, Float
+
+from fedjax_ssl.models.flax_layers import aware_of
+
+PyTree = Any
+Inputs = Float[Array, "B ..."]
+
+
+class Apply(Protocol):
+    """The signature of `ModelFns.apply` and `ModelFns.features`."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        stats: PyTree,
+        images: Inputs,
+        *,
+        mask: Bool[Array, " B"] | None = None,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "B outputs"], PyTree]:
+        """See ModelFns."""
+
+
+def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: Any) -> tuple[Float[Array, "B D"], PyTree]:
+    """The features of a network that is all classifier: its flattened inputs."""
+    del params
+    return images.reshape(images.shape[0], -1), stats
+
+
+class ModelFns(NamedTuple):
+    """A network as pure functions.
+
+    Attributes:
+        init: (key, image_shape) -> (params, stats). params: float32 pytree, leaves `kernel`, `bias`, and `scale` of batch norm;
+            stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is no batch norm.
+        apply: (params, stats, images, *, mask=None, train=False, key=None) -> (logits, batch_stats). images: normalized; mask:
+            which examples are real (None: all); the others change neither a real one's logits nor the statistics nor a gradient,
+            even if they hold NaN; key: of the dropout masks in training (None: no dropout). With train=True every batch norm
+            normalizes by this batch's real examples, and batch_stats (like stats) holds their mean and unbiased variance, without
+            gradient (`stats` itself if no example is real). Otherwise it normalizes by stats, and batch_stats is stats.
+        features: as apply, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
+            `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them.
+        backbone: () -> the layers of `features`, by their names at the top of params and stats; the others are the classifier's.
+            A network of one's own may leave both out: it is all classifier.
+        first_blocks: () -> the layers, named likewise, that FedTriNet shares: the first two convolutions, of residual networks the
+            stem and the first stage, of `mlp` the hidden layer; with their batch norm.
+    """
+
+    init: Callable[[Array, tuple[int, ...]], tuple[PyTree, PyTree]]
+    apply: Apply
+    features: Apply = _inputs_as_features
+    backbone: Callable[[], frozenset[str]] = frozenset
+    first_blocks: Callable[[], frozenset[str]] = frozenset
+
+
+def pure(
+    module: nn.Module,
+    *,
+    num_classes: int | None = None,
+    conv: str = "xla",
+    dtype: str = "float32",
+    first_blocks: Iterable[str] = (),
+) -> ModelFns:
+    """The functions of a module that is called with (x, train), and with `mask` and `features_only` if it takes them.
+
+    A module that takes `mask` computes in the dtype of x and looks after padded examples itself. Of others the parameters are
+    given in `dtype`; in all, flax's own layers are made aware of padding and of `conv` (see `flax_layers.aware_of`).
+
+    Args:
+        module: called with images or features, and whether it trains.
+        num_classes: C, if its outputs are logits: their shape is checked when it is initialized.
+        conv: lowering of flax's own convolutions, a key of LOWERINGS.
+        dtype: "float32" or "bfloat16".
+        first_blocks: see ModelFns; none: what the module's method of that name says, if it has one.
+    """
+    takes = arguments(type(module))
+
+    def init(key: Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        def variables(key: Array) -> PyTree:
+            images = jnp.zeros((1, *image_shape), dtype)
+            with nn.intercept_methods(aware_of(None, "xla")):
+                outputs, created = module.init_with_output(key, images, **({"train": False} if "train" in takes else {}))
+            _check(type(module).__name__, outputs, created, image_shape, num_classes)
+            if unknown := set(first_blocks) - set(created.get("params", {})):
+                accepted = ", ".join(created.get("params", {}))
+                raise ValueError(f"first_blocks: got {', '.join(sorted(unknown))}, accepted: {accepted}")
+            return created
+
+        # Under jit only what the parameters depend on is computed, not a forward pass.
+        created = jax.jit(variables)(key)
+        return created.get("params", {}), created.get("batch_stats", {})
+
+    def forward(**only: bool) -> Apply:
+        def apply(
+            params: PyTree,
+            stats: PyTree,
+            images: Inputs,
+            *,
+            mask: Bool[Array, " B"] | None = None,
+            train: bool = False,
+            key: Array | None = None,
+        ) -> tuple[Float[Array, "B outputs"], PyTree]:
+            if mask is not None:
+                # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
+                images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
+            if "mask" not in takes and dtype != "float32":
+                params = jax.tree.map(lambda x: x.astype(dtype), params)
+            given = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
+            keys = {"dropout": key} if train and key is not None else {}
+            variables = {"params": params, "batch_stats": stats}
+            with nn.intercept_methods(aware_of(mask, conv)):
+                outputs, new = module.apply(variables, images.astype(dtype), **given, rngs=keys, mutable=["batch_stats"])
+            return outputs.astype(jnp.float32), new.get("batch_stats", {})
+
+        return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
+
+    @functools.cache
+    def backbone() -> frozenset[str]:
+        init_features = functools.partial(module.init, features_only=True)
+        # Any size that every network takes: layers do not change with it.
+        variables = jax.eval_shape(init_features, jax.random.key(0), jnp.zeros((1, 32, 32, 3), dtype))
+        return frozenset(variables.get("params", {}))
+
+    shared = frozenset(first_blocks)
+    blocks = (lambda: shared) if shared else getattr(module, "first_blocks", frozenset)
+    if "features_only" not in takes:
+        return ModelFns(init, forward(), first_blocks=blocks)
+    return ModelFns(init, forward(), forward(features_only=True), backbone, blocks)
+
+
+def arguments(module: type[nn.Module]) -> frozenset[str]:
+    """Which of `train`, `mask` and `features_only` a module is called with besides its input.
+
+    Raises:
+        ValueError: it is not called with an input, or needs another argument.
+    """
+    names = ("train", "mask", "features_only")
+    call = module.__dict__.get("__call__") or next((c.__dict__["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None)
+    accepted = f"(x, train), and {' or '.join(names[1:])} if the network takes them"
+    if call is None:
+        raise ValueError(f"{module.__name__}.__call__: got none, accepted: {accepted}")
+    _, *parameters = inspect.signature(call).parameters.values()
+    needed = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not parameters or parameters[0].name in names or any(p.name not in names for p in needed):
+        raise ValueError(f"{module.__name__}.__call__: got ({', '.join(p.name for p in parameters)}), accepted: {accepted}")
+    return frozenset(names) & {p.name for p in parameters}
+
+
+def _check(name: str, outputs: Any, variables: PyTree, image_shape: tuple[int, ...], num_classes: int | None) -> None:
+    """Raises ValueError where outputs of one input are not logits, or variables not those of ModelFns."""
+    shape = getattr(outputs, "shape", type(outputs).__name__)
+    if num_classes is not None and shape != (1, num_classes):
+        raise ValueError(f"{name}: got logits {shape} of one input {image_shape}, accepted: shape (1, {num_classes})")
+    if others := sorted(set(variables) - {"params", "batch_stats"}):
+        raise ValueError(f"{name}: got variables in {', '.join(others)}, accepted: params and batch_stats alone")
+    leaves = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(variables.get("batch_stats", {}))}
+    if leaves - {"mean", "var"}:
+        raise ValueError(f"{name}: got batch_stats {', '.join(sorted(leaves))}, accepted: mean and var, as of nn.BatchNorm")

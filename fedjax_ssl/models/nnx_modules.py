@@ -1,0 +1,101 @@
+"""`flax.nnx` modules as networks: `register_model(name, from_nnx(MyModule))`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from fedjax_ssl.models.flax_layers import conv_as
+from fedjax_ssl.models.layers import Conv
+from fedjax_ssl.models.norm import Norm, normalize
+
+
+def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
+    """The linen module of an nnx module, to be registered or built like any other.
+
+    Args:
+        factory: the class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`. `image_shape`, the
+            shape of one input, may be left out; other arguments have defaults, and are options. Instances are called with x, and
+            with `train` if they take it; `train()` and `eval()` are called before in any case. Variables are `nnx.Param`,
+            `nnx.BatchStat` and those of `rngs`.
+
+    Raises:
+        ValueError: an argument is missing.
+    """
+    made_by = factory.__init__ if isinstance(factory, type) else factory
+    arguments = inspect.signature(made_by).parameters
+    if missing := [name for name in ("num_classes", "rngs") if name not in arguments]:
+        raise ValueError(f"{factory.__name__}: got no argument {' and '.join(missing)}, accepted: (num_classes, *, rngs, ...)")
+    hints = get_type_hints(made_by)
+    options = [p for p in arguments.values() if p.name not in ("self", "num_classes", "rngs", "image_shape")]
+    fields = {"num_classes": int, "conv": Callable, **{p.name: hints.get(p.name, Any) for p in options}}
+    values = {p.name: p.default for p in options if p.default is not p.empty}
+    static = {"factory": staticmethod(factory), "options": tuple(p.name for p in options), "of_shape": "image_shape" in arguments}
+    return type(factory.__name__, (_NNX,), {"__annotations__": fields, "conv": Conv, **values, **static})
+
+
+class _BatchNorm(nnx.BatchNorm):
+    """Batch norm that leaves out padded examples, those of `real` False, and stores the batch's statistics as they are."""
+
+    real: Array | None
+
+    def __call__(self, x: Array, use_running_average: bool | None = None, **_: Any) -> Array:
+        train = not (self.use_running_average if use_running_average is None else use_running_average)
+        scale = 1.0 if self.scale is None else self.scale[...].astype(jnp.float32)
+        bias = 0.0 if self.bias is None else self.bias[...].astype(jnp.float32)
+        layer = Norm(self.mean[...], self.var[...], scale, bias, self.epsilon)
+        y, self.mean[...], self.var[...] = normalize(x, self.real, layer, train=train)
+        return y
+
+
+class _NNX(nn.Module):
+    """An nnx module whose parameters and statistics are linen's, by the names of its attributes."""
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None = None, train: bool = False) -> Array:
+        """See ModelFns."""
+        first = self.is_initializing()
+        drops = self.has_rng("dropout")
+        rngs = nnx.Rngs(self.make_rng("params") if first else 0, dropout=self.make_rng("dropout") if drops else 0)
+        shape = {"image_shape": x.shape[1:]} if self.of_shape else {}
+        options = {name: getattr(self, name) for name in self.options}
+        model = self.factory(num_classes=self.num_classes, rngs=rngs, **shape, **options)
+        _, params, stats, _, others = nnx.split(model, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+        if others:
+            raise ValueError(f"{type(self).__name__}: got variables {', '.join(others)}, accepted: nnx.Param and nnx.BatchStat")
+        if first:
+            self._store(params=params, batch_stats=stats)
+        else:
+            for collection, state, dtype in (("params", params, x.dtype), ("batch_stats", stats, jnp.float32)):
+                stored = {name: self.get_variable(collection, name) for name in {str(path[0]) for path in dict(_flat(state))}}
+                values = flatten_dict(stored)
+                new = {path: leaf.replace(values[tuple(map(str, path))].astype(dtype)) for path, leaf in _flat(state)}
+                nnx.update(model, nnx.from_flat_state(new))
+        (model.train if train else model.eval)()
+        if not drops:
+            model.set_attributes(deterministic=True, raise_if_not_found=False)
+        for _, layer in nnx.iter_graph(model):
+            if isinstance(layer, nnx.BatchNorm):
+                layer.__class__, layer.real = _BatchNorm, nnx.data(mask)
+            elif isinstance(layer, nnx.Conv):
+                layer.conv_general_dilated = functools.partial(conv_as, getattr(self.conv, "keywords", {}).get("lowering", "xla"))
+        outputs = model(x, **({"train": train} if "train" in inspect.signature(model.__call__).parameters else {}))
+        if train:
+            self._store(batch_stats=nnx.state(model, nnx.BatchStat))
+        return outputs
+
+    def _store(self, **collections: nnx.State) -> None:
+        for collection, state in collections.items():
+            for name, value in unflatten_dict({tuple(map(str, path)): leaf[...] for path, leaf in _flat(state)}).items():
+                self.put_variable(collection, name, value)
+
+
+_flat = nnx.to_flat_state
