@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.round import initialize, run_round
-from fedjax_ssl.simulation.simulator import evaluate
+from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
 from tests.jaxprs import equations, products
 
@@ -15,19 +14,21 @@ CASES = [("fl2", "static"), ("feddure", "static"), ("fedsiam_mt", "running")]
 LOSSY = ("exp", "log", "log1p", "logistic", "rsqrt", "sqrt", "div", "erf", "integer_pow", "square", "cumsum")
 
 
-@pytest.fixture(scope="module", params=[(*case, conv) for case in CASES for conv in ("im2col", "grouped")], ids="-".join)
+@pytest.fixture(scope="module", params=[(*case, conv) for case in CASES for conv in ("cpu", "xla")], ids="-".join)
 def traced(request):
     """The program of a run's start, its first round and an evaluation; its results' shapes."""
     method, norm, conv = request.param
     options = {"execution__dtype": "bfloat16", "execution__conv": conv, "model__norm": norm}
-    problem = tiny.experiment(method, network="cnn", **options).problem
+    simulator = Simulator(tiny.experiment(method, network="cnn", **options).problem, Execution(chunk_size=1))
+    initialize, rounds, evaluation = (p._jitted for p in (simulator._initialize, simulator._round, simulator._evaluate))
 
-    def run(key, data):
-        first, prepared = initialize(problem.method, data, problem.spec, problem.cohort_size, key)
-        state, _, metrics = run_round(problem.method, first, data, problem.cohort_size, Execution(chunk_size=1))
-        return first, state, (prepared, metrics, evaluate(problem.method, state.server, data.test, 250, Execution(1)))
+    def run(key, inputs, pools):
+        first, prepared = initialize(inputs, key, pools)
+        state, _, metrics = rounds(first, inputs, pools)
+        return first, state, (prepared, metrics, evaluation(state.server, inputs, pools))
 
-    program, shapes = jax.make_jaxpr(run, return_shape=True)(jax.random.key(0), problem.data)
+    key = jax.random.key(0)
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(key, simulator._inputs, simulator._pools)
     return program.jaxpr, shapes
 
 

@@ -11,7 +11,7 @@ from fedjax_ssl.data import batching
 
 
 def batches(schedule: batching.Schedule, size: int) -> list[list[int]]:
-    taken = [batching.take(schedule, jnp.int32(s), size) for s in range(int(schedule.steps))]
+    taken = [schedule.take(jnp.int32(s)) for s in range(int(schedule.steps))]
     return [np.asarray(b.positions)[np.asarray(b.mask)].tolist() for b in taken]
 
 
@@ -43,17 +43,17 @@ def test_the_order_does_not_depend_on_the_largest_client(length):
 
 def test_a_number_of_steps_wraps_into_new_epochs_and_a_batch_knows_its_step_and_epoch():
     schedule = batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7)
-    got, taken = batches(schedule, 2), [batching.take(schedule, jnp.int32(s), 2) for s in range(7)]
+    got, taken = batches(schedule, 2), [schedule.take(jnp.int32(s)) for s in range(7)]
     assert [len(batch) for batch in got] == [2, 2, 1, 2, 2, 1, 2]
     assert sorted(got[0] + got[1] + got[2]) == [0, 1, 2, 3, 4]
     assert [(int(b.step), int(b.epoch)) for b in taken] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2)]
-    assert batching.num_epochs(schedule, 2) == 3
+    assert batching.num_epochs(schedule) == 3
 
 
 def test_nothing_selected_takes_no_step():
     for budget in ({"epochs": 2}, {"steps": 3}):
         schedule = batching.shuffled(jax.random.key(0), jnp.zeros(5, bool), 2, **budget)
-        assert schedule.steps == batching.num_epochs(schedule, 2) == 0
+        assert schedule.steps == batching.num_epochs(schedule) == 0
     assert not batching.stream(jax.random.key(0), jnp.zeros(5, bool), 2, 3).mask.any()
 
 
@@ -95,7 +95,7 @@ def pairs(labeled: int, unlabeled: int, sizes=(4, 3), **budget) -> list[tuple[li
     """The pairs of a client with so many examples, in tables with room for 10 labeled and 8 unlabeled ones."""
     masks = jnp.arange(10) < labeled, jnp.arange(8) < unlabeled
     schedule = batching.paired(jax.random.key(0), masks, sizes, **budget)
-    taken = [batching.take_pair(schedule, jnp.int32(s), sizes[0]) for s in range(int(schedule.steps))]
+    taken = [schedule.take(jnp.int32(s)) for s in range(int(schedule.steps))]
     for pair in taken:
         assert pair.real == pair.labeled.mask.sum() + pair.unlabeled.mask.sum()
     real = [[b.positions[b.mask].tolist() for b in pair] for pair in taken]
@@ -137,7 +137,7 @@ def test_a_client_may_use_fewer_entries_of_an_unlabeled_batch():
     assert own.steps == shared.steps == 9
     drawn = []
     for s in range(9):
-        one, other = (batching.take_pair(schedule, jnp.int32(s), 3) for schedule in (own, shared))
+        one, other = (schedule.take(jnp.int32(s)) for schedule in (own, shared))
         assert other.unlabeled.positions.shape == (9,)
         got, expected = (np.asarray(b.unlabeled.positions)[np.asarray(b.unlabeled.mask)] for b in (other, one))
         np.testing.assert_array_equal(got, expected)

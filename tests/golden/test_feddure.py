@@ -303,13 +303,13 @@ def test_f_reg_has_the_papers_size_and_a_start_of_its_own_for_each_key():
 @pytest.mark.parametrize(
     ("network", "detached", "no_c"),
     [("mlp", False, False), ("mlp", True, False), ("mlp", False, True), ("cnn", False, False)],
-    ids=["mlp", "detached", "no_c", "batch norm and hybrid convolutions"],
+    ids=["mlp", "detached", "no_c", "batch norm and a CPU's convolutions"],
 )
 def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
     """Of networks with two layers and more, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
     rng, shape = np.random.default_rng(0), (4, 4, 1)
     sizes = {"mlp": {"hidden": 8}, "cnn": {"width": 2}}[network]
-    task = Task(models.build(network, num_classes=CLASSES, conv="hybrid", **sizes), None, CLASSES, "static")
+    task = Task(models.build(network, num_classes=CLASSES, conv="cpu", **sizes), None, CLASSES, "static")
     theta, phi = (task.init(jax.random.key(seed), shape) for seed in (0, 1))
     views = rng.standard_normal((11, *shape)).astype(np.float32)
     views[[4, 9, 10]] = np.nan

@@ -75,7 +75,7 @@ def test_where_nothing_is_accepted_unlabeled_data_change_nothing():
 
 
 def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_average():
-    options = {"model__norm": "running", "model__norm_momentum": 0.25, "execution__conv": "grouped"}
+    options = {"model__norm": "running", "model__norm_momentum": 0.25, "execution__conv": "xla"}
     server = Server("fixmatch_central", network="cnn", **options)
     start = server.state
     shifted = start._replace(weights=start.weights._replace(stats=jax.tree.map(lambda x: x + 1, start.weights.stats)))
@@ -96,9 +96,9 @@ def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_av
 
 
 def test_static_statistics_are_those_of_the_evaluated_average():
-    server = Server("fixmatch_central", network="cnn", server__sbn_data="labeled", execution__conv="grouped")
+    server = Server("fixmatch_central", network="cnn", server__sbn_data="labeled", execution__conv="xla")
     settings = server.experiment.settings
-    task = build._task(settings, build._data(settings, None)[2], 10, "grouped")
+    task = build._task(settings, build._data(settings, None)[2], 10, "xla")
     collect = jax.jit(lambda weights: with_statistics(task, build._server(settings).static_norm, weights, server.data).stats)
     state, _ = server.round(server.state, server.data)
     got, stats = flat(state.weights.stats), server.state.weights.stats

@@ -66,7 +66,7 @@ def test_every_training_pass_of_a_client_has_a_dropout_key(passes, name):
 def task_of(experiment):
     settings = experiment.settings
     _, dataset, views = build._data(settings, None)
-    return build._task(settings, views, dataset.num_classes, "im2col")
+    return build._task(settings, views, dataset.num_classes, "cpu")
 
 
 def first_batch():

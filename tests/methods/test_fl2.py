@@ -77,7 +77,7 @@ def test_a_client_without_images_takes_no_part(client):
 
 def test_a_client_of_one_image_trains_on_it_and_stays_finite():
     # With > nothing lies above the mean of one confidence. Batch norm then sees one real image in a batch of padding.
-    options = {"method__strict": False, "method__batches": "accepted", "execution__conv": "grouped"}
+    options = {"method__strict": False, "method__batches": "accepted", "execution__conv": "xla"}
     client = Client(network="cnn", client__batch_size=8, **options)
     assert client.shared.weights.stats
     output = client(count=1)

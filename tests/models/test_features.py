@@ -81,7 +81,7 @@ def test_every_network_is_among_the_cases():
 
 def test_the_last_layer_turns_features_into_logits():
     apply, params, stats = small("cnn")
-    model = build("cnn", num_classes=5, conv="grouped", width=8)
+    model = build("cnn", num_classes=5, conv="xla", width=8)
     images = np.random.default_rng(2).normal(size=(6, 8, 8, 3)).astype(np.float32)
     mask = np.arange(6) < 4
     backbone, classifier = parts(model, (params, stats))

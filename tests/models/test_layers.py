@@ -101,7 +101,7 @@ def test_lowering_with_one_kernel_per_client(lowering, shape):
 @pytest.mark.parametrize("clients", [1, 3])
 def test_winograd_is_the_convolution_of_many_channels(clients, shape):
     images, kernels, cotangents, expected = random_case(shape, clients, channels=91)  # and five features
-    function = jax.vmap(functools.partial(value_and_gradients, "winograd", *shape[4:]))
+    function = jax.vmap(functools.partial(value_and_gradients, "cpu", *shape[4:]))
     assert_all_close(jax.jit(function)(images, kernels, cotangents), expected)
 
 
@@ -118,11 +118,11 @@ def test_winograd_is_the_convolution_of_many_channels(clients, shape):
 )
 def test_winograd_is_six_products_where_it_pays(shape, size, stride, dtype, pays):
     images, kernel = jnp.zeros((2, *shape), dtype), jnp.zeros((size, size, shape[-1], 5), dtype)
-    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["winograd"](x, k, stride, 1))(images, kernel))
+    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["cpu"](x, k, stride, 1))(images, kernel))
     assert program.count("conv_general_dilated[") == (6 if pays else 1)
 
 
-@pytest.mark.parametrize(("lowering", "channels"), [("hybrid", 3), ("winograd", 91)])
+@pytest.mark.parametrize(("lowering", "channels"), [("cpu", 3), ("cpu", 91)])
 @pytest.mark.parametrize("shape", [(7, 8, 8, 3, 1, 1), (7, 9, 7, 3, 2, 1), (8, 8, 8, 3, 1, 1)])
 def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape, lowering, channels):
     monkeypatch.setattr(convolution, "_CHUNK_POSITIONS", 50 if shape[4] == 2 else 128)  # several, the last one padded or not
@@ -132,7 +132,7 @@ def test_kernel_gradient_in_chunks_of_the_batch(monkeypatch, shape, lowering, ch
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
-    ("lowering", "channels"), [*((name, 3) for name in ("im2col", "shifted", "hybrid", "banded", "tiled")), ("winograd", 91)]
+    ("lowering", "channels"), [("cpu", 3), ("gpu", 3), ("cpu", 91)]
 )
 def test_second_derivatives(lowering, channels, stride):
     images, kernels, cotangents, _ = random_case((3, 8, 8, 3, stride, 1), channels=channels)
@@ -142,11 +142,11 @@ def test_second_derivatives(lowering, channels, stride):
         d_kernel = jax.grad(lambda k: jnp.sum(jnp.sin(LOWERINGS[lowering](images[0], k, stride, 1)) * cotangents[0]))(kernel)
         return jnp.sum(d_kernel**2)
 
-    got, expected = (jax.grad(penalty)(kernels[0], name) for name in (lowering, "grouped"))
+    got, expected = (jax.grad(penalty)(kernels[0], name) for name in (lowering, "xla"))
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("lowering", "channels"), [*((name, 3) for name in LOWERINGS), ("winograd", 91)])
+@pytest.mark.parametrize(("lowering", "channels"), [*((name, 3) for name in LOWERINGS), ("cpu", 91)])
 def test_gradient_steps_inside_shard_map_and_a_loop(lowering, channels):
     images, kernels, _, _ = random_case((3, 8, 8, 3, 1, 1), channels=channels)
     kernels *= np.sqrt(3 / channels)  # outputs of one size
@@ -274,7 +274,7 @@ def test_max_pool_has_second_derivatives():
 )
 def test_banded_is_a_form_of_its_own_where_it_pays(image, size, stride, pays):
     images, kernel = jnp.zeros((2, *image)), jnp.zeros((size, size, image[-1], 5))
-    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["banded"](x, k, stride, 1))(images, kernel))
+    program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["cpu"](x, k, stride, 1))(images, kernel))
     assert ("conv_general_dilated" not in program) == pays
 
 
@@ -371,13 +371,11 @@ def test_without_a_key_or_a_rate_nothing_is_dropped():
 
 
 def test_resolve_conv():
-    assert resolve_conv("auto", "cpu") == "winograd"
-    assert resolve_conv("auto", "cpu", kernels_vmapped=True) == "winograd"
-    assert resolve_conv("auto", "gpu", kernels_vmapped=True) == "tiled"
-    assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "grouped"
-    assert resolve_conv("grouped", "cpu") == "grouped"
-    with pytest.raises(ValueError, match=r"conv must be one of .*got 'im2cool'"):
-        resolve_conv("im2cool", "cpu")
-    assert resolve_conv("winograd", "cpu") == "winograd"
-    with pytest.raises(ValueError, match=r"execution.conv: got winograd on gpu, accepted: auto, or another lowering"):
-        resolve_conv("winograd", "gpu")
+    assert resolve_conv("auto", "cpu") == resolve_conv("auto", "cpu", kernels_vmapped=True) == "cpu"
+    assert resolve_conv("auto", "gpu", kernels_vmapped=True) == "gpu"
+    assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "xla"
+    assert [resolve_conv(conv, "cpu") for conv in LOWERINGS] == list(LOWERINGS)
+    with pytest.raises(ValueError, match="execution.conv: got im2col, accepted: auto, xla, cpu, gpu"):
+        resolve_conv("im2col", "cpu")
+    with pytest.raises(ValueError, match="execution.conv: got cpu on gpu, accepted: auto, xla, gpu"):
+        resolve_conv("cpu", "gpu")

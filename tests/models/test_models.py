@@ -22,7 +22,7 @@ SMALL = {"wide_resnet": {"depth": 10, "width": 2}, "cnn": {"width": 8}, "mlp": {
 @functools.cache
 def small(name):
     """A small network (its apply jitted), with parameters and statistics that are no longer the initial zeros and ones."""
-    model = build(name, num_classes=5, conv="grouped", **SMALL[name])
+    model = build(name, num_classes=5, conv="xla", **SMALL[name])
     rng = np.random.default_rng(0)
     variables = jax.tree.map(lambda leaf: leaf + rng.uniform(0, 0.2, leaf.shape).astype(np.float32), model.init(KEY, SHAPE))
     return jax.jit(model.apply, static_argnames="train"), *variables
@@ -83,7 +83,7 @@ def test_wide_resnet_is_the_numpy_network():
 
 
 def test_wide_resnet_of_fixmatch_has_leaky_relus_and_raw_shortcuts_but_for_the_first():
-    model = build("wide_resnet", num_classes=5, conv="grouped", depth=10, width=2, variant="fixmatch")
+    model = build("wide_resnet", num_classes=5, conv="xla", depth=10, width=2, variant="fixmatch")
     params, stats = jax.tree.map(np.asarray, model.init(KEY, SHAPE))
     images, _ = images_and_labels()
     expected = numpy_wide_resnet(params, stats, images, slope=0.1, raw=(False, True, True))
@@ -92,7 +92,7 @@ def test_wide_resnet_of_fixmatch_has_leaky_relus_and_raw_shortcuts_but_for_the_f
 
 def test_wide_resnet_adds_the_raw_input_where_channels_agree():
     model = build(
-        "wide_resnet", num_classes=5, conv="grouped", depth=10, width=1
+        "wide_resnet", num_classes=5, conv="xla", depth=10, width=1
     )  # its first stage keeps the stem's 16 channels
     params, stats = model.init(KEY, SHAPE)
     assert "Conv_2" not in params["Block_0"]
@@ -156,8 +156,8 @@ def test_lowerings_agree_on_a_training_step():
         apply = build("cnn", num_classes=5, conv=lowering, **SMALL["cnn"]).apply
         return training_step(apply, stats, labels)(params, images, None)
 
-    expected = step("grouped")
-    for lowering in set(LOWERINGS) - {"grouped"}:
+    expected = step("xla")
+    for lowering in set(LOWERINGS) - {"xla"}:
         for got, reference in zip(step(lowering), expected, strict=True):
             assert relative_error(got, reference) < 2e-5
 
@@ -189,7 +189,7 @@ def test_linear_and_mlp_are_the_numpy_networks():
 def test_cnn_learns_the_digits():
     digits = load_digits()
     images, labels = (digits.images[..., None] / 8 - 1).astype(np.float32), digits.target
-    model = build("cnn", num_classes=10, conv="hybrid")
+    model = build("cnn", num_classes=10, conv="cpu")
     params, stats = model.init(KEY, (8, 8, 1))
     optimizer = optax.sgd(0.03, momentum=0.9, nesterov=True)
 
@@ -249,7 +249,7 @@ def test_a_program_that_applies_a_network_often_traces_it_once(monkeypatch):
     calls = []
     layer = MLP.__call__
     monkeypatch.setattr(MLP, "__call__", lambda *args, **options: calls.append(1) or layer(*args, **options))
-    model = build("mlp", num_classes=5, conv="grouped", hidden=16)
+    model = build("mlp", num_classes=5, conv="xla", hidden=16)
     params, stats = model.init(KEY, SHAPE)
     images = jnp.ones((2, *SHAPE))
     calls.clear()

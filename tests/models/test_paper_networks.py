@@ -37,7 +37,7 @@ DROPS = {"emnist_cnn", "mnist_cnn released", "cifar_cnn", "cifar_cnn released"}
 
 
 def slim_conv(features, *, dtype="float32", **settings):
-    return Conv(max(4, features // 16), lowering="grouped", dtype=dtype, **settings)
+    return Conv(max(4, features // 16), lowering="xla", dtype=dtype, **settings)
 
 
 def network(name, dtype="float32"):
@@ -248,7 +248,7 @@ def numpy_bottleneck(net, x, stride, shortcut):
 def test_residual_block_is_the_numpy_block(bottleneck, stride, channels):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 6, 6, channels)).astype(np.float32)
-    block = ResidualBlock(8, stride, bottleneck, functools.partial(Conv, lowering="grouped"))
+    block = ResidualBlock(8, stride, bottleneck, functools.partial(Conv, lowering="xla"))
     variables = jax.eval_shape(lambda key: block.init(key, x, None, False), KEY)
     variables = jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(np.float32) - 0.3 * (leaf.ndim > 1), variables)
     out = jax.jit(block.apply, static_argnums=3)(variables, x, None, False)
@@ -316,7 +316,7 @@ def test_dropout_is_where_each_variant_has_it_and_in_training_with_a_key_alone(n
 @pytest.mark.parametrize("name", sorted({*NETWORKS, *MODELS} - {"wide_resnet"}))
 def test_bfloat16_computes_all_but_the_last_layer_and_keeps_the_rest_in_float32(name):
     model, options, shape = NETWORKS.get(name, (name, {}, (16, 16, 3)))
-    apply = build(model, num_classes=5, conv="grouped", dtype="bfloat16", **options).apply
+    apply = build(model, num_classes=5, conv="xla", dtype="bfloat16", **options).apply
     params, stats = shapes(build(model, num_classes=5, dtype="bfloat16", **options), shape)
     images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
 
