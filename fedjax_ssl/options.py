@@ -119,6 +119,7 @@ def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> s
         return unknown_key(prefix + ".".join(map(str, first["loc"])), str(name), owner, model if not prefix else None)
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
+    # Of a tuple its wrong entry is shown, under the tuple's key.
     key = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
     got = _shown(first["input"])
     if field is None:

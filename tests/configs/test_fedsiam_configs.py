@@ -133,7 +133,8 @@ def test_the_configs_are_the_papers_and_the_released_codes(name):
 def test_ds_curve_saves_the_share_of_layers_that_is_asked_for(file, place):
     """Over a whole run, to within a round: that at an end of the curve, and what is cut."""
     run = settings(file, f"d,labels_at={place}")
-    options, rounds = run.method_options(), run.rounds
+    rounds = run.rounds
+    options = run.method_options().for_run(rounds, np.ones((1, 2), int), 1)
     shares = upload_share(options, rounds, jnp.arange(1, rounds + 1))
     np.testing.assert_allclose(jnp.sum(shares), (1 - options.saved) * rounds, atol=1)
 

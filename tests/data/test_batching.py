@@ -132,8 +132,7 @@ def test_a_client_may_use_fewer_entries_of_an_unlabeled_batch():
     """The batches are those of its own size, in shapes of a larger one; without labels its own size counts the epochs."""
     masks = jnp.ones(7, bool), jnp.ones(10, bool)
     own = batching.paired(jax.random.key(0), masks, (3, 4), epochs=3)
-    shared = jax.jit(lambda entries: batching.paired(jax.random.key(0), masks, (3, 9), epochs=3, entries=entries))(jnp.int32(4))
-    shared = shared._replace(unlabeled_batch_size=9)
+    shared = batching.paired(jax.random.key(0), masks, (3, 9), epochs=3, entries=jnp.int32(4))
     assert own.steps == shared.steps == 9
     drawn = []
     for s in range(9):

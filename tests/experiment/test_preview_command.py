@@ -12,7 +12,7 @@ import pytest
 from configs import common, splits
 from fedjax_ssl.data import split
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.settings import DataSettings, Settings
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from tests import tiny
 
@@ -95,7 +95,8 @@ def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
     supervised = METHODS["supervised"]
 
     def both(**parts):
-        return supervised(**parts)._replace(labels_at=("server", "clients"))
+        method = supervised(**parts)
+        return method._replace(requires=method.requires._replace(labels_at=("server", "clients")))
 
     both.__signature__ = inspect.signature(supervised)
     monkeypatch.setitem(METHODS, "both", both)
@@ -128,13 +129,13 @@ def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
         ),
         ({"labeled_fraction": (1.5,)}, "data.labeled_fraction: got (1.5), accepted: numbers in [0, 1], not all 0"),
         ({"labeled_fraction": (0.0,)}, "data.labeled_fraction: got (0.0), accepted: numbers in [0, 1], not all 0"),
-        ({"classes_per_client": 0}, "data.classes_per_client: got 0, accepted: a number >= 1"),
-        ({"shards_per_client": 0}, "data.shards_per_client: got 0, accepted: a number >= 1"),
+        ({"classes_per_client": 0}, "data.classes_per_client: got 0, accepted: a whole number >= 1"),
+        ({"shards_per_client": 0}, "data.shards_per_client: got 0, accepted: a whole number >= 1"),
     ],
 )
 def test_wrong_keys_are_refused_before_any_data_are_read(keys, message):
     with pytest.raises(ValueError) as error:
-        DataSettings(**keys)
+        Settings.from_dict({"data": keys})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -144,14 +145,14 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
         data = {"labels_at": "clients", "num_clients": 2, "labeled_fraction": given}
         settings = Settings.from_dict({"data": data, "cohort_size": 1})
         assert settings.data.labeled_fraction == kept
-    with pytest.raises(ValueError, match=r"^data.labeled_fraction: got 'many', accepted: float$"):
+    with pytest.raises(ValueError, match=r"^data.labeled_fraction: got 'many', accepted: numbers, separated by commas$"):
         Settings.from_dict({"data": {"labeled_fraction": ("many",)}})
 
 
 @pytest.mark.parametrize("name", splits.SPLITS)
 def test_every_named_split_can_be_drawn(name):
     settings = Settings.from_dict(splits.get_config(name).to_dict())
-    how = settings.data
+    how = settings.data.split
     labels = np.arange(50_000) % 10
     holdings = split.draw(labels, 10, how, 0)
     num_labeled = len(holdings.server) + sum(map(len, holdings.labeled))

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.models import MODELS, _pure, build, default_options
+from fedjax_ssl.models import MODELS, build, default_options
+from fedjax_ssl.models.network import pure
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.resnet import ResidualBlock
 from tests.jaxprs import equations, products
@@ -43,7 +44,8 @@ def slim_conv(features, *, dtype="float32", **settings):
 def network(name, dtype="float32"):
     """The network with slim convolutions; residual blocks then see a change of channels everywhere: all have shortcuts."""
     model, options, _ = NETWORKS[name]
-    return _pure(MODELS[model](num_classes=5, conv=functools.partial(slim_conv, dtype=dtype), **options), dtype)
+    module = MODELS[model].module(num_classes=5, conv=functools.partial(slim_conv, dtype=dtype), **options)
+    return pure(module, dtype=dtype)
 
 
 @functools.cache
