@@ -34,5 +34,11 @@ Labels = Int[Array, " B"]
 Mask = Bool[Array, " B"]
 PerExample = Float32[Array, " B"]
 
+Inputs = Float[Array, "B ..."]
+"""What a network takes: normalized images, or a text's features."""
+Maps = Float[Array, "B H W ch"]
+Outputs = Float32[Array, "B F"]
+"""What a network gives: logits, or the features of its last layer."""
+
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 """A pytree of float arrays: a network's parameters, or their gradient."""

@@ -39,6 +39,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Phase = Annotated[float, Field(ge=0, le=MANY)]
 """Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
+FirstPhase = Annotated[Phase, Field(gt=0)]
+"""A phase that there has to be."""
 
 
 class Model(pydantic.BaseModel):

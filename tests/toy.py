@@ -7,11 +7,17 @@ import numpy as np
 from fedjax_ssl.data.federated import TABLES, FederatedData, Pool, pack
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Requires
 from fedjax_ssl.metrics import Mean, Sum
+from fedjax_ssl.options import parse
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.source import Problem
 
 SIZES = (3, 1, 4, 2, 5, 2, 1)
+
+
+def options(kind, *, rounds: int = 100, counts=((3, 3),), batch_size: int = 1, **values):
+    """A method's own options as a run of `rounds` rounds has them."""
+    return parse(kind, values, "method.").for_run(rounds, np.int32(counts), batch_size)
 
 
 def data(sizes=SIZES) -> FederatedData:

@@ -279,9 +279,7 @@ class Settings(Model):
     seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1, description="How many seeds are run as one program, from `seed` on."
     )
-    vary: str = Field(
-        "", description="In place of seeds, the dotted key of a number that differs between runs."
-    )
+    vary: str = Field("", description="In place of seeds, the dotted key of a number that differs between runs.")
     values: Numbers = Field((), description="The values of that number, one per run.")
     eval_every: Positive = Field(10, description="Rounds between evaluations; the last round is always evaluated.")
     checkpoint_every: Positive = Field(10, description="Rounds between checkpoints; one is always saved at the end.")

@@ -25,7 +25,7 @@ from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
 from fedjax_ssl.local import Fit, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
-from fedjax_ssl.options import Options, Phase, Positive, rounds_of
+from fedjax_ssl.options import FirstPhase, Options, Positive, rounds_of
 from fedjax_ssl.ssl import pseudo_labels
 
 PyTree = Any
@@ -34,7 +34,7 @@ PyTree = Any
 class FedSemOptions(Options):
     """FedSem's own settings."""
 
-    labeled_rounds: Phase = Field(0.6, description="R1, the rounds of the first phase; all others are the second's.")
+    labeled_rounds: FirstPhase = Field(0.6, description="R1, the rounds of the first phase; all others are the second's.")
     labeled_repeats: Positive = Field(
         1,
         description=(

@@ -45,7 +45,7 @@ from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Options, Phase, rounds_of
+from fedjax_ssl.options import FirstPhase, Options, rounds_of
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 PyTree = Any
@@ -57,7 +57,7 @@ EPOCHS = 5  # local epochs that a round counts as in alpha's ramp, as in the cod
 class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
-    labeled_rounds: Phase = Field(0.4, description="Rounds of the first phase; all others are the second's.")
+    labeled_rounds: FirstPhase = Field(0.4, description="Rounds of the first phase; all others are the second's.")
     threshold_protection: bool = Field(
         True,
         description="Whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by round 50.",

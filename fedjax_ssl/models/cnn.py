@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_ssl.arrays import Inputs, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName, torch_uniform
 from fedjax_ssl.models.layers import Conv, check_images, dense, dropout, max_pool
 from fedjax_ssl.models.norm import BatchNorm
@@ -34,7 +34,7 @@ class CNN(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"})
 
     @nn.compact
-    def __call__(self, x: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, x: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C], or the 4 `width` features before the linear layer."""
         check_images("cnn", x, least=1)
         for factor, stride in ((1, 1), (2, 2), (4, 2)):
@@ -68,7 +68,7 @@ class EmnistCNN(nn.Module):
         return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 6 -> logits float32 [B, C], or features (of 32x32: 12,544)."""
         check_images("emnist_cnn", images, least=6)
         init = INITIALIZATIONS[self.initialization]
@@ -106,7 +106,7 @@ class MnistCNN(nn.Module):
         return frozenset({"Conv_0", "Conv_1"})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 16 (MNIST: 28) -> logits float32 [B, C], or features (MNIST: 320)."""
         check_images("mnist_cnn", images, least=16)
         init = INITIALIZATIONS[self.initialization]
@@ -147,7 +147,7 @@ class CifarCNN(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", "Conv_1"})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 8 -> logits float32 [B, C], or features (of 32x32: 4096)."""
         check_images("cifar_cnn", images, least=8)
         released = self.variant == "released"

@@ -57,15 +57,11 @@ def _product(x: Array, kernel: Array, dtype: DTypeLike) -> Array:
     return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _product_forward(
-    x: Array, kernel: Array, dtype: DTypeLike
-) -> tuple[Array, tuple[Array, Array]]:
+def _product_forward(x: Array, kernel: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
     return _product(x, kernel, dtype), (x.astype(dtype), kernel.astype(dtype))
 
 
-def _product_backward(
-    dtype: DTypeLike, residuals: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+def _product_backward(dtype: DTypeLike, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = residuals
     rows, cotangents = x.reshape(-1, x.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1])
     return product(cotangent, kernel.T, dtype), product(rows.T, cotangents, dtype)
@@ -108,15 +104,11 @@ def _hybrid(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     return xla_conv(images, kernel, stride, padding)
 
 
-def _hybrid_forward(
-    images: Array, kernel: Array, stride: int, padding: int
-) -> tuple[Array, tuple[Array, Array]]:
+def _hybrid_forward(images: Array, kernel: Array, stride: int, padding: int) -> tuple[Array, tuple[Array, Array]]:
     return xla_conv(images, kernel, stride, padding), (images, kernel)
 
 
-def _hybrid_backward(
-    stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+def _hybrid_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     images, kernel = residuals
     kh, kw, _, _ = kernel.shape
     if stride == 1:

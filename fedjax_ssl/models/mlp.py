@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_ssl.arrays import Inputs, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS, torch_uniform
 from fedjax_ssl.models.layers import Conv, dense
 
 
 class Linear(nn.Module):
-    """Multinomial logistic regression on the flattened input.
-
-    """
+    """Multinomial logistic regression on the flattened input."""
 
     num_classes: int
     conv: Callable[..., nn.Module] = Conv
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Inputs float32 [B, ...] -> logits float32 [B, C], or the inputs [B, D] as they are: its features."""
         x = images.reshape(images.shape[0], -1)
         if features_only:
@@ -46,7 +44,7 @@ class MLP(nn.Module):
         return frozenset({"Dense_0"})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Inputs float32 [B, ...] -> logits float32 [B, C], or the hidden units [B, hidden]."""
         x = images.reshape(images.shape[0], -1)
         x = nn.relu(dense(x, self.hidden, INITIALIZATIONS["kaiming"]))

@@ -13,10 +13,10 @@ from flax import linen as nn
 from jax import Array
 from jaxtyping import Bool, Float
 
+from fedjax_ssl.arrays import Inputs
 from fedjax_ssl.models.flax_layers import aware_of
 
 PyTree = Any
-Inputs = Float[Array, "B ..."]
 
 
 class Apply(Protocol):
@@ -149,7 +149,9 @@ def arguments(module: type[nn.Module]) -> frozenset[str]:
         ValueError: it is not called with an input, or needs another argument.
     """
     names = ("train", "mask", "features_only")
-    call = module.__dict__.get("__call__") or next((c.__dict__["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None)
+    call = module.__dict__.get("__call__") or next(
+        (c.__dict__["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None
+    )
     accepted = f"(x, train), and {' or '.join(names[1:])} if the network takes them"
     if call is None:
         raise ValueError(f"{module.__name__}.__call__: got none, accepted: {accepted}")

@@ -38,7 +38,11 @@ def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
     options = [p for p in arguments.values() if p.name not in ("self", "num_classes", "rngs", "image_shape")]
     fields = {"num_classes": int, "conv": Callable, **{p.name: hints.get(p.name, Any) for p in options}}
     values = {p.name: p.default for p in options if p.default is not p.empty}
-    static = {"factory": staticmethod(factory), "options": tuple(p.name for p in options), "of_shape": "image_shape" in arguments}
+    static = {
+        "factory": staticmethod(factory),
+        "options": tuple(p.name for p in options),
+        "of_shape": "image_shape" in arguments,
+    }
     return type(factory.__name__, (_NNX,), {"__annotations__": fields, "conv": Conv, **values, **static})
 
 
@@ -86,7 +90,9 @@ class _NNX(nn.Module):
             if isinstance(layer, nnx.BatchNorm):
                 layer.__class__, layer.real = _BatchNorm, nnx.data(mask)
             elif isinstance(layer, nnx.Conv):
-                layer.conv_general_dilated = functools.partial(conv_as, getattr(self.conv, "keywords", {}).get("lowering", "xla"))
+                layer.conv_general_dilated = functools.partial(
+                    conv_as, getattr(self.conv, "keywords", {}).get("lowering", "xla")
+                )
         outputs = model(x, **({"train": train} if "train" in inspect.signature(model.__call__).parameters else {}))
         if train:
             self._store(batch_stats=nnx.state(model, nnx.BatchStat))

@@ -19,7 +19,7 @@ PyTree = Any
 Channels = Float32[Array, " F"]
 
 
-def moments(x: Float[Array, "B *rest F"], real: Bool[Array, "..."]) -> tuple[Channels, Channels, Float32[Array, ""]]:
+def moments(x: Float[Array, "B *rest F"], real: Bool[Array, ...]) -> tuple[Channels, Channels, Float32[Array, ""]]:
     """Mean, biased variance and number of values of each channel over the real examples; zeros if there are none.
 
     `real` marks the real examples, and is broadcast to x.
@@ -64,9 +64,7 @@ def normalize(
     if train:
         mean, var, count = moments(x, real)
         unbiased = var * count / jnp.maximum(count - 1.0, 1.0)
-        reported = lax.stop_gradient(
-            (jnp.where(count > 0, mean, layer.mean), jnp.where(count > 0, unbiased, layer.var))
-        )
+        reported = lax.stop_gradient((jnp.where(count > 0, mean, layer.mean), jnp.where(count > 0, unbiased, layer.var)))
     y = (x.astype(jnp.float32) - mean) * (layer.scale * lax.rsqrt(var + layer.epsilon)) + layer.bias
     return jnp.where(real, y, 0.0).astype(x.dtype), *reported
 
@@ -81,9 +79,7 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, train: bool
-    ) -> Float[Array, "B *rest F"]:
+    def __call__(self, x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, train: bool) -> Float[Array, "B *rest F"]:
         """Inputs and which examples are real (None: all) -> normalized inputs of the same dtype."""
         features = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import Conv, check_images, dense
 from fedjax_ssl.models.norm import BatchNorm
@@ -35,7 +36,7 @@ class ResidualBlock(nn.Module):
     conv: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask, train: bool) -> Maps:
+    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> Maps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
 
         def normed(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
@@ -77,7 +78,7 @@ class ResNet(nn.Module):
         return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch] -> logits float32 [B, C], or 512 features (50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]

@@ -9,7 +9,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
+from jaxtyping import Float32
 
+from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import Conv, check_images, dense, max_pool
 from fedjax_ssl.models.norm import BatchNorm
@@ -49,7 +52,7 @@ class ResNet9(nn.Module):
         return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images [B, H, W, ch], H and W at least 8 (the papers': 32) -> logits float32 [B, C], or 512 features."""
         check_images("resnet9", images, least=8)
         paper = _PAPER_INITIALIZATION[self.variant]
@@ -61,7 +64,9 @@ class ResNet9(nn.Module):
             return pooled
         return dense(pooled, self.num_classes, init, use_bias=self.variant != "fedmatch")
 
-    def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask, train: bool) -> Float32[Array, "B 512"]:
+    def _postactivation(
+        self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool
+    ) -> Float32[Array, "B 512"]:
         """Images -> features [B, 512] of `feddure` and `fedmatch`."""
         normed = self.variant == "feddure"
 
@@ -78,7 +83,9 @@ class ResNet9(nn.Module):
         # The 4x4 pool: at 32x32 it covers the whole image, and so it does here at every size.
         return jnp.max(x, axis=(1, 2))
 
-    def _preactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask, train: bool) -> Float32[Array, "B 512"]:
+    def _preactivation(
+        self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool
+    ) -> Float32[Array, "B 512"]:
         """Images -> features [B, 512] of `semifl`."""
         x = conv(64)(x)
         for features, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
 from fedjax_ssl.models.initializers import torch_uniform
 from fedjax_ssl.models.layers import Conv, check_images
 from fedjax_ssl.models.norm import BatchNorm
@@ -34,7 +34,7 @@ class Block(nn.Module):
     raw_shortcut: bool = False
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask, train: bool) -> Maps:
+    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> Maps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features]."""
         activated = nn.leaky_relu(BatchNorm()(x, mask, train), self.negative_slope)
         y = self.conv(self.features, strides=self.stride)(activated)
@@ -74,7 +74,7 @@ class WideResNet(nn.Module):
         return frozenset({"Conv_0", *(f"Block_{i}" for i in range((self.depth - 4) // 6))})
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
         """Images float32 [B, H, W, ch] -> logits float32 [B, C], or 64 times `width` features."""
         check_images("wide_resnet", images, least=1)
         slope = 0.1 if self.variant == "fixmatch" else 0.0

@@ -89,7 +89,7 @@ def rectangle_share(number: Rounds, *, saved: float, pi_rounds: int, end_round: 
         end_round: varphi_g > phi_g.
         rounds: R_G.
     """
-    tau = min((1.0 - saved) * rounds / (end_round - pi_rounds), 1.0)
+    tau = jnp.minimum((1.0 - saved) * rounds / (end_round - pi_rounds), 1.0)
     return jnp.where((number > pi_rounds) & (number < end_round), tau, 0.0)
 
 

@@ -60,7 +60,9 @@ def test_one_round_of_every_method_agrees(case, strategy):
 FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 
 
-@pytest.mark.parametrize("strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
+)
 @pytest.mark.parametrize("case", tiny.by_speed(FAST))
 def test_three_rounds_of_every_method_agree(case, strategy):
     experiment, *expected = reference(*case, rounds=3)

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Task, Weights, networks, server
 from fedjax_ssl.method import Aggregate, ClientOutput, ServerData
-from fedjax_ssl.methods import mean_teacher, server
+from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.methods.fl2 import lsaa_weight
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 from tests.golden.normalizing import normalize
@@ -51,6 +51,7 @@ def test_a_client_that_is_sure_counts_nothing_beside_one_that_is_not():
 
 
 SETTINGS = server.Server(optax.sgd(1.0, momentum=0.5), None, 0, None)
+step = server.server_work(Task(None, None, 2, "static"), SETTINGS).step
 
 
 def test_server_momentum_is_v_half_v_plus_d_and_w_minus_v():
@@ -61,14 +62,14 @@ def test_server_momentum_is_v_half_v_plus_d_and_w_minus_v():
         d = rng.standard_normal(4)
         v = 0.5 * v + d
         w = w - v
-        state = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.float32(d)}, ()), jnp.float32(1.0)))
+        state = step(state, Aggregate(Weights({"w": jnp.float32(d)}, ()), jnp.float32(1.0)))
         np.testing.assert_allclose(state.weights.params["w"], w, rtol=1e-5)
 
 
 def test_a_round_without_clients_leaves_weights_and_momentum_alone():
     state = server.ServerState(Weights({"w": jnp.ones(2)}, {}), SETTINGS.optimizer.init({"w": jnp.zeros(2)}), ())
-    state = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.ones(2)}, ()), jnp.float32(1.0)))
-    same = server.step(SETTINGS, state, Aggregate(Weights({"w": jnp.zeros(2)}, ()), jnp.float32(0.0)))
+    state = step(state, Aggregate(Weights({"w": jnp.ones(2)}, ()), jnp.float32(1.0)))
+    same = step(state, Aggregate(Weights({"w": jnp.zeros(2)}, ()), jnp.float32(0.0)))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, same))
 
 
@@ -132,8 +133,8 @@ def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():
     data = ServerData(Examples(jnp.asarray(images), jnp.arange(7), jnp.int32(7), None), None, None, None, jnp.int32(0))
     settings = SETTINGS._replace(static_norm=server.StaticNorm("labeled", "examples", 7, 7))
     scales = (2.0, -0.5)  # of the online network and of the target
-    state = server.ServerState(mean_teacher.join(*map(norm_weights, scales)), (), ())
-    got = mean_teacher.with_statistics(norm_task("server"), settings, state, data).weights
+    state = server.ServerState(networks.join(*map(norm_weights, scales)), (), ())
+    got = fedsiam.server_work(norm_task("server"), settings, lambda _: 0.99).statistics(state, data).weights
     for stats, scale in zip(got.stats, scales, strict=True):
         mean, var = norm_of(scale * images.reshape(7, 3))
         np.testing.assert_allclose(stats["mean"], mean, rtol=1e-5)

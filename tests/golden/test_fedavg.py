@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Schedule

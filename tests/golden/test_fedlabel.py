@@ -12,10 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Broadcast, Server, ServerState, StaticNorm, mean_of_stack
-from fedjax_ssl.methods.task import Task, Weights
 
 from configs.fedlabel import RELEASED
 from fedjax_ssl.data.augment import Views

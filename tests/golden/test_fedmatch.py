@@ -11,10 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.local import Training
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server, StaticNorm
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl.local import Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd

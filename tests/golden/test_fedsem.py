@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl.local import Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
+from tests import toy
 from tests.golden.linear_clients import (
     BATCH,
     CLASSES,
@@ -59,7 +57,7 @@ def problem(norm="static"):
     task = linear_task(norm, views=LABELED_ALONE)
     training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
-    options = FedSemOptions(labeled_rounds=R1, labeled_repeats=2)
+    options = toy.options(FedSemOptions, labeled_rounds=R1, labeled_repeats=2)
     method = fedsem(task=task, client=training, server=server, options=options)
     rng = np.random.default_rng(5)
     start = {"kernel": 0.3 * rng.standard_normal((SIDE * SIDE, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
@@ -179,4 +177,4 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
 @pytest.mark.parametrize("name", ["labeled_rounds", "labeled_repeats"])
 def test_wrong_options_are_refused(name):
     with pytest.raises(ValueError, match=f"method.{name}: got 0"):
-        FedSemOptions(**{name: 0})
+        toy.options(FedSemOptions, **{name: 0})

@@ -19,6 +19,7 @@ from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS, fedsiam
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
+from tests import toy
 from tests.golden.linear_clients import (
     assert_metrics,
     combine,
@@ -236,7 +237,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_client_update_is_what_the_equations_say(case):
     name, options, num_labeled, norm, persistent = case
-    data, options = Data(), OPTIONS[name](**options)
+    data, options = Data(), toy.options(OPTIONS[name], **options)
     method = build(name, options, task=NORMED if norm else TASK, persistent=persistent)
     if not persistent:
         data.momentum = dict.fromkeys(data.momentum, 0.0)
@@ -279,7 +280,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     [
         ("fedsiam_pi", fedsiam.FedSiamPiOptions()),
         ("fedsiam_mt", fedsiam.FedSiamMTOptions(alpha_max=0.93)),
-        ("fedsiam_d", FedSiamDOptions(pi_rounds=3)),
+        ("fedsiam_d", toy.options(FedSiamDOptions, pi_rounds=3)),
     ],
 )
 def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(name, options):
@@ -333,7 +334,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
 def test_the_boundary_of_d_looks_back_on_as_many_rounds_as_pi_has():
     """phi_g = 2: in every round after them the boundary is a quantile of that round's distances and of the one's before."""
     rounds, rng = 6, np.random.default_rng(3)
-    options = FedSiamDOptions(pi_rounds=2, saved=0.4, curve="rectangle", end_round=rounds + 1)
+    options = toy.options(FedSiamDOptions, rounds=rounds, pi_rounds=2, saved=0.4, curve="rectangle", end_round=rounds + 1)
     tau = 0.6 * rounds / (rounds + 1 - 2)  # Eq. 12
     method = build("fedsiam_d", options, task=TASK._replace(labels_at=("clients",)))
     data, sizes, window = Data(), np.array([2.0, 5.0, 3.0]), []

@@ -11,9 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_ssl.methods.optimizers import torch_sgd
-from fedjax_ssl.methods.server import Server
-from fedjax_ssl.methods.task import Task, Weights
 
 from fedjax_ssl import models
 from fedjax_ssl.local import Server, Task, Weights
@@ -22,6 +19,7 @@ from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedtrinet import Broadcast, ClientState, FedTriNetOptions, alpha, fedtrinet, fine_tune, splice
 from fedjax_ssl.ssl import thresholds
+from tests import toy
 from tests.golden.linear_clients import (
     LABELED_ALONE,
     InOrder,
@@ -51,7 +49,9 @@ def method():
     """The method and its jitted client update."""
     training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
-    made = fedtrinet(task=task_of(hidden=HIDDEN), client=training, server=server, options=FedTriNetOptions(R1))
+    made = fedtrinet(
+        task=task_of(hidden=HIDDEN), client=training, server=server, options=toy.options(FedTriNetOptions, labeled_rounds=R1)
+    )
     return made, with_costs(made.client_update, FORWARD)
 
 
@@ -298,7 +298,8 @@ def test_the_threshold_falls_and_is_protected():
     for protected in (True, False):
         late = [1.4 * m] * 35 if protected else [(1 - 0.02 * r) * 2.8 * m for r in range(35, 70)]
         expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + late
-        np.testing.assert_allclose(thresholds.falling(jnp.float32(m), rounds, protected=protected), expected, atol=1e-6)
+        got = jax.vmap(lambda r, p=protected: thresholds.falling(jnp.float32(m), r, protected=p))(rounds)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 def test_alpha_rises_from_local_epoch_50_to_150():
@@ -362,4 +363,4 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
 
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match=r"method\.labeled_rounds: got 0"):
-        FedTriNetOptions(0)
+        toy.options(FedTriNetOptions, labeled_rounds=0)

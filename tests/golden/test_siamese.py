@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.server import ServerState
-from fedjax_ssl.methods.task import Weights
 
+from fedjax_ssl.local import ServerState, Weights
+from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.method import Aggregate
-from fedjax_ssl.methods import mean_teacher
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
 from fedjax_ssl.ssl import losses, siamese
 
@@ -124,7 +123,7 @@ def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window(
 
 
 CHOOSE = jax.jit(choose)
-NO_STATS = mean_teacher.Networks({}, {})
+NO_STATS = Networks({}, {})
 
 
 class Round:
@@ -139,7 +138,7 @@ class Round:
         def draw(*lead):
             return {layer: {n: rng.standard_normal((*lead, *s)) for n, s in own.items()} for layer, own in self.shapes.items()}
 
-        self.sent, self.local = mean_teacher.Networks(draw(), draw()), mean_teacher.Networks(draw(3), draw(3))
+        self.sent, self.local = Networks(draw(), draw()), Networks(draw(3), draw(3))
         for tree in self.local:
             for own in tree.values():
                 for leaf in own.values():
@@ -209,10 +208,8 @@ def test_while_one_network_travels_the_target_alone_is_sent_and_becomes_both():
 
 def test_batch_norm_statistics_go_with_their_layer_where_they_travel():
     example = Round()
-    sent = mean_teacher.Networks({"b": {"mean": jnp.array([1.0])}}, {"b": {"mean": jnp.array([2.0])}})
-    local = mean_teacher.Networks(
-        {"b": {"mean": jnp.array([[10.0], [20.0], [5.0]])}}, {"b": {"mean": jnp.array([[11.0], [22.0], [5.0]])}}
-    )
+    sent = Networks({"b": {"mean": jnp.array([1.0])}}, {"b": {"mean": jnp.array([2.0])}})
+    local = Networks({"b": {"mean": jnp.array([[10.0], [20.0], [5.0]])}}, {"b": {"mean": jnp.array([[11.0], [22.0], [5.0]])}})
     update = jax.tree.map(jnp.subtract, sent, local)
     _, aggregate, metrics = CHOOSE(
         example.state(1, sent),

@@ -9,10 +9,10 @@ import pytest
 
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment import build
-from fedjax_ssl.method import Aggregate, ServerData
-from fedjax_ssl.methods.central import step_inputs
 from fedjax_ssl.local.server import with_statistics
 from fedjax_ssl.local.task import Task, Weights
+from fedjax_ssl.method import Aggregate, ServerData
+from fedjax_ssl.methods.central import step_inputs
 from tests import tiny
 from tests.jaxprs import products
 

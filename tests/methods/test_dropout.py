@@ -11,10 +11,10 @@ from flax import linen as nn
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment import build
+from fedjax_ssl.local.task import Task, dropout_key
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.methods import METHODS, SERVER_ALONE, local, server
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
-from fedjax_ssl.local.task import Task, dropout_key
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from tests import tiny

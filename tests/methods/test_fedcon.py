@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local.task import Weights
 from fedjax_ssl.method import Aggregate, ServerData, Shard
 from fedjax_ssl.methods.fedcon import FedConOptions, _both, _two_views
-from fedjax_ssl.local.task import Weights
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
 from tests import tiny

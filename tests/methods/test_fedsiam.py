@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.local import Step
 
 from fedjax_ssl.data.batching import Batch
+from fedjax_ssl.local.task import Weights
 from fedjax_ssl.method import Cohort, DataSpec
 from fedjax_ssl.methods import fedsiam, mean_teacher
-from fedjax_ssl.methods.local import Step
-from fedjax_ssl.local.task import Weights
 from tests import tiny
 from tests.golden.test_fedsiam_client import CLASSES, KEY, SIDE, TASK, Data, build
 

@@ -5,16 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import models
+from fedjax_ssl import local, models
 from fedjax_ssl.data import sources
 from fedjax_ssl.data.augment import Views, feature_views
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.method import Shard
-from fedjax_ssl import local
-from fedjax_ssl.methods.semifl import SemiFLOptions, batch_gradient, fix_gradient
 from fedjax_ssl.local.task import Task, Weights
+from fedjax_ssl.method import Shard
+from fedjax_ssl.methods.semifl import SemiFLOptions, batch_gradient, fix_gradient
 from fedjax_ssl.ssl import mixup
 from tests import tiny
 from tests.methods.test_dropout import client_shard, task_of

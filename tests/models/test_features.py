@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.local.task import Task, Weights, join
 
+from fedjax_ssl.local.task import Task, Weights, join
 from fedjax_ssl.models import MODELS, ModelFns, build, predictor
 from tests.models.test_models import small
 from tests.models.test_paper_networks import KEY, Numpy, batch, network, relu, shapes, weights

@@ -91,9 +91,7 @@ def test_wide_resnet_of_fixmatch_has_leaky_relus_and_raw_shortcuts_but_for_the_f
 
 
 def test_wide_resnet_adds_the_raw_input_where_channels_agree():
-    model = build(
-        "wide_resnet", num_classes=5, conv="xla", depth=10, width=1
-    )  # its first stage keeps the stem's 16 channels
+    model = build("wide_resnet", num_classes=5, conv="xla", depth=10, width=1)  # its first stage keeps the stem's 16 channels
     params, stats = model.init(KEY, SHAPE)
     assert "Conv_2" not in params["Block_0"]
     assert "Conv_2" in params["Block_1"]

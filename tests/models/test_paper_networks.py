@@ -13,8 +13,8 @@ import optax
 import pytest
 
 from fedjax_ssl.models import MODELS, build, default_options
-from fedjax_ssl.models.network import pure
 from fedjax_ssl.models.layers import Conv
+from fedjax_ssl.models.network import pure
 from fedjax_ssl.models.resnet import ResidualBlock
 from tests.jaxprs import equations, products
 from tests.models.test_layers import numpy_conv
