@@ -79,7 +79,8 @@ def test_tau_follows_its_curve(mu):
         for number in range(1, rounds + 1):
             options = {"saved": mu, "pi_rounds": phi, "end_round": varphi}
             got = [
-                upload_share(FedSiamDOptions(curve=c, **options), rounds, jnp.int32(number)) for c in ("linear", "rectangle")
+                upload_share(FedSiamDOptions(curve=c).model_copy(update=options), rounds, jnp.int32(number))
+                for c in ("linear", "rectangle")
             ]
             expected = [linear(number, mu, phi, rounds), rectangle(number, mu, phi, varphi, rounds)]
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
