@@ -104,7 +104,7 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
         raise ValueError(_line(model, error, prefix)) from None
 
 
-def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> str:
+def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     name = (first["loc"] or ("",))[-1]
@@ -182,7 +182,8 @@ def accepted(field: FieldInfo) -> str:
 
 
 def _bounds(field: FieldInfo) -> tuple[tuple[str, Any] | None, tuple[str, Any] | None]:
-    low = high = None
+    low: tuple[str, Any] | None = None
+    high: tuple[str, Any] | None = None
     for mark in field.metadata:
         if isinstance(mark, annotated_types.Ge):
             low = (">=", mark.ge)

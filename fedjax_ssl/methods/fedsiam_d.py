@@ -100,7 +100,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, clients = method.init(key, spec)
-        return with_window(state, max(options.pi_rounds, 1), spec.cohort_size), clients
+        return with_window(state, int(max(options.pi_rounds, 1)), spec.cohort_size), clients
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1

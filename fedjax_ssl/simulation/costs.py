@@ -8,6 +8,7 @@ looks for are set by `fedjax_ssl.local.task.Task`; a method's author need not kn
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -95,8 +96,8 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
     """The passes that a mark stands for; None: it is no mark of ours."""
-    (output,) = eqn.outvars
-    rows = output.aval.size // output.aval.shape[-1] if output.aval.ndim else 1
+    output: Any = eqn.outvars[0].aval
+    rows = math.prod(output.shape[:-1])
     return {FORWARD: Passes(forward=rows), BACKWARD: Passes(backward=rows)}.get(eqn.params["name"])
 
 

@@ -124,7 +124,7 @@ def run_round(
     def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         shared, images = common
         output = update(shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
-        if method.requires.clients:
+        if not isinstance(output, ClientOutput):
             output, passes = output
             costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
             output = output._replace(metrics={**output.metrics, **costs})

@@ -199,6 +199,8 @@ class Simulator:
         own, shared = (specs.state, each), (specs.whole,)
         results = (specs.state, each, each)
         out = (where.state, where.runs, where.runs)
+        initialize: Callable[..., Any]
+        begin: tuple[Any, ...]
         if isinstance(source, HostSource):
             initialize, begin, place = source.prepare, (each, each, each), (where.runs, where.runs)
             round_program = self._over_runs(rounds, execution, (specs.state, each, each), (), results)
@@ -284,13 +286,12 @@ class Simulator:
         if host:
             new = host.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
-        return new, [
-            [
-                report(*jax.tree.map(lambda x, at=(i, j): self._pick(x, *at), (cohort, metrics)), label)
-                for i, label in enumerate(labels)
-            ]
-            for j in range(self.execution.rounds)
-        ]
+
+        def row(run: int, number: int, label: str | None) -> Row:
+            cohort_of, metrics_of = jax.tree.map(lambda x: self._pick(x, run, number), (cohort, metrics))
+            return report(cohort_of, metrics_of, label)
+
+        return new, [[row(i, j, label) for i, label in enumerate(labels)] for j in range(self.execution.rounds)]
 
     def round(self, state: RunState) -> tuple[RunState, Row]:
         """One round of one run, where a dispatch is one round: the state after it and its metrics."""
