@@ -32,13 +32,13 @@ class FedSiamDOptions(FedSiamMTOptions):
     """Settings of D, besides those of MT."""
 
     curve: Literal["linear", "rectangle"] = Field(
-        "linear",
+        default="linear",
         description=(
             "Of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12)."
         ),
     )
     saved: Fraction = Field(
-        0.5,
+        default=0.5,
         description=(
             "Mu in [0, 1], the share of the online network's layers that is saved over a run, but for what the curve "
             "cuts; the target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the "
@@ -46,11 +46,11 @@ class FedSiamDOptions(FedSiamMTOptions):
         ),
     )
     pi_rounds: Phase = Field(
-        0.06,
+        default=0.06,
         description="Phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.",
     )
     end_round: Phase = Field(
-        0.8,
+        default=0.8,
         description=(
             "Varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, "
             "so that tau does not have to be above 1; at most R_G + 1, so that the whole rectangle is within the run."

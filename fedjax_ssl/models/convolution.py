@@ -315,8 +315,7 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 
 LOWERINGS: dict[str, Callable[[Images, Kernel, int, int], Images]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
-# Measured are `cpu` against `xla`, one client at a time, in benchmarks/results/conv_lowering_cnn_cpu.json (network `cnn`: seven
-# times as fast), and `gpu` with kernels vmapped, without `xla`, in benchmarks/results/round_time_h200.json (WRN-28-2).
+# Measured by benchmarks.round_time: benchmarks/results/round_time_*.json.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 
