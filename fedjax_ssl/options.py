@@ -101,13 +101,14 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
     try:
         return model.model_validate(dict(values))
     except pydantic.ValidationError as error:
-        raise ValueError(_line(model, error, prefix)) from None
+        raise ValueError(" ".join(_line(model, error, prefix).split())) from None
 
 
 def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    owner, field = model, None
+    owner: type[pydantic.BaseModel] = model
+    field = None
     for part in first["loc"]:
         if isinstance(owner, type) and issubclass(owner, pydantic.BaseModel) and part in owner.model_fields:
             field = owner.model_fields[part]
@@ -129,13 +130,14 @@ def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> s
     if choices := literals(field.annotation):
         near = difflib.get_close_matches(str(first["input"]), choices, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-    most = f" and <= {MANY}" if field.annotation is int and first["type"] == "less_than_equal" else ""
+    too_large = field.annotation is int and first["type"] == "less_than_equal"
+    most = f" and <= {MANY}" if too_large else ""
     return f"{key}: got {got}, accepted: {accepted(field)}{most}{hint}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say of a dotted key that is not among the known: the same name elsewhere, the nearest one, or its group's keys."""
-    known = list(known)
+    known, key = list(known), " ".join(key.split())
     group, _, name = key.rpartition(".")
     spelled = {"lr": "learning_rate"}.get(name, name)
     siblings = [one for one in known if one.rpartition(".")[0] == group]
@@ -195,7 +197,8 @@ def accepted(field: FieldInfo) -> str:
 
 
 def _bounds(field: FieldInfo) -> tuple[tuple[str, Any] | None, tuple[str, Any] | None]:
-    low = high = None
+    low: tuple[str, Any] | None = None
+    high: tuple[str, Any] | None = None
     for mark in field.metadata:
         if isinstance(mark, annotated_types.Ge):
             low = (">=", mark.ge)

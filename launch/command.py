@@ -192,7 +192,9 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _where(error: Exception, file: pathlib.Path) -> str:
     """An error inside a config file, with the line of it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if pathlib.Path(frame.filename) == file.absolute()
+    ]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}"
 

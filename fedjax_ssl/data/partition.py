@@ -47,10 +47,10 @@ def balanced_labels(
         )
     per_class = num_labels // num_classes
     counts = np.bincount(labels, minlength=num_classes)
-    if per_class > counts.min():
+    if per_class > np.min(counts):
         raise ValueError(
-            f"num_labels={num_labels} needs {per_class} examples of every class, but class {counts.argmin()} has "
-            f"{counts.min()}: give at most {counts.min() * num_classes}"
+            f"num_labels={num_labels} needs {per_class} examples of every class, but class {np.argmin(counts)} has "
+            f"{np.min(counts)}: give at most {np.min(counts) * num_classes}"
         )
     labeled = np.zeros(len(labels), bool)
     for c in range(num_classes):

@@ -100,7 +100,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, clients = method.init(key, spec)
-        return with_window(state, max(options.pi_rounds, 1), spec.cohort_size), clients
+        return with_window(state, max(int(options.pi_rounds), 1), spec.cohort_size), clients
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1
@@ -122,10 +122,10 @@ def check_rectangle(pi_rounds: int, end_round: int, saved: float, rounds: int) -
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:
     """The share tau of online layers to upload in the round `number` of `rounds` (from 1): float32 scalar."""
+    pi_rounds, end_round = int(options.pi_rounds), int(options.end_round)  # numbers since `for_run`
     if options.curve == "linear":
-        return siamese.linear_share(number, saved=options.saved, pi_rounds=options.pi_rounds, rounds=rounds)
-    ends = {"pi_rounds": options.pi_rounds, "end_round": options.end_round}
-    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, **ends)
+        return siamese.linear_share(number, saved=options.saved, pi_rounds=pi_rounds, rounds=rounds)
+    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, pi_rounds=pi_rounds, end_round=end_round)
 
 
 class Upload(NamedTuple):

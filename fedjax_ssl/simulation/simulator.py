@@ -199,6 +199,8 @@ class Simulator:
         own, shared = (specs.state, each), (specs.whole,)
         results = (specs.state, each, each)
         out = (where.state, where.runs, where.runs)
+        initialize: Callable[..., Any]
+        begin: tuple[Any, ...]
         if isinstance(source, HostSource):
             initialize, begin, place = source.prepare, (each, each, each), (where.runs, where.runs)
             round_program = self._over_runs(rounds, execution, (specs.state, each, each), (), results)
@@ -285,10 +287,7 @@ class Simulator:
             new = host.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
         return new, [
-            [
-                report(*jax.tree.map(lambda x, at=(i, j): self._pick(x, *at), (cohort, metrics)), label)
-                for i, label in enumerate(labels)
-            ]
+            [report(self._pick(cohort, i, j), self._pick(metrics, i, j), label) for i, label in enumerate(labels)]
             for j in range(self.execution.rounds)
         ]
 
@@ -297,9 +296,10 @@ class Simulator:
         state, ((row,),) = self.dispatch(state)
         return state, row
 
-    def _pick(self, x: Any, run: int, number: int) -> Any:
-        x = x[run] if self._several else x
-        return x[number] if self.execution.rounds > 1 else x
+    def _pick(self, tree: Any, run: int, number: int) -> Any:
+        """What a run has in one of the rounds of a dispatch."""
+        at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
+        return jax.tree.map(lambda x: x[at] if at else x, tree)
 
     def _first_round(self, state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
         """The first round, in chunks that are halved until it fits into memory."""

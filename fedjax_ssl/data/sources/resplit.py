@@ -38,9 +38,9 @@ def with_splits(
     counts = np.unique(pool.labels, return_counts=True)[1]
     num_train = round(fractions[0] * len(pool.labels))
     num_test = min(round(fractions[2] * len(pool.labels)), len(pool.labels) - num_train)
-    if min(num_train, num_test) < len(counts) or counts.min() < 2:
+    if min(num_train, num_test) < len(counts) or np.min(counts) < 2:
         raise ValueError(
-            f"resplit={fractions} of {len(pool.labels)} examples of {len(counts)} classes (the rarest has {counts.min()}) "
+            f"resplit={fractions} of {len(pool.labels)} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
     return dataset(name, *stratified(pool, num_train, num_test, seed), num_classes)
