@@ -136,7 +136,7 @@ def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> s
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a dotted key that is not among the known: the same name elsewhere, the nearest one, or its group's keys."""
+    """What to say of a dotted key that is not known: the same name elsewhere, the nearest one, or its group's keys."""
     known, key = list(known), " ".join(key.split())
     group, _, name = key.rpartition(".")
     spelled = {"lr": "learning_rate"}.get(name, name)
