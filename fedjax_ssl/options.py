@@ -104,7 +104,7 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
         raise ValueError(" ".join(_line(model, error, prefix).split())) from None
 
 
-def _line(model: type[Model], error: pydantic.ValidationError, prefix: str) -> str:
+def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     owner: type[pydantic.BaseModel] = model

@@ -1,8 +1,8 @@
 """Convolution in three forms: XLA's own (`xla`), and one each that is fast in a training loop on a CPU or on a GPU.
 
-Clients have kernels of their own, and local steps run in a compiled loop. There XLA's convolution has slow gradients: on a CPU
-inside any loop (jax issue 12868), on a GPU with a kernel per client. In bfloat16 every result and gradient is a float32 sum that
-is rounded once, whatever the form.
+Clients have kernels of their own, and local steps run in a compiled loop. XLA's convolution has slow gradients there: on a CPU
+in any loop (jax issue 12868), on a GPU with a kernel per client. In bfloat16 every result and gradient is a float32 sum that is
+rounded once, whatever the form.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ _hybrid.defvjp(_hybrid_forward, _hybrid_backward)
 def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     """The convolution of few channels on small images as one matrix product; elsewhere `_hybrid`.
 
-    Each output row is cut into tiles of t columns. What a tile sees of the image, kh rows of t + kw - 1 columns side by side, is
-    multiplied by a banded matrix that all tiles share,
+    Each output row is cut into tiles of t columns. What a tile sees of the image, kh rows of t + kw - 1 columns, is multiplied
+    by a banded matrix that all tiles share,
 
         T[i, x, c, o, f] = kernel[i, x - o, c, f], 0 outside of the kernel.
 
@@ -315,7 +315,8 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 
 LOWERINGS: dict[str, Callable[[Images, Kernel, int, int], Images]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
-# Measured by benchmarks.round_time: benchmarks/results/round_time_*.json.
+# Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
+# `gpu` is measured with kernels vmapped, without `xla` beside it.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 

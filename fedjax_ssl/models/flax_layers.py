@@ -56,7 +56,8 @@ def _batch_norm(
     train = not nn.merge_param("use_running_average", layer.use_running_average, use_running_average)
     scale = layer.get_variable("params", "scale").astype(jnp.float32) if layer.use_scale else 1.0
     bias = layer.get_variable("params", "bias").astype(jnp.float32) if layer.use_bias else 0.0
-    mean, var = (layer.get_variable("batch_stats", name) for name in ("mean", "var"))
+    mean: Array = layer.get_variable("batch_stats", "mean")
+    var: Array = layer.get_variable("batch_stats", "var")
     y, mean, var = normalize(x, real, Norm(mean, var, scale, bias, layer.epsilon), train=train)
     if train:
         layer.put_variable("batch_stats", "mean", mean)

@@ -48,16 +48,16 @@ class ModelFns(NamedTuple):
         init: (key, image_shape) -> (params, stats). params: float32 pytree, leaves `kernel`, `bias`, and `scale` of batch norm;
             stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is no batch norm.
         apply: (params, stats, images, *, mask=None, train=False, key=None) -> (logits, batch_stats). images: normalized; mask:
-            which examples are real (None: all); the others change neither a real one's logits nor the statistics nor a gradient,
-            even if they hold NaN; key: of the dropout masks in training (None: no dropout). With train=True every batch norm
-            normalizes by this batch's real examples, and batch_stats (like stats) holds their mean and unbiased variance, without
-            gradient (`stats` itself if no example is real). Otherwise it normalizes by stats, and batch_stats is stats.
+            which examples are real (None: all); the others change no real one's logits, no statistics and no gradient, even if
+            they hold NaN; key: of the dropout masks in training (None: no dropout). With train=True every batch norm normalizes
+            by this batch's real examples, and batch_stats (like stats) has their mean and unbiased variance, without gradient
+            (`stats` itself if no example is real). Otherwise it normalizes by stats, and batch_stats is stats.
         features: as apply, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
             `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them.
-        backbone: () -> the layers of `features`, by their names at the top of params and stats; the others are the classifier's.
-            A network of one's own may leave both out: it is all classifier.
-        first_blocks: () -> the layers, named likewise, that FedTriNet shares: the first two convolutions, of residual networks the
-            stem and the first stage, of `mlp` the hidden layer; with their batch norm.
+        backbone: () -> the layers of `features`, by their names at the top of params and stats; the others are the
+            classifier's. A network of one's own may leave both out: it is all classifier.
+        first_blocks: () -> the layers, named likewise, that FedTriNet shares: the first two convolutions, of residual networks
+            the stem and the first stage, of `mlp` the hidden layer; with their batch norm.
     """
 
     init: Callable[[Array, tuple[int, ...]], tuple[PyTree, PyTree]]
@@ -92,8 +92,9 @@ def pure(
     def init(key: Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
         def variables(key: Array) -> PyTree:
             images = jnp.zeros((1, *image_shape), dtype)
+            given: dict[str, Any] = {"train": False} if "train" in takes else {}
             with nn.intercept_methods(aware_of(None, "xla")):
-                outputs, created = module.init_with_output(key, images, **({"train": False} if "train" in takes else {}))
+                outputs, created = module.init_with_output(key, images, **given)
             _check(type(module).__name__, outputs, created, image_shape, num_classes)
             if unknown := set(first_blocks) - set(created.get("params", {})):
                 accepted = ", ".join(created.get("params", {}))
@@ -119,7 +120,7 @@ def pure(
                 images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
             if "mask" not in takes and dtype != "float32":
                 params = jax.tree.map(lambda x: x.astype(dtype), params)
-            given = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
+            given: dict[str, Any] = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
             keys = {"dropout": key} if train and key is not None else {}
             variables = {"params": params, "batch_stats": stats}
             with nn.intercept_methods(aware_of(mask, conv)):

@@ -22,15 +22,15 @@ def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
     """The linen module of an nnx module, to be registered or built like any other.
 
     Args:
-        factory: the class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`. `image_shape`, the
-            shape of one input, may be left out; other arguments have defaults, and are options. Instances are called with x, and
-            with `train` if they take it; `train()` and `eval()` are called before in any case. Variables are `nnx.Param`,
-            `nnx.BatchStat` and those of `rngs`.
+        factory: the class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`. `image_shape`,
+            the shape of one input, may be left out; other arguments have defaults, and are options. Instances are called with
+            x, and with `train` if they take it; `train()` and `eval()` are called before in any case. Variables are
+            `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
 
     Raises:
         ValueError: an argument is missing.
     """
-    made_by = factory.__init__ if isinstance(factory, type) else factory
+    made_by: Callable[..., Any] = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     arguments = inspect.signature(made_by).parameters
     if missing := [name for name in ("num_classes", "rngs") if name not in arguments]:
         raise ValueError(f"{factory.__name__}: got no argument {' and '.join(missing)}, accepted: (num_classes, *, rngs, ...)")
@@ -72,15 +72,16 @@ class _NNX(nn.Module):
         shape = {"image_shape": x.shape[1:]} if self.of_shape else {}
         options = {name: getattr(self, name) for name in self.options}
         model = self.factory(num_classes=self.num_classes, rngs=rngs, **shape, **options)
-        _, params, stats, _, others = nnx.split(model, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+        _, params, *rest = nnx.split(model, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+        stats, _, others = rest
         if others:
             raise ValueError(f"{type(self).__name__}: got variables {', '.join(others)}, accepted: nnx.Param and nnx.BatchStat")
         if first:
             self._store(params=params, batch_stats=stats)
         else:
             for collection, state, dtype in (("params", params, x.dtype), ("batch_stats", stats, jnp.float32)):
-                stored = {name: self.get_variable(collection, name) for name in {str(path[0]) for path in dict(_flat(state))}}
-                values = flatten_dict(stored)
+                names = {str(path[0]) for path in dict(_flat(state))}
+                values: dict[Any, Any] = flatten_dict({name: self.get_variable(collection, name) for name in names})
                 new = {path: leaf.replace(values[tuple(map(str, path))].astype(dtype)) for path, leaf in _flat(state)}
                 nnx.update(model, nnx.from_flat_state(new))
         (model.train if train else model.eval)()
@@ -88,7 +89,7 @@ class _NNX(nn.Module):
             model.set_attributes(deterministic=True, raise_if_not_found=False)
         for _, layer in nnx.iter_graph(model):
             if isinstance(layer, nnx.BatchNorm):
-                layer.__class__, layer.real = _BatchNorm, nnx.data(mask)
+                layer.__class__, layer.real = _BatchNorm, nnx.data(mask)  # type: ignore[attr-defined]
             elif isinstance(layer, nnx.Conv):
                 layer.conv_general_dilated = functools.partial(
                     conv_as, getattr(self.conv, "keywords", {}).get("lowering", "xla")

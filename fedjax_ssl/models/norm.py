@@ -1,7 +1,7 @@
 """Batch normalization that ignores padded examples, and what methods do with its statistics.
 
-In training a network normalizes by its batch and returns the batch's statistics, a pytree with leaves `mean` and `var`. A method
-drops them ((FL)^2 and SemiFL), averages them as PyTorch does (`running`), or over a pass through the data (static batch norm:
+In training a network normalizes by its batch and returns the batch's statistics, a pytree with leaves `mean` and `var`. Methods
+drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or over a pass through the data (static batch norm:
 `start`, `add`, `finish`).
 """
 
@@ -70,7 +70,7 @@ def normalize(
 
 
 class BatchNorm(nn.Module):
-    """`normalize` as a layer: parameters `scale` and `bias`, and in the collection `batch_stats` the statistics `mean` and `var`.
+    """`normalize` as a layer: parameters `scale` and `bias`, and statistics `mean` and `var` in the collection `batch_stats`.
 
     Attributes:
         epsilon: added to the variance.
@@ -115,8 +115,8 @@ def start(stats: PyTree) -> Cumulative:
 def add(cumulative: Cumulative, batch_stats: PyTree, weight: float | Array) -> Cumulative:
     """The average with one more batch in it.
 
-    `weight` >= 0 is 1 for each batch, as PyTorch does with `momentum=None`, or the batch's number of real examples; 0 leaves the
-    batch out, whatever it holds.
+    `weight` >= 0 is 1 for each batch, as PyTorch does with `momentum=None`, or the batch's number of real examples; 0 leaves
+    the batch out, whatever it holds.
     """
     weight = jnp.asarray(weight, jnp.float32)
     total = jax.tree.map(lambda a, b: jnp.where(weight > 0, a + weight * b, a), cumulative.total, batch_stats)

@@ -173,7 +173,7 @@ def _options(module: Any) -> dict[str, Any]:
     missing = dataclasses.MISSING
     if without := [name for name, field in options.items() if field.default is field.default_factory is missing]:
         raise ValueError(f"{module.__name__}: got {', '.join(without)} without a default, accepted: options with defaults")
-    return {n: f.default_factory() if f.default is missing else f.default for n, f in options.items()}  # type: ignore[misc]
+    return {n: f.default_factory() if f.default is missing else f.default for n, f in options.items()}  # type: ignore[operator]
 
 
 def _find(name: str) -> Model:
@@ -196,8 +196,10 @@ def _fits(got: Any, wanted: Any) -> bool:
         return any(_fits(got, each) for each in get_args(wanted))
     if wanted is float:
         return type(got) in (int, float)
+    if wanted is int:
+        return type(got) is int and got >= 1
     if isinstance(wanted, type) and origin is None:
-        return type(got) is wanted and (wanted is not int or got >= 1)
+        return type(got) is wanted
     return not isinstance(origin, type) or isinstance(got, origin)
 
 

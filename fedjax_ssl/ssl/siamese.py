@@ -60,7 +60,7 @@ def layer_distances(target: Params, online: Params) -> Float[Array, " J"]:
     return norms(jax.tree.map(jnp.subtract, target, online)) / jnp.maximum(norms(online), LEAST_NORM)
 
 
-def linear_share(number: Rounds, *, saved: float, pi_rounds: int, rounds: int | Rounds) -> Shares:
+def linear_share(number: Rounds, *, saved: float, pi_rounds: float, rounds: int | Rounds) -> Shares:
     """The share tau of the online network's layers that is uploaded, falling linearly (FedSiam, Eq. 11).
 
         tau = 0 for R_g <= phi_g, else 2 (1 - mu) R_G (R_G - R_g) / (R_G - phi_g)^2, cut to [0, 1]
@@ -77,7 +77,7 @@ def linear_share(number: Rounds, *, saved: float, pi_rounds: int, rounds: int | 
     return jnp.where(number <= pi_rounds, 0.0, jnp.clip(tau, 0.0, 1.0))
 
 
-def rectangle_share(number: Rounds, *, saved: float, pi_rounds: int, end_round: int, rounds: int | Rounds) -> Shares:
+def rectangle_share(number: Rounds, *, saved: float, pi_rounds: float, end_round: float, rounds: int | Rounds) -> Shares:
     """The share tau of the online network's layers that is uploaded, constant between two rounds (FedSiam, Eq. 12).
 
         tau = (1 - mu) R_G / (varphi_g - phi_g) for phi_g < R_g < varphi_g, cut to [0, 1], else 0

@@ -373,7 +373,7 @@ def test_resolve_conv():
     assert resolve_conv("auto", "gpu", kernels_vmapped=True) == "gpu"
     assert resolve_conv("auto", "gpu") == resolve_conv("auto", "tpu", kernels_vmapped=True) == "xla"
     assert [resolve_conv(conv, "cpu") for conv in LOWERINGS] == list(LOWERINGS)
-    with pytest.raises(ValueError, match="execution.conv: got im2col, accepted: auto, xla, cpu, gpu"):
+    with pytest.raises(ValueError, match=r"execution\.conv: got im2col, accepted: auto, xla, cpu, gpu"):
         resolve_conv("im2col", "cpu")
-    with pytest.raises(ValueError, match="execution.conv: got cpu on gpu, accepted: auto, xla, gpu"):
+    with pytest.raises(ValueError, match=r"execution\.conv: got cpu on gpu, accepted: auto, xla, gpu"):
         resolve_conv("cpu", "gpu")
