@@ -55,22 +55,19 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
     return type(inspect.signature(factory).parameters["options"].default)
 
 
-def register_method(name: str, factory: Callable[..., Method], *, replace: bool = False) -> None:
-    """Makes a method known by a name, for `method.name` in configs.
+def register_method(name: str, factory: Callable[..., Method]) -> None:
+    """Makes a method known as `method.name`; a method of one's own gives way to another of its name.
 
     Args:
-        name: the new name, of letters, digits and underscores.
+        name: of letters, digits and underscores, and of none of the package's methods.
         factory: (*, task, client, server, options) -> Method; the default of `options` is an instance of a subclass of
             `fedjax_ssl.Options`.
-        replace: whether a method that was registered under that name before gives way; those of the package never do.
 
     Raises:
-        ValueError: the name is taken or no name, or the factory lacks what a method's factory has.
+        ValueError: the name is taken, or the factory lacks what a method's factory has.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"register_method: got the name {name!r}, accepted: letters, digits and underscores")
-    if name in METHODS and METHODS[name] is not factory and (name in BUILT_IN or not replace):
-        raise ValueError(f"register_method: got the name {name!r}, which is taken, accepted: another name")
+    if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"register_method: got the name {name!r}, accepted: a new name of letters, digits and underscores")
     parameters = inspect.signature(factory).parameters
     if missing := [key for key in ("task", "client", "server", "options") if key not in parameters]:
         raise ValueError(f"register_method: got {name!r}, a factory without the arguments {', '.join(missing)}")
@@ -85,7 +82,7 @@ def name_of(factory: Callable[..., Method]) -> str:
         if known is factory:
             return name
     name = getattr(factory, "__name__", "method")
-    register_method(name, factory, replace=True)
+    register_method(name, factory)
     return name
 
 

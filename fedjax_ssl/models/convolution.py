@@ -315,8 +315,8 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 
 LOWERINGS: dict[str, Callable[[Images, Kernel, int, int], Images]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
-# Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once"). `gpu`
-# is measured with kernels vmapped, without `xla` beside it.
+# Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
+# `gpu` is measured with kernels vmapped, without `xla` beside it.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 

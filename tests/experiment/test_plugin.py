@@ -1,0 +1,150 @@
+"""The README's method and network of one's own: its very text, run as a command and in process."""
+
+import ast
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from types import ModuleType
+
+import jax
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import MODELS
+from tests.engine import distance
+
+ROOT = pathlib.Path(__file__).parents[2]
+SECTION = "A method and a network of your own"
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the section."""
+    text = (ROOT / "fedjax_ssl" / "README.md").read_text()
+    section = text.split(f"## {SECTION}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "my_method.py").write_text("\n\n".join(blocks("python")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plugin(folder):
+    """The file as a module; what it registers is removed afterwards."""
+    before = dict(METHODS), dict(MODELS)
+    spec = importlib.util.spec_from_file_location("my_method", folder / "my_method.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for registry, names in zip((METHODS, MODELS), before, strict=True):
+        registry.clear()
+        registry.update(names)
+
+
+def run(plugin: ModuleType, method: str = "prox_entropy", **options: float):
+    """(parameters, metrics) after two rounds of full batches without augmentation, in which no order matters."""
+    config = plugin.get_config()
+    config.rounds, config.cohort_size, config.execution.strategy = 2, 3, "scan"
+    config.data.labeled = "none"
+    config.client.update(batch_size=64, epochs=0, steps=3)
+    tree = config.to_dict()
+    tree["method"], tree["model"] = {"name": method, **options}, {"name": "mlp", "hidden": 16}
+    ((_, _), (params, row)) = [
+        (jax.device_get(state.server.weights.params), row) for state, row in fedjax_ssl.build(tree).rounds()
+    ]
+    return params, row
+
+
+def test_the_method_has_at_most_40_lines_and_the_network_10():
+    source = "\n\n".join(blocks("python"))
+    lines = source.splitlines()
+    sizes = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            written = set(range(node.lineno, node.end_lineno + 1))
+            if ast.get_docstring(node):
+                written -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            sizes[node.name] = sum(bool(lines[number - 1].strip()) for number in written)
+    assert sizes["ProxEntropyOptions"] + sizes["prox_entropy"] <= 40
+    assert sizes["SmallCNN"] <= 10
+
+
+def test_the_command_runs_in_the_folder_of_the_file(folder):
+    (command,) = blocks("bash")
+    program, *arguments = shlex.split(command)
+    assert program == "python"
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *arguments, "--config.rounds=2", "--workdir=run"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    config = json.loads((folder / "run" / "config.json").read_text())
+    assert config["method"] == {"name": "prox_entropy", "prox_mu": 0.0, "mu": 0.01, "entropy_weight": 0.1}
+    assert (config["model"]["name"], config["model"]["width"]) == ("small_cnn", 16)
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert [row["client/participants"] for row in rows] == [5, 5]
+    assert all(0 < row["client/entropy"] < 2.31 for row in rows)  # log 10: the entropy of a guess
+
+
+def test_without_both_terms_it_is_fedavg(plugin):
+    fedavg, _ = run(plugin, "fedavg")
+    assert distance(run(plugin, mu=0.0, entropy_weight=0.0)[0], fedavg) < 1e-6
+    assert distance(run(plugin)[0], fedavg) > 1e-3
+
+
+def test_the_proximal_term_is_fedprox(plugin):
+    fedprox, _ = run(plugin, "fedavg", prox_mu=2.0)
+    assert distance(run(plugin, mu=2.0, entropy_weight=0.0)[0], fedprox) < 1e-6
+    assert distance(run(plugin, mu=0.0, entropy_weight=0.0)[0], fedprox) > 1e-3
+
+
+def test_the_entropy_is_minimized(plugin):
+    without, with_entropy = (run(plugin, entropy_weight=weight) for weight in (0.0, 1.0))
+    assert distance(without[0], with_entropy[0]) > 1e-3
+    assert 0 < with_entropy[1]["client/entropy"] < without[1]["client/entropy"] - 0.01
+
+
+def test_it_learns(plugin):
+    config = plugin.get_config()
+    config.rounds = config.eval_every = 12
+    *_, (_, last) = fedjax_ssl.build(config.to_dict()).rounds()
+    assert last["round"] == 12
+    assert last["eval/accuracy"] > 0.35  # chance: .1
+
+
+def test_what_is_no_method_is_refused_and_ones_own_gives_way_to_another_of_its_name(plugin):
+    def without_options(*, task, client, server):
+        """Lacks an argument."""
+
+    def other(*, task, client, server, options=fedjax_ssl.Options()):
+        """Has all."""
+
+    def with_plain_options(*, task, client, server, options=None):
+        """Has options of the wrong kind."""
+
+    for name, factory, message in [
+        ("fl2", other, "got the name 'fl2', accepted: a new name"),
+        ("my-method", other, "got the name 'my-method', accepted: a new name"),
+        ("mine", without_options, "got 'mine', a factory without the arguments options"),
+        ("mine", with_plain_options, "got 'mine', whose `options` have no default that is a fedjax_ssl.Options"),
+    ]:
+        with pytest.raises(ValueError, match=f"register_method: {message}"):
+            fedjax_ssl.register_method(name, factory)
+    fedjax_ssl.register_method("prox_entropy", other)
+    assert METHODS["prox_entropy"] is other
+    fedjax_ssl.register_method("prox_entropy", plugin.prox_entropy)
