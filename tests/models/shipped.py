@@ -1,0 +1,108 @@
+"""A program: one round of a network with the options that ship, beside the plain reference. `test_shipped` starts it.
+
+    python -m tests.models.shipped NAME
+
+The tests' own process lowers XLA's optimization level and has four devices; this one is as `launch.run` is.
+"""
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from configs import common, digits
+from fedjax_ssl.data import sources
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.simulation.simulator import compiler_options
+from launch import command
+from tests.engine import distance
+
+
+class Case(NamedTuple):
+    """A network, and what two clients of FedAvg train it on in a round.
+
+    Attributes:
+        model: its name in MODELS.
+        options: of it.
+        dataset: whose views and image size there are; the images are random.
+        steps: local steps.
+        learning_rate: of the clients. A loss that explodes enlarges rounding likewise.
+    """
+
+    model: str
+    options: dict[str, Any]
+    dataset: str = "cifar10"
+    steps: int = 1
+    learning_rate: float = 0.03
+
+
+CASES = {
+    "mlp": Case("mlp", {}, dataset="mnist", steps=2),
+    "mnist_cnn": Case("mnist_cnn", {}, dataset="mnist", steps=2),
+    "emnist_cnn": Case("emnist_cnn", {}, steps=2),
+    "cifar_cnn": Case("cifar_cnn", {"norm": "running"}, steps=2),
+    "wrn10_2": Case("wide_resnet", {"depth": 10}, steps=2),
+    "wrn28_2": Case("wide_resnet", {}),
+    "resnet9": Case("resnet9", {"norm": "running"}, learning_rate=1e-3),
+    "resnet9_fedmatch": Case("resnet9", {"variant": "fedmatch"}, learning_rate=1e-3),
+    "resnet9_semifl": Case("resnet9", {"variant": "semifl"}),
+    "resnet18": Case("resnet", {"norm": "running"}),
+}
+"""Besides, `digits_METHOD` is one epoch of that method on the digits with their own network, `cnn`."""
+SHAPES, BATCH_SIZES = {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}, {"mnist": 16, "cifar10": 4}
+
+
+def experiment(name: str, **execution: Any) -> Experiment:
+    """One round of a case."""
+    if name.startswith("digits_"):
+        config, dataset = digits.get_config(name.removeprefix("digits_")), None
+        config.client.epochs = config.server.epochs = 1
+    else:
+        case = CASES[name]
+        size = BATCH_SIZES[case.dataset]
+        config, dataset = common.base("fedavg", case.model, **case.options), random_images(case.dataset, 20 * size)
+        config.cohort_size = 2
+        config.data.update(num_clients=4, labels_at="clients", num_labels=10 * size)
+        config.client.update(batch_size=size, epochs=0, steps=case.steps)
+        config.client.optimizer.learning_rate = case.learning_rate
+    config.rounds = 1
+    config.execution.update(execution)
+    return build(config.to_dict(), dataset)
+
+
+def random_images(name: str, count: int) -> sources.Dataset:
+    rng = np.random.default_rng(0)
+    train, test = (rng.integers(0, 256, (n, *SHAPES[name]), np.uint8) for n in (count, 20))
+    labels, test_labels = (np.arange(len(some)) % 10 for some in (train, test))
+    return sources.from_arrays(train_images=train, train_labels=labels, test_images=test, test_labels=test_labels, name=name)
+
+
+def one_round(experiment: Experiment) -> tuple[Any, Any, list[float]]:
+    """(the model's parameters, how the round changed them, the losses of clients and evaluation)."""
+    state, _ = experiment.start()
+    before = jax.device_get(state.server.weights.params)
+    ((state, row),) = experiment.rounds(state)
+    after = jax.device_get(state.server.weights.params)
+    return before, jax.tree.map(np.subtract, after, before), [row["client/loss"], row["eval/loss"]]
+
+
+def main(name: str) -> None:
+    """Prints one JSON object: the layout, XLA's options, how far the two rounds are apart, and their losses."""
+    command.use_all_cores()
+    shipped, plain = experiment(name), experiment(name, conv="xla", strategy="scan")
+    (before, change, losses), (_, expected, expected_losses) = one_round(shipped), one_round(plain)
+    found = {
+        "layout": shipped.layout._asdict(),
+        "compiler": compiler_options(jax.default_backend()),
+        "moved": distance(before, jax.tree.map(np.add, before, change)),
+        "apart": distance(expected, change),
+        "losses": [losses, expected_losses],
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

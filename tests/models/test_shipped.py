@@ -1,0 +1,73 @@
+"""One round of each network with the options as they ship equals the plain reference; and the networks' README is true."""
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.models import registry
+from fedjax_ssl.simulation.simulator import ON_CPU
+from tests.models import shipped
+
+ROOT = pathlib.Path(__file__).parents[2]
+FAST = ("mlp", "mnist_cnn", "emnist_cnn", "wrn10_2", "digits_fedavg")
+DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
+"""Noise of 1e-7 in the parameters changes the reference's own round by up to 3e-3 where ReLUs and pools decide otherwise."""
+
+
+def found(name: str) -> dict:
+    """What the program says, in an environment without the tests' flags, on two devices."""
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "tests.models.shipped", name]
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in (*shipped.CASES, "digits_fedavg", "digits_fl2")],
+)
+def test_a_round_with_the_options_that_ship_equals_the_plain_reference(name):
+    got = found(name)
+    assert (got["layout"]["conv"], got["layout"]["strategy"]) == ("cpu", "sharded")
+    assert got["compiler"] == ON_CPU
+    assert got["moved"] > 1e-4
+    assert got["apart"] < (1e-2 if name in DEEP else 1e-4)
+    np.testing.assert_allclose(*got["losses"], rtol=1e-4 if name in DEEP else 1e-5)
+
+
+def test_every_network_is_run_as_it_ships():
+    assert {case.model for case in shipped.CASES.values()} | {"cnn"} == set(registry.BUILT_IN) - {"linear"}
+
+
+def rows() -> list[list[str]]:
+    """The rows of the README's table of networks, each with its name."""
+    text = (ROOT / "fedjax_ssl" / "models" / "README.md").read_text()
+    table = text.split("| `model.name` |")[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
+    for above, row in itertools.pairwise(cells):
+        row[0] = row[0] or above[0]
+    return cells
+
+
+def test_the_readme_counts_parameters_and_names_the_normalization():
+    assert {row[0] for row in rows()} == set(registry.BUILT_IN)
+    for name, _, _, options, shape, count, normalization in rows():
+        given = {key: int(value) if value.isdecimal() else value for key, value in re.findall(r"(\w+)=(\w+)", options)}
+        network = models.build(name, num_classes=10, **given)
+        params, stats = jax.eval_shape(
+            lambda key, size=shape, of=network: of.init(key, tuple(map(int, size.split("x")))), jax.random.key(0)
+        )
+        assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == int(count.replace(",", "")), name
+        assert normalization == ("batch" if stats else "none"), name
