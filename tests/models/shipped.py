@@ -43,7 +43,11 @@ CASES = {
     "mlp": Case("mlp", {}, dataset="mnist", steps=2),
     "mnist_cnn": Case("mnist_cnn", {}, dataset="mnist", steps=2),
     "emnist_cnn": Case("emnist_cnn", {}, steps=2),
+<<<<<<< HEAD
     "cifar_cnn": Case("cifar_cnn", {"norm": "running"}, steps=2),
+=======
+    "cifar_cnn": Case("cifar_cnn", {"norm": "running"}),
+>>>>>>> md
     "wrn10_2": Case("wide_resnet", {"depth": 10}, steps=2),
     "wrn28_2": Case("wide_resnet", {}),
     "resnet9": Case("resnet9", {"norm": "running"}, learning_rate=1e-3),
