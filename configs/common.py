@@ -110,16 +110,6 @@ def set_split(config: ConfigDict, split: str, besides: str = "") -> None:
     config.data.partition, config.data.alpha = "dirichlet", alpha
 
 
-FIRST_PHASE = {"fedsem": 0.6, "fedtrinet": 0.4}
-"""Methods of two phases -> the first one's share of all rounds: FedSem's 30 of 50 in FedSiam's paper, FedTriNet's 40 of 100."""
-
-
-def set_phases(config: ConfigDict) -> None:
-    """Sets the first phase of a method of two, where another paper's setting says nothing of it, by `FIRST_PHASE`."""
-    if share := FIRST_PHASE.get(config.method.name):
-        config.method.labeled_rounds = round(share * config.rounds)
-
-
 # What each method keeps of its own in (FL)^2's setting, which gives all of them the same data, network, optimizers, epochs,
 # rounds, server batches and momentum: those of its Table 1, where SemiFL has batches of 10 on the clients; FixMatch + FedAvg,
 # the first line of its Table 2; and, not in the paper, UDA and the labels alone.

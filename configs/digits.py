@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import common
+from fedjax_ssl.methods import METHODS
 
 CENTRAL: dict[str, Any] = {
     "server.epochs": 0, "server.steps": 25, "server.batch_size": 16, "method.ema_decay": 0.98, "model.norm": "running",
@@ -43,8 +44,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg_pp": {"data.labels_at": "clients"},
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
     # These two see labels as they are, as in their papers: networks trained on crops alone label plain images badly.
-    "fedsem": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 20},
-    "fedtrinet": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 15, "model.norm": "running"},
+    "fedsem": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 0.5},
+    "fedtrinet": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 0.375, "model.norm": "running"},
     # Where a client's own network labels data, it needs batch-norm statistics of its own.
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
@@ -64,8 +65,8 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
 }  # fmt: skip
 """Where the labels are -> method -> the learning rate of both holders, where it is not .03.
 
-Chosen once, by `benchmarks.tune_digits` at seed 10, IID, from .01, .03, .1 and .3, and 1 where .3 was the best (FedCon's and
-FedDure's, in SETTINGS, from more): `benchmarks/results/digits_server_tuning.json`, `digits_clients_tuning.json`. FixMatch with
+Chosen once, at seed 10, IID, from .01, .03, .1 and .3, and 1 where .3 was the best (FedCon's and FedDure's, in SETTINGS, from
+more): `benchmarks/results/digits_rates.json`. FixMatch with
 labels at the server takes .1, as in the README's table; here it keeps the rate of (FL)^2, with whose parts it is compared.
 """
 
@@ -77,7 +78,8 @@ AT_CLIENTS: dict[str, dict[str, Any]] = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    method, given = common.parse(argument, tuple(SETTINGS), labels="", split="iid", labels_at="")
+    known = (*SETTINGS, *(name for name in METHODS if name not in SETTINGS))  # those that were registered, too
+    method, given = common.parse(argument, known, labels="", split="iid", labels_at="")
     config = common.base(method, "cnn", width=32)
     config.rounds, config.cohort_size, config.eval_every = 40, 5, 2
     data = config.data
@@ -85,7 +87,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     for holder in (config.client, config.server):
         holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
     config.server.pretrain = 0
-    config.update_from_flattened_dict(SETTINGS[method])
+    config.update_from_flattened_dict(SETTINGS.get(method, {}))
     data.labels_at = given["labels_at"] or data.labels_at
     data.reveal_labels = data.labels_at == "server" and method in common.ON_ALL_LABELS
     if rate := LEARNING_RATES.get(data.labels_at, {}).get(method):

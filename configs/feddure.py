@@ -63,6 +63,5 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         labels = config.data.num_labels
         each = own_batch_size(labels // CLIENTS, (examples - labels) // CLIENTS, config.client.batch_size)
         config.method.unlabeled_batch_size = int(each)
-    common.set_phases(config)
     config.update_from_flattened_dict(own)
     return config

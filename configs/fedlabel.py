@@ -77,7 +77,6 @@ def make(
         learning_rate=0.003, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0, persistent=False
     )
     config.server.update(momentum=0.0, pretrain=0)
-    common.set_phases(config)
     config.method.update(OURS.get(word, {}))
     config.update_from_flattened_dict(OTHERS.get(word, {}))
     if word in OURS:

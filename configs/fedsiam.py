@@ -17,11 +17,9 @@ DATA: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Where the labels are -> split -> what it sets under `data`."""
 # Settings of D's curve (Table 4), and how often the released code goes through labeled data per epoch, by gamma. The rectangle
-# is that of 50 rounds; in more of them so narrow a one could not hold the share of layers that is to be uploaded.
-LINEAR = {"curve": "linear", "pi_rounds": 3}
-RECTANGLE = {"curve": "rectangle", "pi_rounds": 10, "end_round": 40}
-CURVES = {"linear": LINEAR, "rectangle": RECTANGLE}
-RECTANGLE_ROUNDS = 50
+# is rounds 10 to 40 of 50, as shares of all: in more rounds so narrow a one could not hold the share of layers to be uploaded.
+CURVES = {"linear": {"curve": "linear"}, "rectangle": {"curve": "rectangle", "pi_rounds": 0.2, "end_round": 0.8}}
+LINEAR_PI_ROUNDS = 3
 REPEATS = {0.1: 3, 0.15: 2, 0.2: 2}
 BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labeled": "none"},
@@ -83,14 +81,13 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     if at == "server":
         config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = server_rounds, 1, 100, 5
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, **CURVES[of_curve]}
-    if of_curve == "rectangle":
-        own |= {key: RECTANGLE[key] * config.rounds // RECTANGLE_ROUNDS for key in ("pi_rounds", "end_round")}
+    if of_curve == "linear":
+        own["pi_rounds"] = LINEAR_PI_ROUNDS / config.rounds
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
     repeats = REPEATS.get(gamma, 1)
     if released:
         own |= {"normalization": "released", "alpha_counts": "epochs", "labeled_repeats": repeats}
     config.method.update({key: value for key, value in own.items() if word in OURS and key in config.method})
-    common.set_phases(config)
     config.update_from_flattened_dict(BASELINES.get(word, {}))
     if word == "fedmatch" and at == "clients":
         config.update_from_flattened_dict(common.FEDMATCH_AT_CLIENTS)

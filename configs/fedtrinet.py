@@ -4,7 +4,6 @@ from ml_collections import ConfigDict
 
 from configs import common
 
-LABELED_ROUNDS = 40
 WORDS = ("fedtrinet", "fedsem")
 """The accepted first words; the first is the default."""
 
@@ -25,7 +24,7 @@ def make(argument: str | None, dataset: str, model: str, *, weak: str = "none") 
     config.data.update(name=dataset, num_clients=10, labels_at="clients", labeled_fraction=(0.01,))
     config.data.update(weak=weak, mean=(0.5,), std=(0.5,))
     common.set_split(config, given["split"])
-    config.rounds, config.cohort_size, config.method.labeled_rounds = 100, 5, LABELED_ROUNDS
+    config.rounds, config.cohort_size, config.method.labeled_rounds = 100, 5, 0.4
     config.client.update(batch_size=50, epochs=5)
     config.client.optimizer.update(
         learning_rate=0.01, schedule="constant", momentum=0.5, nesterov=False, weight_decay=0.0, persistent=False

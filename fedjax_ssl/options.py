@@ -6,7 +6,7 @@ A wrong value is a ValueError with one line, `key: got X, accepted: Y`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import annotated_types
@@ -101,14 +101,14 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
     try:
         return model.model_validate(dict(values))
     except pydantic.ValidationError as error:
-        raise ValueError(_line(model, error, prefix)) from None
+        raise ValueError(" ".join(_line(model, error, prefix).split())) from None
 
 
 def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    name = (first["loc"] or ("",))[-1]
-    owner, field = model, None
+    owner: type[pydantic.BaseModel] = model
+    field = None
     for part in first["loc"]:
         if isinstance(owner, type) and issubclass(owner, pydantic.BaseModel) and part in owner.model_fields:
             field = owner.model_fields[part]
@@ -118,7 +118,7 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
         else:
             break
     if first["type"] == "extra_forbidden":
-        return unknown_key(prefix + ".".join(map(str, first["loc"])), str(name), owner, model if not prefix else None)
+        return unknown_key(prefix + ".".join(map(str, first["loc"])), (prefix + path for path, _ in fields_of(model)))
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     # Of a tuple its wrong entry is shown, under the tuple's key.
@@ -130,21 +130,41 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
     if choices := literals(field.annotation):
         near = difflib.get_close_matches(str(first["input"]), choices, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{key}: got {got}, accepted: {accepted(field)}{hint}"
+    too_large = field.annotation is int and first["type"] == "less_than_equal"
+    most = f" and <= {MANY}" if too_large else ""
+    return f"{key}: got {got}, accepted: {accepted(field)}{most}{hint}"
 
 
-def unknown_key(key: str, name: str, owner: type[pydantic.BaseModel], root: type[pydantic.BaseModel] | None) -> str:
-    """What to say of a key that there is not: the nearest key of its group, or all places of that name."""
-    prefix = key.removesuffix(name)
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What to say of a dotted key that is not known: the same name elsewhere, the nearest one, or its group's keys."""
+    known, key = list(known), " ".join(key.split())
+    group, _, name = key.rpartition(".")
     spelled = {"lr": "learning_rate"}.get(name, name)
-    elsewhere = [path for path, _ in fields_of(root) if path.rpartition(".")[2] == spelled] if root is not None else []
-    if spelled in owner.model_fields:
-        return f"{key}: unknown key; did you mean {prefix}{spelled}?"
-    if elsewhere:
+    siblings = [one for one in known if one.rpartition(".")[0] == group]
+    if (same := f"{group}.{spelled}".lstrip(".")) in known:
+        return f"{key}: unknown key; did you mean {same}?"
+    if elsewhere := [one for one in known if one.rpartition(".")[2] == spelled]:
         return f"{key}: unknown key; did you mean {' or '.join(elsewhere)}?"
-    if near := difflib.get_close_matches(spelled, owner.model_fields, 1):
-        return f"{key}: unknown key; did you mean {prefix}{near[0]}?"
-    return f"{key}: unknown key; accepted: {', '.join(owner.model_fields) or 'none'}"
+    if near := difflib.get_close_matches(key, siblings, 1) or difflib.get_close_matches(key, known, 1):
+        return f"{key}: unknown key; did you mean {near[0]}?"
+    top = siblings or [one for one in known if one.count(".") == min(other.count(".") for other in known)]
+    return f"{key}: unknown key; accepted: {', '.join(top) or 'none'}"
+
+
+def from_text(key: str, text: str, like: Any) -> Any:
+    """A value of the type of `like` from a command line's text.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    kind = tuple if isinstance(like, list) else type(like)
+    try:
+        if kind is tuple:
+            words = (word.strip() for word in text.strip("()[] ").split(","))
+            return tuple(pydantic.TypeAdapter(int | float).validate_strings(word) for word in words if word)
+        return text if kind is str else pydantic.TypeAdapter(kind).validate_strings(text)
+    except pydantic.ValidationError:
+        raise ValueError(f"{key}: got {_shown(text)}, accepted: {_KINDS.get(kind, 'a value')}") from None
 
 
 def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -165,15 +185,10 @@ def accepted(field: FieldInfo) -> str:
     annotation = field.annotation
     if words := literals(annotation):
         return ", ".join(word or repr(word) for word in words)
-    if get_origin(annotation) is tuple:
-        return "numbers, separated by commas"
-    if annotation is bool:
-        return "true or false"
-    if annotation is str:
-        return "text"
-    if annotation not in (int, float):
-        return "a group of keys" if get_origin(annotation) is not Union else "a value"
-    noun = "a whole number" if annotation is int else "a number"
+    kind = get_origin(annotation) or annotation
+    if kind not in (int, float):
+        return _KINDS.get(kind, "a value" if kind is Union else "a group of keys")
+    noun = _KINDS[kind]
     low, high = _bounds(field)
     if low and high and annotation is float:
         return f"{noun} in {'[' if '=' in low[0] else '('}{low[1]:g}, {high[1]:g}{']' if '=' in high[0] else ')'}"
@@ -194,6 +209,11 @@ def _bounds(field: FieldInfo) -> tuple[tuple[str, Any] | None, tuple[str, Any] |
         elif isinstance(mark, annotated_types.Lt):
             high = ("<", mark.lt)
     return low, high
+
+
+_KINDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "numbers, separated by commas",
+}  # fmt: skip
 
 
 def _shown(value: Any) -> str:

@@ -1,17 +1,24 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
+from __future__ import annotations
+
 import difflib
+import importlib.util
 import os
 import pathlib
 import re
 import sys
-from typing import Any
+import traceback
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import config_flags
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "The config file, with its argument after a colon.")
-
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+FOR_EXAMPLE = "for example --config=digits:fl2"
+CONFIG_HELP = """  --config: The config: a name or a file's path, with its argument after a colon.
+  --config.KEY: A key's value, such as --config.client.epochs=1; `python -m launch.explain --config=...` prints them all."""
 WRONG_INPUT = (ValueError, OSError)
 MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
@@ -62,61 +69,149 @@ def refuse(error: Exception) -> int:
     return 2
 
 
-def parse(argv: list[str]) -> None:
-    """Parses the flags; raises ValueError with one clear line for whatever is wrong with them.
+class Config(NamedTuple):
+    """What `--config` and its overrides say.
+
+    Attributes:
+        tree: nested dicts of plain values.
+        name: the config file's name with its argument, fit for a folder: `configs/digits.py:fl2` is `digits-fl2`.
+    """
+
+    tree: dict[str, Any]
+    name: str
+
+
+def parse(argv: list[str]) -> Config:
+    """Parses a command line: `--config` and its overrides are returned, other flags are set.
 
     `--help` prints what the command is and its flags, and exits with status 0.
+
+    Raises:
+        ValueError: one clear line for whatever is wrong.
     """
     if {"--help", "-h"} & set(argv):
-        print(f"{sys.modules['__main__'].__doc__}\n{flags.FLAGS.module_help(__name__)}\n{flags.FLAGS.main_module_help()}")
+        print(f"{sys.modules['__main__'].__doc__}\n{CONFIG_HELP}\n{flags.FLAGS.main_module_help()}")
         sys.exit(0)
+    file, overrides, others = _sorted(argv[1:])
     try:
-        rest = flags.FLAGS(argv)[1:]
-    except AttributeError:  # what ml_collections raises for an unknown key, and for a file without get_config
-        raise ValueError(_unknown_key(argv)) from None
+        rest = flags.FLAGS([argv[0], *others])[1:]
     except flags.Error as error:
-        raise ValueError(_innermost(error)) from None
+        raise ValueError(str(error)) from None
     if rest:
         raise ValueError(f"{rest[0]}: not a flag; a value is given as --config.key=value")
-    if not CONFIG.present:
-        raise ValueError("--config: missing; for example --config=configs/digits.py:fl2")
+    return read(file, overrides)
+
+
+def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """The config that a file makes, with overrides.
+
+    Args:
+        file: name of a file in `configs` (`digits`), or the path of any, with its argument after a colon. The file is executed:
+            it may register methods and networks.
+        overrides: dotted keys -> values as text.
+
+    Raises:
+        ValueError: there is no such file, it fails, or an override does not fit.
+    """
+    path, colon, argument = file.partition(":")
+    tree = _made(_module(path), argument if colon else None)
+    for key, text in (overrides or {}).items():
+        _set(tree, key, text)
+    return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))))
+
+
+def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
+    """The config file, the overrides, and all other words of a command line."""
+    file, words = "", list(words)
+    overrides: dict[str, str] = {}
+    others: list[str] = []
+    while words:
+        word = words.pop(0)
+        match = re.fullmatch(r"--?(no)?config(?:\.([^=]*))?(?:=(.*))?", word, re.DOTALL)
+        if match is None:
+            others.append(word)
+            continue
+        negated, key, value = match.groups()
+        if value is None and (negated or not words or words[0].startswith("--")):
+            value = "false" if negated else "true"  # a switch without a value
+            if key is None:
+                raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
+        elif value is None:
+            value = words.pop(0)
+        if key is None:
+            file = value
+        else:
+            overrides.pop(key, None)
+            overrides[key] = value
+    if not file:
+        raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
+    return file, overrides, others
+
+
+def _module(path: str) -> ModuleType:
+    """A config file, executed."""
+    file = pathlib.Path(path)
+    if not file.suffix and not file.exists():
+        file = CONFIGS / f"{path}.py"
+    if file.suffix != ".py" or not file.is_file():
+        near = difflib.get_close_matches(file.stem, config_names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; {FOR_EXAMPLE}"
+        raise ValueError(f"--config: got {path}, accepted: the name of a config, or the path of a config file{hint}")
+    is_ours = file.resolve().parent == CONFIGS.resolve()
+    spec = importlib.util.spec_from_file_location(f"configs.{file.stem}" if is_ours else file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if not is_ours:
+        sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script
     try:
-        CONFIG.value.lock()
-    except OSError:
-        raise ValueError(
-            f"--config: got {_config_file()}, accepted: the path of a config file, such as configs/digits.py:fl2"
-        ) from None
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"--config: {_where(error, file)}") from None
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"--config: got {path}, accepted: a config file, which defines get_config; {FOR_EXAMPLE}")
+    return module
 
 
-def _innermost(error: flags.Error) -> str:
-    """What went wrong, without the traceback that ml_collections puts around an error inside a config file."""
-    if "Error whilst parsing config file" not in str(error):
-        return str(error)
-    cause: BaseException = error
-    while cause.__context__ is not None:
-        cause = cause.__context__
-    return f"--config: {cause}"
-
-
-def _unknown_key(argv: list[str]) -> str:
-    """A line about the first override of a key that the config has not, and the nearest that it has."""
-    given = zip(argv, [*argv[1:], ""], strict=True)
-    file = next(word.partition("=")[2] or after for word, after in given if re.fullmatch("--?config(=.*)?", word))
-    alone = [argv[0], f"--config={file}"]
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=alone)
+def _made(module: ModuleType, argument: str | None) -> dict[str, Any]:
+    """The nested dicts that a module's `get_config` returns."""
     try:
-        values(alone)
-        known = _keys(config.value.to_dict())
-    except AttributeError:
-        return f"--config: got {file}, accepted: a config file, which defines get_config, such as configs/digits.py:fl2"
-    keys = [match[1] for word in argv if (match := re.match(r"--?config\.([\w.]+)", word))]
-    key = next(key for key in keys if key not in known)
-    if near := difflib.get_close_matches(key, known, 1):
-        return f"config.{key}: unknown key; did you mean config.{near[0]}?"
-    group = key.rpartition(".")[0]
-    siblings = [k for k in known if k.rpartition(".")[0] == group] or [k for k in known if "." not in k]
-    return f"config.{key}: unknown key; accepted: {', '.join(siblings)}"
+        config = module.get_config() if argument is None else module.get_config(argument)
+    except Exception as error:
+        is_plain = isinstance(error, ValueError | OSError)
+        raise ValueError(f"--config: {error if is_plain else _where(error, pathlib.Path(module.__file__ or ''))}") from None
+    config = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(config, Mapping):
+        raise ValueError(f"--config: got a get_config that returns {type(config).__name__}, accepted: a ConfigDict, or a dict")
+    return _plain(config)
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+
+
+def _where(error: Exception, file: pathlib.Path) -> str:
+    """An error inside a config file, with the line of it."""
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if pathlib.Path(frame.filename) == file.absolute()
+    ]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}"
+
+
+def _set(tree: dict[str, Any], key: str, text: str) -> None:
+    """Sets a value of nested dicts from text, as the type of what is there."""
+    from fedjax_ssl.options import from_text, unknown_key
+
+    known = _keys(tree)
+    if key not in known:
+        raise ValueError(unknown_key(f"config.{key}", [f"config.{one}" for one in known]))
+    *path, name = key.split(".")
+    for group in path:
+        tree = tree[group]
+    if isinstance(tree[name], dict):
+        raise ValueError(f"config.{key}: got {text!r}, accepted: a value for a key of this group: {', '.join(tree[name])}")
+    tree[name] = from_text(f"config.{key}", text, tree[name])
 
 
 def _keys(config: dict[str, Any], prefix: str = "") -> list[str]:
@@ -124,11 +219,6 @@ def _keys(config: dict[str, Any], prefix: str = "") -> list[str]:
     return [key for keys in nested for key in keys]
 
 
-def _config_file() -> str:
-    return config_flags.get_config_filename(flags.FLAGS["config"])
-
-
-def config_name() -> str:
-    """The config file's name with its argument, fit for a folder: `configs/digits.py:fl2` is `digits-fl2`."""
-    path, _, argument = _config_file().partition(":")
-    return re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument])))
+def config_names() -> list[str]:
+    """The configs that `--config` knows by name."""
+    return [file.stem for file in sorted(CONFIGS.glob("*.py")) if "def get_config" in file.read_text()]

@@ -18,7 +18,7 @@ OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        command.parse(argv)
+        config = command.parse(argv)
         output = pathlib.Path(OUTPUT.value)
         if output.suffix != ".png" or not output.parent.is_dir():
             raise ValueError(f"--output: got {output}, accepted: a file NAME.png in a folder that exists")
@@ -27,14 +27,14 @@ def main(argv: list[str]) -> int:
         from fedjax_ssl.experiment import build
         from fedjax_ssl.experiment.settings import Settings
 
-        settings = Settings.from_dict(command.CONFIG.value.to_dict())
+        settings = Settings.from_dict(config.tree)
         dataset = build.load_dataset(settings)
         with build.naming("data"):
             holdings = split.draw(dataset.train_labels, dataset.num_classes, settings.data.split, settings.seed)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     seen = preview.preview(holdings, dataset.train_labels, dataset.num_classes)
-    title = f"{command.config_name()}: {settings.data.name}, seed {settings.seed}"
+    title = f"{config.name}: {settings.data.name}, seed {settings.seed}"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without the bars' characters
     print(f"{title}\n\n{preview.table(seen)}")
     try:

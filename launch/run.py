@@ -1,6 +1,6 @@
 """Runs an experiment from a config.
 
-    python -m launch.run --config=configs/digits.py:fl2 [--workdir=DIR] [--config.a.b=value ...]
+    python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
 With `--config.seeds=R`, or `--config.vary=KEY --config.values=...`, R runs are one program, with a folder each in DIR.
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
-        command.parse(argv)
+        config = command.parse(argv)
     except ValueError as error:
         return command.refuse(error)
     try:
@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
         from fedjax_ssl.experiment import run
 
         with run.Stop.on_signals() as stop:
-            status = _run(stop, waiting)
+            status = _run(config, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
-def _run(stop: Any, waiting: MemoryHandler) -> int:
+def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
     from fedjax_ssl.experiment import run
@@ -59,7 +59,7 @@ def _run(stop: Any, waiting: MemoryHandler) -> int:
 
     waiting.setTarget(AboveTheBar())
     try:
-        experiment, workdir = _open()
+        experiment, workdir = _open(config)
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
@@ -84,15 +84,15 @@ def _fail(why: str) -> int:
     return 1
 
 
-def _open() -> tuple[Any, pathlib.Path]:
+def _open(config: command.Config) -> tuple[Any, pathlib.Path]:
     """The experiment that the config asks for, and its workdir, made or found to be its own."""
     from fedjax_ssl.experiment import build, run
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
 
-    settings = Settings.from_dict(command.CONFIG.value.to_dict())
+    settings = Settings.from_dict(config.tree)
     names = [one.name for one in runs_of(settings)]
-    default = pathlib.Path("runs", command.config_name(), *([] if settings.is_several else [str(settings.seed)]))
+    default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
     workdir = pathlib.Path(WORKDIR.value or default)
     layout = None if OVERWRITE.value else run.noted_layout(workdir, names)
     experiment = build.build(settings, layout=layout)

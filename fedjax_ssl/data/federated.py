@@ -131,7 +131,7 @@ def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Int[Array
 def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
     """Index table of ragged rows: one array of pool positions per client."""
     counts = np.array([len(row) for row in rows], np.int32)
-    index = np.zeros((len(rows), np.max(counts, initial=1)), np.int32)
+    index = np.zeros((len(rows), max(1, int(np.max(counts, initial=0)))), np.int32)
     for k, row in enumerate(rows):
         index[k, : len(row)] = row
     return Table(index, counts)

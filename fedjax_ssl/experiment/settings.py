@@ -38,53 +38,55 @@ def one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
 class DataSettings(Model):
     """The dataset, its split and its views."""
 
-    name: str = Field("cifar10", description="A name that `fedjax_ssl.data.sources.load` takes.")
-    data_dir: str = Field("", description="The TFDS folder; empty: TFDS's own.")
-    path: str = Field("", description="The file or folder of a dataset that TFDS does not have.")
+    name: str = Field(default="cifar10", description="A name that `fedjax_ssl.data.sources.load` takes.")
+    data_dir: str = Field(default="", description="The TFDS folder; empty: TFDS's own.")
+    path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
     resplit: Numbers = Field(
-        (),
+        default=(),
         description="Shares of train, validation and test, to merge what is stored and split it anew; empty: as stored.",
     )
-    num_clients: Clients = Field(100, description="K, the clients.")
-    labels_at: Literal["server", "clients"] = Field("server", description="Who has the labels.")
-    num_labels: Positive = Field(40, description="Labeled examples in all; not used with `labeled_fraction`.")
+    num_clients: Clients = Field(default=100, description="K, the clients.")
+    labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
+    num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
     labeled_fraction: Numbers = Field(
-        (),
+        default=(),
         description="Labeled share of all training examples; at the clients of each client's, one number or one per client.",
     )
     label_selection: Literal["balanced", "random"] = Field(
-        "balanced",
+        default="balanced",
         description="How the labeled examples are chosen: as many of each class, or at random.",
     )
-    exclude_labeled: bool = Field(True, description="Whether the clients' unlabeled data contain no labeled example.")
+    exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
     labels_first: bool = Field(
-        True,
+        default=True,
         description="Whether the labeled examples are removed before the others are partitioned; false: afterwards (FedCon).",
     )
     reveal_labels: bool = Field(
-        False,
+        default=False,
         description="Split as usual, then give each client's unlabeled examples their true labels (the -SL references).",
     )
-    partition: str = Field("iid", description="How examples are spread over clients, a name of PARTITIONS.")
-    labeled_partition: str = Field("", description="How the clients' labeled set is spread; empty: as `partition`.")
-    unlabeled_partition: str = Field("", description="How the other examples are spread; empty: as `partition`.")
-    alpha: Rate = Field(0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
-    min_size: Count = Field(10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
-    shards_per_client: Positive = Field(2, description="Of `shards`.")
-    classes_per_client: Positive = Field(2, description="Of `class_shards` and `random_classes`.")
+    partition: str = Field(default="iid", description="How examples are spread over clients, a name of PARTITIONS.")
+    labeled_partition: str = Field(default="", description="How the clients' labeled set is spread; empty: as `partition`.")
+    unlabeled_partition: str = Field(default="", description="How the other examples are spread; empty: as `partition`.")
+    alpha: Rate = Field(default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
+    min_size: Count = Field(default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
+    shards_per_client: Positive = Field(default=2, description="Of `shards`.")
+    classes_per_client: Positive = Field(default=2, description="Of `class_shards` and `random_classes`.")
     mean: Numbers = Field(
-        (),
+        default=(),
         description="Per channel, or one for all, of images scaled to [0, 1], to normalize with; empty: the dataset's own.",
     )
-    std: Numbers = Field((), description="The standard deviation, likewise.")
-    weak: str = Field("default", description="The weak view, a name of WEAK_VIEWS, or `default`: the dataset's own.")
-    strong: str = Field("default", description="The strong view, a name of STRONG_VIEWS, or `default`: the dataset's own.")
+    std: Numbers = Field(default=(), description="The standard deviation, likewise.")
+    weak: str = Field(default="default", description="The weak view, a name of WEAK_VIEWS, or `default`: the dataset's own.")
+    strong: str = Field(
+        default="default", description="The strong view, a name of STRONG_VIEWS, or `default`: the dataset's own."
+    )
     labeled: str = Field(
-        "default",
+        default="default",
         description="The view of labeled examples in training, a name of LABELED_VIEWS, or `default`: the weak view.",
     )
     image_size: Annotated[int, Field(ge=0, le=4096)] = Field(
-        0,
+        default=0,
         description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs.",
     )
 
@@ -128,26 +130,28 @@ class OptimizerSettings(Model):
     """An optimizer of local steps."""
 
     name: Literal["sgd", "adam", "lars"] = Field(
-        "sgd",
+        default="sgd",
         description="`sgd` (PyTorch's form), `adam`, or `lars` (SimCLR's form; it decays and scales kernels alone).",
     )
-    learning_rate: Rate = Field(0.03, description="Its value in round 1.")
+    learning_rate: Rate = Field(default=0.03, description="Its value in round 1.")
     schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
-        "cosine",
+        default="cosine",
         description=(
             "In round t of R `constant`, `cosine`: lr/2 (1 + cos(pi (t - 1) / R)), or `cosine_7_16`: lr cos(7/16 pi "
             "(t - 1) / R), FixMatch's. Constant within a round, but on pooled data t grows by 1/S in each of S steps."
         ),
     )
-    momentum: Decay = Field(0.9, description="SGD's and LARS' momentum.")
-    nesterov: bool = Field(True, description="Whether momentum has Nesterov's form.")
-    weight_decay: Weight = Field(5e-4, description="Times the parameters, added to the gradient.")
+    momentum: Decay = Field(default=0.9, description="SGD's and LARS' momentum.")
+    nesterov: bool = Field(default=True, description="Whether momentum has Nesterov's form.")
+    weight_decay: Weight = Field(default=5e-4, description="Times the parameters, added to the gradient.")
     decay: Literal["all", "kernels"] = Field(
-        "all",
+        default="all",
         description="What weight decay covers: all parameters, or kernels alone: neither biases nor batch norm.",
     )
-    clip_norm: Weight = Field(0.0, description="Largest global norm of the gradient, before weight decay; 0: no clipping.")
-    persistent: bool = Field(True, description="Whether its state (momentum) survives from one training to the next.")
+    clip_norm: Weight = Field(
+        default=0.0, description="Largest global norm of the gradient, before weight decay; 0: no clipping."
+    )
+    persistent: bool = Field(default=True, description="Whether its state (momentum) survives from one training to the next.")
 
 
 def _epochs_or_steps(key: str, epochs: int, steps: int) -> None:
@@ -158,10 +162,12 @@ def _epochs_or_steps(key: str, epochs: int, steps: int) -> None:
 class ClientSettings(Model):
     """Local training."""
 
-    optimizer: OptimizerSettings = Field(OptimizerSettings(), description="Of the local steps.")
-    batch_size: Positive = Field(32, description="B, labeled examples of a step; unlabeled ones where there are no labels.")
-    epochs: Count = Field(5, description="Local epochs, or 0.")
-    steps: Count = Field(0, description="Local steps, or 0.")
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the local steps.")
+    batch_size: Positive = Field(
+        default=32, description="B, labeled examples of a step; unlabeled ones where there are no labels."
+    )
+    epochs: Count = Field(default=5, description="Local epochs, or 0.")
+    steps: Count = Field(default=0, description="Local steps, or 0.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -172,29 +178,29 @@ class ClientSettings(Model):
 class ServerSettings(Model):
     """The server's aggregation step, supervised training (where it has labels) and batch-norm statistics."""
 
-    momentum: Decay = Field(0.5, description="Of the aggregated update.")
-    learning_rate: Rate = Field(1.0, description="Of the aggregated update.")
-    optimizer: OptimizerSettings = Field(OptimizerSettings(), description="Of the supervised training.")
-    batch_size: Positive = Field(10, description="Of the supervised training.")
-    epochs: Count = Field(5, description="Its epochs per round, or 0.")
-    steps: Count = Field(0, description="Its steps per round, or 0.")
-    pretrain: Count = Field(1, description="How many such trainings come before round 1.")
+    momentum: Decay = Field(default=0.5, description="Of the aggregated update.")
+    learning_rate: Rate = Field(default=1.0, description="Of the aggregated update.")
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the supervised training.")
+    batch_size: Positive = Field(default=10, description="Of the supervised training.")
+    epochs: Count = Field(default=5, description="Its epochs per round, or 0.")
+    steps: Count = Field(default=0, description="Its steps per round, or 0.")
+    pretrain: Count = Field(default=1, description="How many such trainings come before round 1.")
     training: Literal["after", "parallel"] = Field(
-        "after",
+        default="after",
         description="After the aggregation (fine-tuning), or in parallel with the clients, as one half of the average.",
     )
     sbn_data: Literal["cohort", "all", "labeled"] = Field(
-        "cohort",
+        default="cohort",
         description=(
             "What static batch-norm statistics are over: labeled data and those of the cohort to come, or all unlabeled "
             "data, or labeled data alone."
         ),
     )
     sbn_weighting: Literal["examples", "batches"] = Field(
-        "examples", description="A batch counts by its examples, or all batches alike."
+        default="examples", description="A batch counts by its examples, or all batches alike."
     )
-    sbn_labeled_batch_size: Positive = Field(250, description="Their batch size on labeled data.")
-    sbn_unlabeled_batch_size: Positive = Field(250, description="Their batch size on unlabeled data.")
+    sbn_labeled_batch_size: Positive = Field(default=250, description="Their batch size on labeled data.")
+    sbn_unlabeled_batch_size: Positive = Field(default=250, description="Their batch size on unlabeled data.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -206,48 +212,49 @@ class ExecutionSettings(Model):
     """How the work is laid out on devices. It changes time and memory, and results by rounding alone."""
 
     strategy: Literal["auto", "vmap", "scan", "chunked", "sharded"] = Field(
-        "auto",
+        default="auto",
         description=(
             "All clients at once, one after another, in chunks, or shared by devices. `auto`: `sharded` over several "
             "devices, else `scan` on a CPU and `vmap` on an accelerator."
         ),
     )
     chunk_size: Count = Field(
-        0, description="Clients that run together, for `chunked` and `sharded`; 0: one on a CPU, else all that a device has."
+        default=0,
+        description="Clients that run together, for `chunked` and `sharded`; 0: one on a CPU, else all that a device has.",
     )
     conv: Literal["auto", "xla", "cpu", "gpu"] = Field(
-        "auto", description="How convolutions are computed; `auto` chooses by platform."
+        default="auto", description="How convolutions are computed; `auto` chooses by platform."
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of computation; parameters, statistics and losses are float32."
+        default="float32", description="Of computation; parameters, statistics and losses are float32."
     )
     precision: Literal["default", "tensorfloat32", "float32"] = Field(
-        "default",
+        default="default",
         description=(
             "In which float32 matrices are multiplied, at least. `default`: the device's own (on recent NVIDIA GPUs "
             "TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32)."
         ),
     )
     devices: Annotated[int, Field(ge=0, le=100_000)] = Field(
-        0,
+        default=0,
         description=(
             "How many devices share the work; 0: the fewest that take no longer. Several runs share them. `launch.run` "
             "makes a device of each CPU core."
         ),
     )
     batch_size: Count = Field(
-        0,
+        default=0,
         description="Examples per forward-only pass (evaluation, pseudo-labels); 0: 250, or 25 of convolutions on a CPU.",
     )
     rounds_per_dispatch: Positive = Field(
-        1,
+        default=1,
         description=(
             "How many rounds are one program's run, so that short rounds do not wait for the host in between; `rounds`, "
             "`eval_every` and `checkpoint_every` are multiples of it."
         ),
     )
     data: Literal["device", "host"] = Field(
-        "device",
+        default="device",
         description="Where training images and client states are: on the device, or on the host, fetched for each cohort.",
     )
 
@@ -262,27 +269,29 @@ class Settings(Model):
     """All settings of an experiment."""
 
     method: dict[str, Any] = Field(
-        {"name": "fl2", "prox_mu": 0.0},
+        default={"name": "fl2", "prox_mu": 0.0},
         description="`name`, `prox_mu` (weight of FedProx's term; 0: none), and the method's own options.",
     )
     model: dict[str, Any] = Field(
-        {"name": "wide_resnet", **NORM_DEFAULTS},
+        default={"name": "wide_resnet", **NORM_DEFAULTS},
         description="`name`, `norm` and `norm_momentum` (batch norm's statistics), and the network's own options.",
     )
-    data: DataSettings = Field(DataSettings(), description="The dataset, its split and its views.")
-    client: ClientSettings = Field(ClientSettings(), description="Local training.")
-    server: ServerSettings = Field(ServerSettings(), description="The server's work.")
-    execution: ExecutionSettings = Field(ExecutionSettings(), description="How the work is laid out on devices.")
-    rounds: Positive = Field(800, description="How many rounds the run has.")
-    cohort_size: Clients = Field(10, description="M, clients per round.")
-    seed: Seed = Field(0, description="Of everything random: the split, the initial weights, cohorts, batches and views.")
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        1, description="How many seeds are run as one program, from `seed` on."
+    data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
+    client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
+    server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
+    execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
+    rounds: Positive = Field(default=800, description="How many rounds the run has.")
+    cohort_size: Clients = Field(default=10, description="M, clients per round.")
+    seed: Seed = Field(
+        default=0, description="Of everything random: the split, the initial weights, cohorts, batches and views."
     )
-    vary: str = Field("", description="In place of seeds, the dotted key of a number that differs between runs.")
-    values: Numbers = Field((), description="The values of that number, one per run.")
-    eval_every: Positive = Field(10, description="Rounds between evaluations; the last round is always evaluated.")
-    checkpoint_every: Positive = Field(10, description="Rounds between checkpoints; one is always saved at the end.")
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=1, description="How many seeds are run as one program, from `seed` on."
+    )
+    vary: str = Field(default="", description="In place of seeds, the dotted key of a number that differs between runs.")
+    values: Numbers = Field(default=(), description="The values of that number, one per run.")
+    eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
+    checkpoint_every: Positive = Field(default=10, description="Rounds between checkpoints; one is always saved at the end.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

@@ -30,34 +30,34 @@ PyTree = Any
 class FixMatchCentralOptions(Options):
     """FixMatch's settings on pooled data."""
 
-    mu: Positive = Field(7, description="Unlabeled examples of a step for each labeled one.")
-    confidence: Fraction = Field(0.95, description="The fixed threshold.")
-    ema_decay: Decay = Field(0.999, description="Of the moving average of the parameters, per step.")
+    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
+    confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
+    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
 
 
 class FreeMatchCentralOptions(Options):
     """FreeMatch's settings on pooled data."""
 
-    mu: Positive = Field(7, description="Unlabeled examples of a step for each labeled one.")
-    fairness_weight: Weight = Field(0.001, description="W_f, as USB's configs have it; 0: without the fairness term.")
-    threshold_decay: Decay = Field(0.999, description="Lambda of the status that thresholds follow.")
+    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
+    fairness_weight: Weight = Field(default=0.001, description="W_f, as USB's configs have it; 0: without the fairness term.")
+    threshold_decay: Decay = Field(default=0.999, description="Lambda of the status that thresholds follow.")
     threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0,
+        default=1.0,
         description="The largest tau: .95 in USB on SVHN; 1: none.",
     )
     threshold_quantile: Decay = Field(
-        0.0,
+        default=0.0,
         description="Tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.",
     )
     least_threshold: Weight = Field(
-        0.0,
+        default=0.0,
         description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
     )
     most_threshold: Weight = Field(
-        1.0,
+        default=1.0,
         description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
     )
-    ema_decay: Decay = Field(0.999, description="Of the moving average of the parameters, per step.")
+    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

@@ -42,15 +42,15 @@ class FedConOptions(Options):
     """FedCon's own settings."""
 
     head_hidden: Count = Field(
-        0,
+        default=0,
         description="Hidden units of the clients' predictors; 0: three times the number of features.",
     )
-    target_decay: Fraction = Field(0.999, description="Of a client's average, per step.")
+    target_decay: Fraction = Field(default=0.999, description="Of a client's average, per step.")
     teacher_rate: Fraction = Field(
-        4e-4,
+        default=4e-4,
         description="Of the server's average, whose decay is 1 - teacher_rate in the first step and 1 in the last.",
     )
-    ramp_rounds: Positive = Field(100, description="Rounds until the server's consistency term has its whole weight.")
+    ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency term has its whole weight.")
 
 
 class FedConState(NamedTuple):

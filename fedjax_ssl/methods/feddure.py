@@ -56,14 +56,14 @@ class FedDureOptions(Options):
     """FedDure's own settings."""
 
     regulators: Literal["both", "no_c", "no_f"] = Field(
-        "both",
+        default="both",
         description=(
             "`both`; `no_c`: F-reg alone, which then learns through theta's look-ahead, and no reward; `no_f`: C-reg "
             "alone, with a fixed threshold in place of F-reg's weights (the ablation of Section 4.3)."
         ),
     )
     meta_gradient: Literal["direct", "nested"] = Field(
-        "direct",
+        default="direct",
         description=(
             "The gradient for F-reg in its `direct` form (`fedjax_ssl.ssl.regulators`), or `nested`, as it is written. "
             "They cost about the same: of nested differentiation, too, XLA keeps only what the gradient for F-reg "
@@ -71,20 +71,20 @@ class FedDureOptions(Options):
         ),
     )
     detach_freg_input: bool = Field(
-        False,
+        default=False,
         description=(
             "Whether F-reg's input is a constant where phi is differentiated, as Theorem 2 does not assume; otherwise "
             "phi can lower its loss by lowering the weights."
         ),
     )
     confidence: Fraction = Field(
-        0.6,
+        default=0.6,
         description="The threshold that stands in for F-reg (.6 in the released code's settings).",
     )
-    eta_s: Rate = Field(5e-4, description="Learning rate of phi, and of the look-ahead.")
-    eta_w: Rate = Field(5e-4, description="Learning rate of F-reg.")
+    eta_s: Rate = Field(default=5e-4, description="Learning rate of phi, and of the look-ahead.")
+    eta_w: Rate = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Count = Field(
-        0,
+        default=0,
         description=(
             "B_u; 0: each client's own, by the released code's rule (`own_batch_size`). 'Batch size 10' of the paper's "
             "Section 4.1 may mean 10. All batches have the shape of the largest client's, and `cost/*` counts them so: "
@@ -92,7 +92,7 @@ class FedDureOptions(Options):
             "many unlabeled examples pass as are used."
         ),
     )
-    largest_batch_size: Count = Field(0, description="")
+    largest_batch_size: Count = Field(default=0, description="")
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """With the largest client's B_u."""

@@ -64,56 +64,56 @@ USES = "uses"  # of a step: how often it used each of the client's examples, int
 class FedLabelOptions(Options):
     """FedLabel's own settings; tau is `client.steps`. `released` says what FLUTE has instead."""
 
-    confidence: Fraction = Field(0.3, description="Beta in [0, 1], which max s* has to exceed.")
-    measure: Literal["variance", "entropy"] = Field("variance", description="H, `variance` or (inverse) `entropy`.")
+    confidence: Fraction = Field(default=0.3, description="Beta in [0, 1], which max s* has to exceed.")
+    measure: Literal["variance", "entropy"] = Field(default="variance", description="H, `variance` or (inverse) `entropy`.")
     experts: Literal["both", "local", "global"] = Field(
-        "both",
+        default="both",
         description=(
             "`both`, or as ablations one alone, `local` or `global`: s* is its output then, and there is no consistency."
         ),
     )
     expert_view: Literal["plain", "weak"] = Field(
-        "plain",
+        default="plain",
         description="What the experts and KL see: the `plain` image, or one random `weak` view per step (`released`).",
     )
     augment: Literal["strong", "none"] = Field(
-        "strong",
+        default="strong",
         description="CE's view: `strong`, or `none`: what the experts see (the paper's Figure 7).",
     )
     consistency_weight: Weight = Field(
-        0.05,
+        default=0.05,
         description="Lambda_0; 0: no consistency, and no passes of plain views through w_U.",
     )
     consistency_target: Literal["other", "local"] = Field(
-        "other",
+        default="other",
         description="Of KL: the `other` expert's output s-, or always the `local` one's (`released`).",
     )
     kl_order: Literal["target_first", "net_first"] = Field(
-        "target_first",
+        default="target_first",
         description=(
             "KL(s- || f) (`target_first`, the usual order of a distillation), or KL(f || s-) (`net_first`, as printed)."
         ),
     )
     normalize: Literal["batch", "passing"] = Field(
-        "batch",
+        default="batch",
         description=(
             "CE and consistency are divided by the `batch`, or each by the number of its own `passing` examples: those "
             "kept, those kept that agree (`released`)."
         ),
     )
-    unlabeled_steps: Positive = Field(10, description="Tau'.")
-    unlabeled_rate: Rate = Field(1.0, description="W_U's learning rate, as a multiple of w_L's.")
-    proximity: Weight = Field(0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
-    burn_in: Phase = Field(0.0, description="W_U is not trained in this many first rounds (`released`: 50).")
+    unlabeled_steps: Positive = Field(default=10, description="Tau'.")
+    unlabeled_rate: Rate = Field(default=1.0, description="W_U's learning rate, as a multiple of w_L's.")
+    proximity: Weight = Field(default=0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
+    burn_in: Phase = Field(default=0.0, description="W_U is not trained in this many first rounds (`released`: 50).")
     counts: Literal["draws", "distinct", "passing"] = Field(
-        "draws",
+        default="draws",
         description=(
             "R: `draws` of labeled examples and of kept ones; `distinct` such examples; or `passing`, draws of kept "
             "ones alone, 1 if none (`released`)."
         ),
     )
     aggregation: Literal["sum", "halves"] = Field(
-        "sum",
+        default="sum",
         description=(
             "`sum` of both changes; or `halves`, 1/2 the uniform mean of w_L + 1/2 the mean of w_U with weights r "
             "(`released`), for which both models travel."

@@ -59,32 +59,32 @@ class FedMatchOptions(Options):
     """FedMatch's own settings; weights and thresholds have its code's names."""
 
     confidence: Fraction = Field(
-        0.85,
+        default=0.85,
         description=(
             "The smallest probability of a confident prediction (.75 in the released code, .95 in FedSiam's comparison)."
         ),
     )
-    helpers: Positive = Field(2, description="H, helpers per client.")
-    helper_period: Positive = Field(10, description="Every so many rounds there are helpers.")
+    helpers: Positive = Field(default=2, description="H, helpers per client.")
+    helper_period: Positive = Field(default=10, description="Every so many rounds there are helpers.")
     unlabeled_batch_size: Count = Field(
-        0,
+        default=0,
         description=(
             "Unlabeled examples per step; 0: `client.batch_size`, which with labels at the clients counts the labeled "
             "ones. In the released code all of a client's are then shared out over an epoch's steps: 102 of 510 to "
             "each of 5."
         ),
     )
-    lambda_s: Weight = Field(10.0, description="Weight of the labeled loss.")
-    lambda_i: Weight = Field(0.01, description="Weight of inter-client consistency.")
-    lambda_a: Weight = Field(0.01, description="Weight of the agreement's labels.")
-    lambda_l1: Weight = Field(1e-5, description="Weight of ||psi||_1 (1e-4 with labels at the clients).")
-    lambda_l2: Weight = Field(10.0, description="Weight of ||sigma - psi||_2^2.")
+    lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
+    lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")
+    lambda_a: Weight = Field(default=0.01, description="Weight of the agreement's labels.")
+    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1 (1e-4 with labels at the clients).")
+    lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
     l1_thres: Weight = Field(
-        1e-5,
+        default=1e-5,
         description="Entries of psi up to this size are 0 in evaluation (5e-6 with labels at the clients).",
     )
     delta_thres: Weight = Field(
-        1e-5,
+        default=1e-5,
         description="Entries that change by no more are not uploaded (5e-5 with labels at the clients).",
     )
 

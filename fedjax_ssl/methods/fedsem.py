@@ -34,9 +34,11 @@ PyTree = Any
 class FedSemOptions(Options):
     """FedSem's own settings."""
 
-    labeled_rounds: FirstPhase = Field(0.6, description="R1, the rounds of the first phase; all others are the second's.")
+    labeled_rounds: FirstPhase = Field(
+        default=0.6, description="R1, the rounds of the first phase; all others are the second's."
+    )
     labeled_repeats: Positive = Field(
-        1,
+        default=1,
         description=(
             "How often an epoch of the first phase goes through the labeled examples (`released`: 3 or 2); in the "
             "second every example counts once."

@@ -58,10 +58,10 @@ RAMP_EPOCHS = 10  # phi_l (Table 4)
 class FedSiamPiOptions(Options):
     """Settings of all three."""
 
-    consistency: Literal["mse", "kl"] = Field("mse", description="J, `mse` (Eq. 4) or `kl` (Eq. 5).")
-    consistency_weight: Weight = Field(1.0, description="A factor of beta_k J; 0: no siamese network.")
+    consistency: Literal["mse", "kl"] = Field(default="mse", description="J, `mse` (Eq. 4) or `kl` (Eq. 5).")
+    consistency_weight: Weight = Field(default=1.0, description="A factor of beta_k J; 0: no siamese network.")
     normalization: Literal["paper", "released"] = Field(
-        "paper",
+        default="paper",
         description=(
             "`paper`: the squared error is summed over classes, L is the mean over a batch's labeled examples; "
             "`released`: both are smaller, by the number of classes, and divided by all of the batch's examples; and "
@@ -69,7 +69,7 @@ class FedSiamPiOptions(Options):
         ),
     )
     labeled_repeats: Positive = Field(
-        1,
+        default=1,
         description="How often an epoch goes through the labeled examples (`released`: 3 or 2).",
     )
 
@@ -78,11 +78,11 @@ class FedSiamMTOptions(FedSiamPiOptions):
     """Settings of MT and D, besides those of all three."""
 
     alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.999,
+        default=0.999,
         description="The largest decay of the target network, in (0, 1).",
     )
     alpha_counts: Literal["steps", "epochs"] = Field(
-        "steps",
+        default="steps",
         description="What a client's alpha ramps up with: its local `steps`, or its local `epochs` (`released`).",
     )
 

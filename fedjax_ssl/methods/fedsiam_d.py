@@ -32,13 +32,13 @@ class FedSiamDOptions(FedSiamMTOptions):
     """Settings of D, besides those of MT."""
 
     curve: Literal["linear", "rectangle"] = Field(
-        "linear",
+        default="linear",
         description=(
             "Of tau, the share of the online network's layers that is uploaded: `linear` (Eq. 11) or `rectangle` (Eq. 12)."
         ),
     )
     saved: Fraction = Field(
-        0.5,
+        default=0.5,
         description=(
             "Mu in [0, 1], the share of the online network's layers that is saved over a run, but for what the curve "
             "cuts; the target's are always sent. What that is in bytes (`client/upload_bytes_fraction`) depends on the "
@@ -46,11 +46,11 @@ class FedSiamDOptions(FedSiamMTOptions):
         ),
     )
     pi_rounds: Phase = Field(
-        0.06,
+        default=0.06,
         description="Phi_g: the first rounds, with one network; then the boundary looks back on as many rounds.",
     )
     end_round: Phase = Field(
-        0.8,
+        default=0.8,
         description=(
             "Varphi_g, of the rectangle: from this round on tau = 0. At least (1 - mu) R_G rounds after `pi_rounds`, "
             "so that tau does not have to be above 1; at most R_G + 1, so that the whole rectangle is within the run."
@@ -100,7 +100,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
         state, clients = method.init(key, spec)
-        return with_window(state, int(max(options.pi_rounds, 1)), spec.cohort_size), clients
+        return with_window(state, max(int(options.pi_rounds), 1), spec.cohort_size), clients
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1
@@ -122,10 +122,10 @@ def check_rectangle(pi_rounds: int, end_round: int, saved: float, rounds: int) -
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:
     """The share tau of online layers to upload in the round `number` of `rounds` (from 1): float32 scalar."""
+    pi_rounds, end_round = int(options.pi_rounds), int(options.end_round)  # numbers since `for_run`
     if options.curve == "linear":
-        return siamese.linear_share(number, saved=options.saved, pi_rounds=options.pi_rounds, rounds=rounds)
-    ends = {"pi_rounds": options.pi_rounds, "end_round": options.end_round}
-    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, **ends)
+        return siamese.linear_share(number, saved=options.saved, pi_rounds=pi_rounds, rounds=rounds)
+    return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, pi_rounds=pi_rounds, end_round=end_round)
 
 
 class Upload(NamedTuple):

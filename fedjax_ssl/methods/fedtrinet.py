@@ -57,9 +57,9 @@ EPOCHS = 5  # local epochs that a round counts as in alpha's ramp, as in the cod
 class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
-    labeled_rounds: FirstPhase = Field(0.4, description="Rounds of the first phase; all others are the second's.")
+    labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase; all others are the second's.")
     threshold_protection: bool = Field(
-        True,
+        default=True,
         description="Whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by round 50.",
     )
 

@@ -32,29 +32,29 @@ PyTree = Any
 class FixMatchOptions(Options):
     """FixMatch's own settings."""
 
-    confidence: Fraction = Field(0.95, description="The fixed threshold.")
-    strict: bool = Field(True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
+    confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
+    strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
     pseudo_labels: Literal["global", "local"] = Field(
-        "global",
+        default="global",
         description=(
             "Made once per round by the `global` model ((FL)^2, SemiFL), or in each step by the `local` weights "
             "(FixMatch, Eq. 4)."
         ),
     )
     divisor: Literal["accepted", "batch"] = Field(
-        "accepted",
+        default="accepted",
         description=(
             "Of a batch's summed loss: the number of its `accepted` examples ((FL)^2, Eq. 10) or of all in the `batch` "
             "(FixMatch, Eq. 4)."
         ),
     )
-    unlabeled_weight: Weight = Field(1.0, description="Lambda_u, the weight of the unlabeled loss; 1 in all papers.")
+    unlabeled_weight: Weight = Field(default=1.0, description="Lambda_u, the weight of the unlabeled loss; 1 in all papers.")
     unlabeled_batch_size: Count = Field(
-        0,
+        default=0,
         description="B_u; 0: as the labeled batch, `client.batch_size`. FixMatch's mu is B_u over that.",
     )
     batches: Literal["all", "accepted"] = Field(
-        "all",
+        default="all",
         description=(
             "With global pseudo-labels, local batches from `all` of a client's data, the rest masked, or from the "
             "`accepted` examples alone."

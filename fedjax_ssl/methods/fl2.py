@@ -34,37 +34,37 @@ class FL2Options(Options):
     """(FL)^2's own settings."""
 
     threshold: Literal["cat", "fixed"] = Field(
-        "cat",
+        default="cat",
         description="`cat` (client-specific adaptive thresholds, Eqs. 7-9) or `fixed`.",
     )
     confidence: Fraction = Field(
-        0.95,
+        default=0.95,
         description="The fixed threshold: of F_k (Eq. 11), and of acceptance where `threshold` is `fixed`.",
     )
-    strict: bool = Field(True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
+    strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
     batches: Literal["all", "accepted"] = Field(
-        "all",
+        default="all",
         description=(
             "Local batches from `all` of a client's data, the rest masked (Algorithm 1, line 12), or from the "
             "`accepted` examples alone (`released`)."
         ),
     )
     consistency: Literal["sacr", "sam", "none"] = Field(
-        "sacr",
+        default="sacr",
         description="`sacr` (Eqs. 11-14), `sam` (the standard SAM objective in its place, Figure 4) or `none`.",
     )
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
-        "confident",
+        default="confident",
         description=(
             "The examples of L_p and L_cs: the `confident` ones, F_k; those `confident_accepted`, F_k and A_k "
             "(`released`); all `accepted` ones; or those accepted whose pseudo-label is `correct`, an oracle (Figure "
             "4)."
         ),
     )
-    perturbation: Literal["asam", "sam"] = Field("asam", description="`asam` (Section 5.1) or `sam` (Eq. 12).")
-    rho: Weight = Field(0.1, description="The perturbation's radius.")
-    consistency_weight: Weight = Field(1.0, description="W_cs (Eq. 14).")
-    aggregation: Literal["lsaa", "uniform"] = Field("lsaa", description="`lsaa` (Eq. 15) or `uniform`.")
+    perturbation: Literal["asam", "sam"] = Field(default="asam", description="`asam` (Section 5.1) or `sam` (Eq. 12).")
+    rho: Weight = Field(default=0.1, description="The perturbation's radius.")
+    consistency_weight: Weight = Field(default=1.0, description="W_cs (Eq. 14).")
+    aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="`lsaa` (Eq. 15) or `uniform`.")
 
 
 class Labeling(NamedTuple):

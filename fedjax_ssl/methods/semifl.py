@@ -33,9 +33,9 @@ PyTree = Any
 class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
-    confidence: Fraction = Field(0.95, description="Tau; a pseudo-label trains where its confidence is >= tau.")
+    confidence: Fraction = Field(default=0.95, description="Tau; a pseudo-label trains where its confidence is >= tau.")
     pseudo_labels: Literal["global", "batch"] = Field(
-        "global",
+        default="global",
         description=(
             "Made once a round by the `global` model that was received; or, as an ablation, for every `batch` by the "
             "local model as it then is, in evaluation mode. The latter has no mixtures, as in the released code, and "
@@ -43,10 +43,10 @@ class SemiFLOptions(Options):
         ),
     )
     mix: Literal["mixup", "none"] = Field(
-        "mixup",
+        default="mixup",
         description="Train on mixtures as well (`mixup`), or on the fix set alone (`none`; (FL)^2's comparison on texts does).",
     )
-    mixup_alpha: Rate = Field(0.75, description="A; the mixing ratio of a batch is drawn from Beta(a, a).")
+    mixup_alpha: Rate = Field(default=0.75, description="A; the mixing ratio of a batch is drawn from Beta(a, a).")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

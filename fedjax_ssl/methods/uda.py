@@ -30,15 +30,17 @@ PyTree = Any
 class UDAOptions(Options):
     """UDA's own settings."""
 
-    temperature: Rate = Field(0.4, description="T, by which the weak outputs of the target are divided; 1: not sharpened.")
+    temperature: Rate = Field(
+        default=0.4, description="T, by which the weak outputs of the target are divided; 1: not sharpened."
+    )
     confidence: Fraction = Field(
-        0.8,
+        default=0.8,
         description="An example counts where the weak output's largest probability, not sharpened, is above this.",
     )
-    unlabeled_weight: Weight = Field(1.0, description="The weight of the unlabeled loss.")
-    unlabeled_batch_size: Count = Field(0, description="B_u; 0: as the labeled batch, `client.batch_size`.")
+    unlabeled_weight: Weight = Field(default=1.0, description="The weight of the unlabeled loss.")
+    unlabeled_batch_size: Count = Field(default=0, description="B_u; 0: as the labeled batch, `client.batch_size`.")
     tsa: Literal["none", "linear", "log", "exp"] = Field(
-        "none",
+        default="none",
         description=(
             "Training signal annealing of the labeled loss, of the clients and of the server: `none`, or the schedule "
             "of its threshold over the run's rounds."

@@ -5,6 +5,7 @@ from fedjax_ssl.models.network import ModelFns
 from fedjax_ssl.models.nnx_modules import from_nnx
 from fedjax_ssl.models.registry import (
     MODELS,
+    accepted_options,
     build,
     check_options,
     default_options,
@@ -18,6 +19,7 @@ from fedjax_ssl.models.registry import (
 __all__ = [
     "MODELS",
     "ModelFns",
+    "accepted_options",
     "build",
     "check_options",
     "default_options",

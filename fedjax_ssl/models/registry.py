@@ -114,6 +114,13 @@ def check_options(name: str, options: dict[str, Any]) -> None:
     _check_options(name, _find(name).module, options)
 
 
+def accepted_options(name: str) -> dict[str, str]:
+    """What each option of network `name` of MODELS accepts, in words."""
+    module = _find(name).module
+    hints = get_type_hints(module)
+    return {option: _described(hints[option]) for option in _options(module)}
+
+
 def _check_options(title: str, module: type[nn.Module], options: dict[str, Any]) -> None:
     known, accepted = _options(module), get_type_hints(module)
     for option, value in options.items():

@@ -45,7 +45,7 @@ class Passes(NamedTuple):
         return Passes(jnp.asarray(self.forward, jnp.int32), jnp.asarray(self.backward, jnp.int32))
 
 
-def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[PyTree, Passes]]:
+def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[Any, Passes]]:
     """`function` as one that returns (its result, Passes); it may be jitted, vmapped and scanned as `function` may."""
 
     @functools.wraps(function)
@@ -96,8 +96,8 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
     """The passes that a mark stands for; None: it is no mark of ours."""
-    output: Any = eqn.outvars[0].aval
-    rows = math.prod(output.shape[:-1])
+    shape = eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
+    rows = math.prod(shape[:-1])
     return {FORWARD: Passes(forward=rows), BACKWARD: Passes(backward=rows)}.get(eqn.params["name"])
 
 

@@ -119,16 +119,15 @@ def run_round(
         metrics stacked to [M].
     """
     shared, own = message
-    update = with_passes(method.client_update) if method.requires.clients else method.client_update
 
     def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         shared, images = common
-        output = update(shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
-        if not isinstance(output, ClientOutput):
-            output, passes = output
-            costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
-            output = output._replace(metrics={**output.metrics, **costs})
-        return contain(output, inputs.state)
+        args = shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key
+        if not method.requires.clients:
+            return contain(method.client_update(*args), inputs.state)
+        output, passes = with_passes(method.client_update)(*args)
+        costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
+        return contain(output._replace(metrics={**output.metrics, **costs}), inputs.state)
 
     output = run_cohort(
         client,

@@ -286,21 +286,20 @@ class Simulator:
         if host:
             new = host.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
-
-        def row(run: int, number: int, label: str | None) -> Row:
-            cohort_of, metrics_of = jax.tree.map(lambda x: self._pick(x, run, number), (cohort, metrics))
-            return report(cohort_of, metrics_of, label)
-
-        return new, [[row(i, j, label) for i, label in enumerate(labels)] for j in range(self.execution.rounds)]
+        return new, [
+            [report(self._pick(cohort, i, j), self._pick(metrics, i, j), label) for i, label in enumerate(labels)]
+            for j in range(self.execution.rounds)
+        ]
 
     def round(self, state: RunState) -> tuple[RunState, Row]:
         """One round of one run, where a dispatch is one round: the state after it and its metrics."""
         state, ((row,),) = self.dispatch(state)
         return state, row
 
-    def _pick(self, x: Any, run: int, number: int) -> Any:
-        x = x[run] if self._several else x
-        return x[number] if self.execution.rounds > 1 else x
+    def _pick(self, tree: Any, run: int, number: int) -> Any:
+        """What a run has in one of the rounds of a dispatch."""
+        at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
+        return jax.tree.map(lambda x: x[at] if at else x, tree)
 
     def _first_round(self, state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
         """The first round, in chunks that are halved until it fits into memory."""

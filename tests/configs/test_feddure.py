@@ -84,8 +84,8 @@ def test_the_configs_are_the_papers(name):
 def test_every_method_that_reads_labels_at_the_clients_has_a_config_in_this_setting(method):
     own = {
         "fedprox": {"method.prox_mu": 0.01},
-        "fedsem": {"method.labeled_rounds": 120},
-        "fedtrinet": {"method.labeled_rounds": 80},
+        "fedsem": {"method.labeled_rounds": 0.6},
+        "fedtrinet": {"method.labeled_rounds": 0.4},
     }
     check(
         settings("feddure_cifar10", f"{method},split=dir_dir"), COMMON | DIR_DIR | {"method.name": method} | own.get(method, {})

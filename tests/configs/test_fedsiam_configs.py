@@ -56,12 +56,12 @@ RELEASED = CLIENTS | {
 MNIST = {"data.name": "mnist", "model.name": "mnist_cnn"}
 SVHN = {"data.name": "svhn_cropped", "model.name": "cifar_cnn"}
 CIFAR = {"data.name": "cifar10", "model.name": "cifar_cnn"}
-LINEAR = {"method.curve": "linear", "method.pi_rounds": 3, "method.saved": 0.5, "method.alpha_max": 0.999}
-RECTANGLE = LINEAR | {"method.curve": "rectangle", "method.pi_rounds": 10, "method.end_round": 40}
+LINEAR = {"method.curve": "linear", "method.pi_rounds": 0.06, "method.saved": 0.5, "method.alpha_max": 0.999}
+RECTANGLE = LINEAR | {"method.curve": "rectangle", "method.pi_rounds": 0.2, "method.end_round": 0.8}
 KL, PI, MT, D = ({"method.consistency": "kl"}, *({"method.name": f"fedsiam_{name}"} for name in ("pi", "mt", "d")))
 EPOCHS, STEPS = {"method.alpha_counts": "epochs"}, {"method.alpha_counts": "steps"}
 PLAIN = OPTIMIZER | {"client.optimizer.momentum": 0.5, "client.optimizer.weight_decay": 0.0, "model.variant": "released"}
-FEDSEM = {"method.name": "fedsem", "method.labeled_rounds": 30, "method.labeled_repeats": 1}
+FEDSEM = {"method.name": "fedsem", "method.labeled_rounds": 0.6, "method.labeled_repeats": 1}
 
 FIXMATCH = {"method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False}
 CLIPPED = {"client.optimizer.clip_norm": 1.0, "server.optimizer.clip_norm": 1.0}
@@ -82,8 +82,7 @@ CASES = {
     "fedsiam_mnist:pi,variant=released,gamma=0.15": RELEASED
     | (MNIST | PI | {"method.labeled_repeats": 2, "data.labeled_fraction": (0.15,), "data.weak": "none"}),
     "fedsiam_mnist:d,curve=rectangle": CLIENTS | MNIST | D | RECTANGLE,
-    "fedsiam_svhn:d,labels_at=server,curve=rectangle": SERVER
-    | (SVHN | RECTANGLE | {"rounds": 150, "method.pi_rounds": 30, "method.end_round": 120}),
+    "fedsiam_svhn:d,labels_at=server,curve=rectangle": SERVER | (SVHN | RECTANGLE | {"rounds": 150}),
     "fedsiam_cifar10:d,curve=linear": CLIENTS | CIFAR | D | LINEAR,
     "fedsiam_svhn": CLIENTS | SVHN | D | LINEAR,
     "fedsiam_svhn:mt,labels_at=server": SERVER | SVHN | MT | {"rounds": 150, "data.labeled_fraction": (0.1,)},
@@ -92,7 +91,7 @@ CASES = {
     "fedsiam_cifar10": CLIENTS | CIFAR | D | RECTANGLE,
     "fedsiam_cifar10:mt,split=noniid3": CLIENTS | CIFAR | MT | KL | {"data.labeled_fraction": (0.55,) * 10 + (0.05,) * 90},
     "fedsiam_cifar10:pi,labels_at=server,split=noniid": SERVER | CIFAR | PI | KL,
-    "fedsiam_cifar10:d,labels_at=server": SERVER | CIFAR | RECTANGLE | {"method.pi_rounds": 40, "method.end_round": 160},
+    "fedsiam_cifar10:d,labels_at=server": SERVER | CIFAR | RECTANGLE,
     "fedsiam_cifar10:d,variant=released": RELEASED | CIFAR | KL | EPOCHS | {"client.batch_size": 30},
     "fedsiam_cifar10:d,variant=released,split=noniid1": RELEASED
     | (CIFAR | D | {"client.batch_size": 30, "data.partition": "class_grid"}),
@@ -102,7 +101,7 @@ CASES = {
     "fedsiam_mnist:fedsem,variant=released": PLAIN | MNIST | FEDSEM | {"method.labeled_repeats": 3, "client.epochs": 5},
     "fedsiam_svhn:fedsem,variant=released,gamma=0.2": PLAIN | SVHN | FEDSEM | {"method.labeled_repeats": 2},
     "fedsiam_mnist:fedtrinet,variant=released": OPTIMIZER
-    | (MNIST | {"method.name": "fedtrinet", "method.labeled_rounds": 20, "client.epochs": 5}),
+    | (MNIST | {"method.name": "fedtrinet", "method.labeled_rounds": 0.4, "client.epochs": 5}),
     "fedsiam_cifar10:fedavg": OPTIMIZER | CIFAR | {"client.epochs": 5},
     "fedsiam_cifar10:fedavg,variant=released": PLAIN
     | (CIFAR | {"client.epochs": 5, "data.labeled": "none", "client.batch_size": 30}),

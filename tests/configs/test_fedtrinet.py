@@ -6,7 +6,7 @@ from tests.configs.test_configs import check, settings
 
 RELEASED = {
     "method.name": "fedtrinet",
-    "method.labeled_rounds": 40,
+    "method.labeled_rounds": 0.4,
     "method.threshold_protection": True,
     "model.variant": "released",
     "model.norm": "running",

@@ -19,7 +19,7 @@ EQUAL = (
     *("client/participants", "client/upload_fraction", "diagnostics/label_ratio", "diagnostics/pseudo_label_accuracy"),
 )
 """What is counted, and what is decided."""
-STRATEGIES = ("scan", "chunked", "sharded", "sharded_chunked")
+STRATEGIES = ("vmap", "chunked", "sharded", "sharded_chunked")
 
 
 def confident(method: str) -> dict[str, float]:
@@ -29,10 +29,10 @@ def confident(method: str) -> dict[str, float]:
 
 @functools.cache
 def reference(method: str, labels_at: str, rounds: int):
-    """The experiment, and what `vmap` makes of it."""
+    """The experiment, and what clients one after another make of it."""
     quick = {} if rounds > 1 else {"client__epochs": 0, "client__steps": 2, "server__epochs": 0, "server__steps": 2}
     experiment = tiny.experiment(method, labels_at=labels_at, **confident(method) | quick)
-    return experiment, *engine.simulate(experiment, "vmap", rounds=rounds)[1:]
+    return experiment, *engine.simulate(experiment, "scan", rounds=rounds)[1:]
 
 
 def assert_agree(expected, got, tolerance):
@@ -49,7 +49,8 @@ def assert_same_rounds(expected, got):
     assert_agree(states[-1], got_states[-1], 1e-5 if len(rows) == 1 else 1e-4)
 
 
-@pytest.mark.parametrize("strategy", ["chunked", "sharded_chunked", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.ci
+@pytest.mark.parametrize("strategy", ["vmap", "chunked", "sharded"])
 @pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
 def test_one_round_of_every_method_agrees(case, strategy):
     experiment, *expected = reference(*case, rounds=1)
@@ -96,7 +97,7 @@ CNN = {
 )
 def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
     experiment = tiny.experiment("fixmatch", network="cnn", **CNN)
-    _, states, rows = engine.simulate(experiment, "vmap", rounds=3)
+    _, states, rows = engine.simulate(experiment, "scan", rounds=3)
     assert states[0].server.weights.stats
     _, got_states, got_rows = engine.simulate(experiment, strategy, rounds=3, start=engine.copied(states[0]))
     for key in ("diagnostics/label_ratio", "diagnostics/pseudo_label_accuracy"):
@@ -114,7 +115,7 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 )
 def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
     experiment, states, rows = reference.__wrapped__(method, labels_at, 3)  # compiled anew
-    _, got_states, got_rows = engine.simulate(experiment, "vmap", rounds=3, on_host=True)
+    _, got_states, got_rows = engine.simulate(experiment, "scan", rounds=3, on_host=True)
     assert got_rows == rows
     assert all(engine.same_bits(a, b) for a, b in zip(states, got_states, strict=True))
     assert not np.array_equal(jax.tree.leaves(states[0].server)[0], jax.tree.leaves(states[3].server)[0])

@@ -194,22 +194,8 @@ def bad_npz(tmp_path_factory) -> str:
     ("arguments", "words"),
     [
         (["--config.method.confidenc=1"], ["config.method.confidenc", "method.confidence"]),
-        (["--config.nonsense=1"], ["config.nonsense", "unknown key"]),
-        (["--config.rounds=many"], ["rounds", "many", "int"]),
-        (["--config.rounds=0"], ["rounds", "got 0"]),
-        (["--config.data.name=cifar11"], ["cifar11", "did you mean 'cifar10'"]),
-        (["--config.data.name=cifar10", "--config.data.data_dir=/nowhere"], ["/nowhere"]),
-        (["--config.data.num_clients=0"], ["data.num_clients", "got 0"]),
-        (["--config.data.num_labels=100000"], ["data.num_labels=100000"]),
         (["--config.data.num_labels=15"], ["data.num_labels=15", "multiple of 10"]),
-        (["--config.cohort_size=7"], ["cohort_size", "got 7", "6"]),
-        (["--config.data.partition=dirichlet", "--config.data.min_size=1000"], ["data: ", "min_size=1000"]),
-        (["--config.method.batches=some"], ["method.batches", "some", "accepted"]),
-        (["--config.method.name=supervised"], ["method.name=supervised", "method.", "configs/digits.py:supervised"]),
-        (["--config.model.name=vgg"], ["model", "vgg"]),
-        (["--config.execution.devices=9"], ["execution.devices", "got 9"]),
-        (["--config.execution.strategy=scan", "--config.execution.chunk_size=2"], ["execution.chunk_size", "got 2"]),
-        (["--config.data.name=npz", "--config.data.path=/nowhere.npz"], ["data.path=/nowhere.npz"]),
+        (["--config.data.name=cifar10", "--config.data.data_dir=/nowhere"], ["/nowhere"]),
         (["--overwrit"], ["overwrit", "Did you mean"]),
         (["rounds=3"], ["rounds=3", "--config."]),
     ],
@@ -227,10 +213,8 @@ def test_wrong_files_are_one_line_with_status_2(tmp_path, config, bad_npz):
     for arguments in (
         [config, "--config.data.name=npz", f"--config.data.path={bad_npz}"],
         ["--config=configs/no_such_file.py"],
-        ["--config=configs/digits.py:no_such_method"],
         [],
         ["--config", "configs/digits.py:fl2", "--config.nonsense=1"],
-        ["--config=configs/common.py"],
     ):
         refused = launch(*arguments, f"--workdir={tmp_path / 'run'}")
         assert refused.returncode == 2, refused.stderr

@@ -36,7 +36,10 @@ def found(name: str) -> dict:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in (*shipped.CASES, "digits_fedavg", "digits_fl2")],
+    [
+        pytest.param(name, marks=pytest.mark.ci if name in FAST else pytest.mark.slow)
+        for name in (*shipped.CASES, "digits_fedavg", "digits_fl2")
+    ],
 )
 def test_a_round_with_the_options_that_ship_equals_the_plain_reference(name):
     got = found(name)
