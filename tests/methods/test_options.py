@@ -131,8 +131,8 @@ REFUSED = [
     (
         "freematch_central",
         {"execution__data": "host"},
-        "execution.data: got host with method.name=freematch_central and server.sbn_data=cohort, whose server reads all images, "
-        "accepted: device",
+        "execution.data: got host with method.name=freematch_central and server.sbn_data=cohort, whose server reads all "
+        "images, accepted: device",
     ),
     (
         "fedcon",
