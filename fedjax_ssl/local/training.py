@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_ssl.data import batching
@@ -156,7 +157,7 @@ def train(carry: Carry, step: Step, schedule: Schedule, key: jax.Array) -> Train
 
     _, shapes, _ = jax.eval_shape(numbered, jnp.int32(0), carry)
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
+    return jax.lax.fori_loop(np.int32(0), schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
 
 
 def apply_gradients(
