@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_ssl.data import batching
@@ -155,9 +154,9 @@ def train(carry: Carry, step: Step, schedule: Schedule, key: jax.Array) -> Train
         new, metrics, images = numbered(s, trained.carry)
         return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images)
 
-    _, shapes, _ = jax.eval_shape(numbered, jnp.int32(0), carry)
+    _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # a number of the type that the loop counts with
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.fori_loop(np.int32(0), schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
+    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
 
 
 def apply_gradients(
