@@ -22,7 +22,7 @@ PAPER = {"fedtrinet": "3P + 2B, 2R", "fedmatch": "(h+1)P + 2B, (2+h)R", "fedlabe
 """What FedLabel's Table 5 has, h being the number of helpers; its R is down and up together."""
 SETTING: dict[str, Any] = {
     "rounds": ROUNDS, "cohort_size": CLIENTS, "eval_every": ROUNDS, "data.num_clients": CLIENTS,
-    "data.labeled_fraction": (0.5,), "client.batch_size": BATCH, "client.epochs": 1,
+    "data.labeled_fraction": (0.5,), "client.batch_size": BATCH, "client.epochs": 1, "execution.batch_size": BATCH,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     # Networks that stay as they are leave some examples without a label: the others pass through none of the three any more.

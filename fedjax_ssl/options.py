@@ -190,9 +190,10 @@ def accepted(field: FieldInfo) -> str:
         return _KINDS.get(kind, "a value" if kind is Union else "a group of keys")
     noun = _KINDS[kind]
     low, high = _bounds(field)
+    high = None if high and high[1] == MANY else high
     if low and high and annotation is float:
         return f"{noun} in {'[' if '=' in low[0] else '('}{low[1]:g}, {high[1]:g}{']' if '=' in high[0] else ')'}"
-    bounds = [f"{sign} {bound:g}" for sign, bound in filter(None, (low, high if high and high[1] != MANY else None))]
+    bounds = [f"{sign} {bound:g}" for sign, bound in filter(None, (low, high))]
     return " ".join([noun, " and ".join(bounds)]).strip()
 
 

@@ -154,7 +154,7 @@ def train(carry: Carry, step: Step, schedule: Schedule, key: jax.Array) -> Train
         new, metrics, images = numbered(s, trained.carry)
         return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images)
 
-    _, shapes, _ = jax.eval_shape(numbered, jnp.int32(0), carry)
+    _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # a number of the type that the loop counts with
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
 

@@ -194,11 +194,11 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
 
 def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
     known, options = [], type(Settings.from_dict(config("fixmatch")).method_options())
-    monkeypatch.setattr(options, "for_run", lambda self, rounds, counts: known.append((rounds, counts)) or self)
+    monkeypatch.setattr(options, "for_run", lambda self, *given: known.append(given) or self)
     experiment = build(config("fixmatch", **DIRICHLET), IMAGES)
     counts = [tables["unlabeled"].count for tables in experiment.problem.tables]
-    (rounds, given), *_ = known
-    assert rounds == 3
+    (rounds, given, batch_size), *_ = known
+    assert (rounds, batch_size) == (3, experiment.settings.client.batch_size)
     np.testing.assert_array_equal(given[:, 1], np.concatenate(counts))
 
 

@@ -172,9 +172,3 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
         np.testing.assert_allclose(at_end, before - R1 * move, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(after, before - (R1 + 1) * move, rtol=1e-5, atol=1e-6)
         assert not np.allclose(at_end, after)
-
-
-@pytest.mark.parametrize("name", ["labeled_rounds", "labeled_repeats"])
-def test_wrong_options_are_refused(name):
-    with pytest.raises(ValueError, match=f"method.{name}: got 0"):
-        toy.options(FedSemOptions, **{name: 0})

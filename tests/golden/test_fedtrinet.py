@@ -359,8 +359,3 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
             assert all(jax.tree.leaves(same)), layer
             still = jax.tree.leaves(jax.tree.map(np.array_equal, leaves, start[layer]))
             assert all(still) if layer in first else not any(still), layer
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match=r"method\.labeled_rounds: got 0"):
-        toy.options(FedTriNetOptions, labeled_rounds=0)

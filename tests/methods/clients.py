@@ -1,10 +1,12 @@
-"""The client of a tiny experiment, with as many labeled and unlabeled examples as a test wants."""
+"""The client of a tiny experiment, with as many labeled and unlabeled examples as a test wants, and what is traced of one."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.experiment.build import plan_of
+from fedjax_ssl.local import Task
 from fedjax_ssl.method import Cohort, Shard
 from tests import tiny
 from tests.golden.linear_clients import with_costs
@@ -54,15 +56,28 @@ class Client:
             self.labels[self.unlabeled],
         )
 
-    def __call__(self, labeled=None, unlabeled=None, *, round=0, weights=None):
-        """What it returns."""
+    def arguments(self, labeled=None, unlabeled=None, *, round=0, weights=None):
+        """Those of its update."""
         server = self.server if weights is None else self.server._replace(weights=weights)
         shared, own = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
         own = jax.tree.map(lambda x: x[0], own)
-        return self.update(shared, own, self.kept, self.shard(labeled, unlabeled), jax.random.key(1))
+        return shared, own, self.kept, self.shard(labeled, unlabeled), jax.random.key(1)
+
+    def __call__(self, *counts, **call):
+        """What it returns."""
+        return self.update(*self.arguments(*counts, **call))
+
+    def trace(self):
+        """The shapes of what it returns."""
+        return jax.eval_shape(self.method.client_update, *self.arguments())
+
+    @property
+    def task(self) -> Task:
+        """What it trains."""
+        return task_of(self.experiment)
 
     def without_what_lies_beyond(self, **call):
-        """What it returns where the images beyond the counts are white, and the labels of all but its labeled examples wrong."""
+        """What it returns where images beyond the counts are white, and all labels but those of its labeled examples wrong."""
         images, labels, shard = self.images, self.labels, self.shard(call.get("labeled"), call.get("unlabeled"))
         labeled, unlabeled = int(shard.labeled.count), int(shard.unlabeled.count)
         self.images = images.at[self.labeled[labeled:]].set(255).at[self.unlabeled[unlabeled:]].set(255)
@@ -71,6 +86,36 @@ class Client:
             return self(**call)
         finally:
             self.images, self.labels = images, labels
+
+
+def task_of(experiment) -> Task:
+    return plan_of(experiment.settings, None).task()
+
+
+def traced_round(experiment):
+    """The shapes of a run's state before a round and after it, and of the round's metrics."""
+    simulator = experiment.simulator
+    before, _ = simulator._initialize.eval_shape(simulator._inputs, simulator._key, simulator._pools)
+    after, _, metrics = simulator._round.eval_shape(before, simulator._inputs, simulator._pools)
+    return before, after, metrics
+
+
+def recorded_passes(monkeypatch) -> list:
+    """(examples, mask, dropout key) of all passes in training mode that are traced or run from now on."""
+    passes = []
+
+    def record(name):
+        original = getattr(Task, name)
+
+        def recorded(self, weights, images, mask, key=None):
+            passes.append((len(images), mask, key))
+            return original(self, weights, images, mask, key)
+
+        monkeypatch.setattr(Task, name, recorded)
+
+    record("train_logits")
+    record("train_features")
+    return passes
 
 
 def flat(tree) -> np.ndarray:

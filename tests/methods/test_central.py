@@ -1,4 +1,4 @@
-"""FixMatch and FreeMatch on pooled data by their edge cases: batches, batch norm, evaluation, options."""
+"""FixMatch and FreeMatch on pooled data by their edge cases: no unlabeled data, batch norm, evaluation, batches."""
 
 import functools
 
@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment.build import _server
+from fedjax_ssl.local import Weights
 from fedjax_ssl.local.server import with_statistics
-from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.method import Aggregate, ServerData
+from fedjax_ssl.method import Aggregate, Cohort
 from fedjax_ssl.methods.central import step_inputs
+from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
-from tests.jaxprs import products
+from tests.methods.clients import flat, recorded_passes, same, task_of
 
 NAMES = ("freematch_central", "fixmatch_central")
 
@@ -25,13 +25,11 @@ class Server:
     def __init__(self, name, network="linear", **overrides):
         overrides = {"server__epochs": 0, "server__steps": 3, "method__mu": 2, **overrides}
         self.experiment = tiny.experiment(name, network=network, **overrides)
-        self.method, data, spec, _ = self.experiment.problem
-        images, labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
-        rows, pool = jnp.asarray(data.server.index[0]), jnp.asarray(data.pooled.index[0])
-        labeled = Examples(images, rows, jnp.int32(len(rows)), labels[rows])
-        unlabeled = Examples(images, pool, jnp.int32(len(pool)), None)
-        self.data = ServerData(labeled, unlabeled, labels[pool], unlabeled, jnp.int32(0))
-        self.start = jax.jit(lambda key: self.method.init(key, spec)[0])
+        self.method, problem = self.experiment.method, self.experiment.problem
+        cohort = Cohort(np.arange(5), np.int32(0))
+        rows = gather(problem.data, cohort, cohort)
+        self.data = jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
+        self.start = jax.jit(lambda key: self.method.init(key, problem.spec)[0])
         self.update = lambda state, data: self.method.server_update(state, Aggregate((), 0.0), data, jax.random.key(1))
         self.round = jax.jit(self.update)
 
@@ -49,18 +47,14 @@ class Server:
         return before, jax.eval_shape(self.update, before, self.data)[0]
 
 
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-
-
 def test_freematch_without_unlabeled_data_trains_on_labels_and_keeps_its_status():
     server = Server("freematch_central")
     state, metrics = server.round(server.state, server.data_without_pool)
     assert np.isfinite(metrics["server/loss"].total)
     assert metrics["server/mask_rate"].weight == 0
-    assert not np.array_equal(flat(state.weights), flat(server.state.weights))
+    assert not same(state.weights, server.state.weights)
     assert np.isfinite(flat(state)).all()
-    jax.tree.map(np.testing.assert_array_equal, state.status, server.state.status)
+    assert same(state.status, server.state.status)
     state, metrics = server.round(server.state, server.data)
     assert 0.1 < state.status.tau < 1
     assert 0 < metrics["server/mask_rate"].total <= metrics["server/mask_rate"].weight == 3 * 2 * 10
@@ -71,20 +65,19 @@ def test_where_nothing_is_accepted_unlabeled_data_change_nothing():
     state, metrics = server.round(server.state, server.data)
     without, _ = server.round(server.state, server.data_without_pool)
     assert metrics["server/mask_rate"] == (0, 3 * 2 * 10)
-    np.testing.assert_array_equal(flat(state), flat(without))
+    assert same(state, without)
 
 
 def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_average():
-    options = {"model__norm": "running", "model__norm_momentum": 0.25, "execution__conv": "xla"}
-    server = Server("fixmatch_central", network="cnn", **options)
+    server = Server("fixmatch_central", network="cnn", model__norm="running", model__norm_momentum=0.25)
     start = server.state
     shifted = start._replace(weights=start.weights._replace(stats=jax.tree.map(lambda x: x + 1, start.weights.stats)))
     one, other = (server.round(state, server.data)[0] for state in (start, shifted))
     # Training normalizes by the batch, so that what it adds to the statistics does not depend on them.
     np.testing.assert_allclose(flat(other.weights.stats) - flat(one.weights.stats), 0.75**3, rtol=1e-4)
-    np.testing.assert_array_equal(flat(one.average), flat(other.average))
+    assert same(one.average, other.average)
 
-    predict = jax.jit(server.method.predict)
+    predict = jax.jit(server.method.predict["global"])
     images, mask = server.data.labeled.images[:4], jnp.ones(4, bool)
     of_one, of_other, of_live = (
         predict(state, images, mask) for state in (one, other, one._replace(average=one.weights.params))
@@ -92,14 +85,13 @@ def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_av
     assert not np.allclose(of_one, of_other)
     assert not np.allclose(of_one, of_live)
     spoiled = one._replace(weights=one.weights._replace(params=jax.tree.map(jnp.zeros_like, one.weights.params)))
-    np.testing.assert_array_equal(predict(spoiled, images, mask), of_one)
+    assert same(predict(spoiled, images, mask), of_one)
 
 
 def test_static_statistics_are_those_of_the_evaluated_average():
-    server = Server("fixmatch_central", network="cnn", server__sbn_data="labeled", execution__conv="xla")
-    settings = server.experiment.settings
-    task = build._task(settings, build._data(settings, None)[2], 10, "xla")
-    collect = jax.jit(lambda weights: with_statistics(task, build._server(settings).static_norm, weights, server.data).stats)
+    server = Server("fixmatch_central", network="cnn", server__sbn_data="labeled")
+    task, static_norm = task_of(server.experiment), _server(server.experiment.settings).static_norm
+    collect = jax.jit(lambda weights: with_statistics(task, static_norm, weights, server.data).stats)
     state, _ = server.round(server.state, server.data)
     got, stats = flat(state.weights.stats), server.state.weights.stats
     np.testing.assert_allclose(got, flat(collect(Weights(state.average, stats))), rtol=1e-4, atol=1e-6)
@@ -108,38 +100,19 @@ def test_static_statistics_are_those_of_the_evaluated_average():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_pass_sees_labeled_weak_and_strong_views_with_a_dropout_key(monkeypatch, name):
-    passes = []
-    original = Task.train_logits
-
-    def recorded(self, weights, images, mask, key=None):
-        passes.append((len(images), key))
-        return original(self, weights, images, mask, key)
-
-    monkeypatch.setattr(Task, "train_logits", recorded)
+    passes = recorded_passes(monkeypatch)
     Server(name, server__batch_size=5).shapes()
-    ((size, key),) = passes
+    ((size, _, key),) = passes
     assert size == 5 + 2 * 2 * 5
     assert key is not None
 
 
 def test_epochs_are_those_of_the_labeled_data():
     server = Server("fixmatch_central", server__epochs=2, server__steps=0, server__batch_size=8)  # 20 labels
-    training = build._server(server.experiment.settings).fine_tune
+    training = _server(server.experiment.settings).fine_tune
     inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.key(0)))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
     assert inputs.unlabeled.positions.shape == (2 * 3, 16)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_that_are_written_out_are_those_of_the_loop(name):
-    looped, unrolled = (Server(name, network="mlp", execution__steps=how) for how in ("loop", "unrolled"))
-    (state, metrics), (same, too) = (server.round(server.state, server.data) for server in (looped, unrolled))
-    np.testing.assert_allclose(flat(same), flat(state), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(flat(too), flat(metrics), rtol=1e-5)
-    of_step, of_round = (
-        len(products(jax.make_jaxpr(server.update)(server.state, server.data).jaxpr)) for server in (looped, unrolled)
-    )
-    assert of_round == 3 * of_step  # none is in a loop
 
 
 def test_the_optimizer_is_kept_where_it_persists():
@@ -149,27 +122,3 @@ def test_the_optimizer_is_kept_where_it_persists():
     assert jax.tree.leaves(kept.optimizer)
     assert kept == kept_after
     assert fresh.optimizer == fresh_after.optimizer == ()
-
-
-def test_data_on_the_host_are_refused():
-    with pytest.raises(ValueError, match=r"execution.data: got host with method.name=freematch_central"):
-        tiny.experiment("freematch_central", execution__data="host")
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("fixmatch_central", "method.mu", 0),
-        ("fixmatch_central", "method.confidence", 1.5),
-        ("fixmatch_central", "method.ema_decay", 1.0),
-        ("freematch_central", "method.mu", -1),
-        ("freematch_central", "method.fairness_weight", -0.1),
-        ("freematch_central", "method.threshold_decay", 1.0),
-        ("freematch_central", "method.threshold_clip", 0.0),
-        ("freematch_central", "server.optimizer.decay", "weights"),
-        ("freematch_central", "server.optimizer.schedule", "cosine_7"),
-    ],
-)
-def test_a_value_out_of_range_is_named(name, key, value):
-    with pytest.raises(ValueError, match=f"{key}: got {value!r}, accepted: "):
-        tiny.experiment(name, **{key.replace(".", "__"): value})

@@ -1,4 +1,4 @@
-"""FedCon's edge cases: what stays with whom, who averages what, clients without data, and what the method refuses."""
+"""FedCon: what stays with whom, who averages what, and a client that comes back."""
 
 import itertools
 
@@ -7,19 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local.task import Weights
-from fedjax_ssl.method import Aggregate, ServerData, Shard
+from fedjax_ssl.local import Weights
+from fedjax_ssl.method import Aggregate
 from fedjax_ssl.methods.fedcon import FedConOptions, _both, _two_views
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
-from tests import tiny
+from fedjax_ssl.simulation.round import attach, gather
+from tests import engine, tiny
+from tests.methods.clients import Client, same, traced_round
 
 BACKBONE_BYTES = 4 * (64 * 32 + 32)  # the hidden layer of `mlp` on 8x8 images
-
-
-def same(a, b) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
 def close(a, b) -> bool:
@@ -33,21 +30,11 @@ class Run:
         quick = {"client__epochs": 0, "client__steps": 2, "server__epochs": 1, "method__target_decay": 0.9}
         # With seed 1 the cohorts are 0 and 1, 0 and 2, 0 and 1, 1 and 2: client 1 comes back after a round without it.
         self.experiment = tiny.experiment("fedcon", data__num_clients=3, cohort_size=2, seed=1, **quick)
-        self.method, self.data, _, _ = self.experiment.problem
-        self.key = jax.random.key(self.experiment.settings.seed)
-        self.states, self.rows = [self.copy(self.experiment.start()[0])], []
-        for state, row in self.experiment.rounds():
-            self.states.append(self.copy(state))
-            self.rows.append(row)
-        self.cohorts = [sample(self.key, jnp.int32(r), 3, 2) for r in range(4)]
-        self.images, self.labels = jnp.asarray(self.data.train.images), jnp.asarray(self.data.train.labels)
-        self.update = jax.jit(self.method.client_update)
-        self.server_update = jax.jit(self.method.server_update)
-
-    @staticmethod
-    def copy(state):
-        """What outlives the next round."""
-        return jax.tree.map(np.array, state._replace(key=()))
+        self.method, self.data = self.experiment.method, self.experiment.problem.data
+        _, self.states, self.rows = engine.simulate(self.experiment, rounds=4)
+        self.key = jax.random.key(1)
+        self.cohorts = [sample(self.key, jnp.int32(r), self.experiment.problem.spec, 4) for r in range(4)]
+        self.update, self.server_update = jax.jit(self.method.client_update), jax.jit(self.method.server_update)
 
     def own(self, number: int, k: int):
         """What client k keeps after `number` rounds."""
@@ -56,20 +43,25 @@ class Run:
     def broadcast(self, number: int):
         return self.method.broadcast(self.states[number].server, None, self.cohorts[number])[0]
 
-    def again(self, number: int, k: int, own, count=None):
-        """Client k's update of a round, counted from 0, with the state `own` and the first `count` of its images."""
-        index = jnp.asarray(self.data.unlabeled.index[k])
-        count = jnp.int32(self.data.unlabeled.count[k] if count is None else count)
-        unlabeled = Examples(self.images, index, count, None)
-        shard = Shard(Examples(self.images, index[:1], jnp.int32(0), self.labels[:1]), unlabeled, self.labels[index])
+    def given(self, number: int):
+        """The data of a round."""
+        rows = gather(self.data, *[jax.device_get(self.cohorts[number])] * 2)
+        return jax.tree.map(jnp.asarray, rows)
+
+    def again(self, number: int, k: int, own):
+        """Client k's update of a round, counted from 0, with the state `own`."""
+        rows = self.given(number)
+        at = self.cohorts[number].ids.tolist().index(k)
+        shard = attach(jax.tree.map(lambda x: x[at], rows.clients), rows.images)
         (key,) = rng.client_keys(self.key, jnp.int32(number), jnp.array([k]))
         return self.update(self.broadcast(number), (), own, shard, key)
 
     def server(self, state, update, *, weight=1.0, labels=None):
         """The server's work at the end of round 1 with this average of updates and the first `labels` of its labels."""
-        index = jnp.asarray(self.data.server.index[0])
-        labeled = Examples(self.images, index, jnp.int32(len(index) if labels is None else labels), self.labels[index])
-        data = ServerData(labeled, labeled, None, labeled, jnp.int32(0))
+        rows = self.given(0)
+        data = attach(rows.server, rows.images)
+        if labels is not None:
+            data = data._replace(labeled=data.labeled._replace(count=jnp.int32(labels)))
         return self.server_update(state, Aggregate(update, jnp.float32(weight)), data, jax.random.key(5))[0]
 
 
@@ -117,27 +109,8 @@ def test_a_client_starts_from_the_common_head_and_the_backbone_it_received(run):
 def test_the_backbone_alone_travels(run):
     assert set(run.broadcast(0).weights.params) == {"Dense_0"}
     assert set(run.again(0, 0, run.own(0, 0)).update.params) == {"Dense_0"}
-    for number, row in enumerate(run.rows, start=1):
-        assert row["comm/bytes_up"] == row["comm/bytes_down"] == 2 * BACKBONE_BYTES * number
-
-
-def test_a_client_without_images_takes_no_part_and_keeps_what_it_has(run):
-    output = run.again(0, 0, run.own(0, 0), count=0)
-    assert output.weight == 0
-    assert not np.any(jax.tree.leaves(output.update)[0])
-    assert not output.client_state.seen
-    assert same(output.client_state.head, run.own(0, 0).head)
-    back = next(k for k in range(3) if run.own(2, k).seen)
-    assert same(run.again(2, back, run.own(2, back), count=0).client_state, run.own(2, back))
-
-
-def test_images_beyond_the_count_change_nothing(run):
-    before, images = run.again(0, 0, run.own(0, 0), count=20), run.images
-    run.images = images.at[run.data.unlabeled.index[0][20:]].set(255)
-    after = run.again(0, 0, run.own(0, 0), count=20)
-    run.images = images
-    assert same(before.update, after.update)
-    assert same(before.client_state, after.client_state)
+    for row in run.rows:
+        assert row["comm/bytes_up"] == row["comm/bytes_down"] == 2 * BACKBONE_BYTES
 
 
 def test_without_labels_the_server_averages_backbones_and_keeps_classifier_and_teacher(run):
@@ -193,41 +166,15 @@ def test_a_step_tracks_the_mean_of_its_two_batches_statistics():
 
 
 def test_statistics_of_the_backbone_travel_where_they_are_tracked():
-    method, data, spec, _ = tiny.experiment("fedcon", network="cnn", model__norm="running").problem
-    images, index = jnp.asarray(data.train.images), jnp.asarray(data.unlabeled.index[0])
-
-    def update(key):
-        state, clients = method.init(key, spec)
-        shared, _ = method.broadcast(state, clients, sample(key, jnp.int32(0), 8, 5))
-        examples = Examples(images, index, jnp.int32(len(index)), None)
-        own = jax.tree.map(lambda x: x[0], clients)
-        return state.weights, method.client_update(shared, (), own, Shard(examples, examples, index), key).update
-
-    weights, sent = jax.eval_shape(update, jax.random.key(0))
-    assert sent.stats == weights.stats
-    assert set(sent.params) == set(weights.params) - {"Dense_0"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"network": "linear"}, r"model\.name: got a network that is one classifier, .*accepted: .* such as cnn"),
-        ({"server__training": "parallel"}, r"server\.training: got parallel with method\.name=fedcon, accepted: after"),
-        ({"method__head_hidden": -1}, r"method\.head_hidden: got -1, accepted: a whole number >= 0"),
-        ({"method__ramp_rounds": 0}, r"method\.ramp_rounds: got 0, accepted: a whole number >= 1"),
-        ({"method__target_decay": 1.5}, r"method\.target_decay: got 1.5, accepted: a number in \[0, 1\]"),
-        ({"method__teacher_rate": -0.1}, r"method\.teacher_rate: got -0.1, accepted: a number in \[0, 1\]"),
-    ],
-)
-def test_wrong_settings_are_one_clear_line(overrides, message):
-    with pytest.raises(ValueError, match=f"^{message}") as error:
-        tiny.experiment("fedcon", **overrides)
-    assert "\n" not in str(error.value)
+    client = Client("fedcon", network="cnn", model__norm="running")
+    sent = client.trace().update
+    shapes = [jax.tree.map(lambda x: x.shape, stats) for stats in (sent.stats, client.weights.stats)]
+    assert shapes[0] == shapes[1] != {}
+    assert set(sent.params) == set(client.weights.params) - {"Dense_0"}
 
 
 def test_the_heads_size_is_an_option():
     assert FedConOptions().head_hidden == 0
     for hidden, expected in ((0, 96), (7, 7)):
-        method, _, spec, _ = tiny.experiment("fedcon", method__head_hidden=hidden).problem
-        _, clients = jax.eval_shape(lambda key, method=method, spec=spec: method.init(key, spec), jax.random.key(0))
-        assert clients.head["Dense_0"]["kernel"].shape == (8, 32, expected)
+        before, _, _ = traced_round(tiny.experiment("fedcon", method__head_hidden=hidden))
+        assert before.clients.head["Dense_0"]["kernel"].shape == (8, 32, expected)

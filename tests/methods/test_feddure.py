@@ -1,4 +1,4 @@
-"""FedDure's edge cases and ablations: unlabeled batches of a client's own size, F-reg's state, clients without data."""
+"""FedDure: unlabeled batches of a client's own size, ablations, F-reg's state, clients with one kind of data."""
 
 import jax
 import jax.numpy as jnp
@@ -42,16 +42,6 @@ def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
     assert largest_batch(np.array([[5, 0]]), 10) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{"regulators": "none"}, {"meta_gradient": "none"}, {"eta_s": 0.0}, {"eta_w": -1.0}, {"confidence": 1.5}]
-)
-def test_a_wrong_option_is_named(options):
-    with pytest.raises(ValueError, match=rf"method\.{next(iter(options))}: got "):
-        FedDureOptions(**options)
-    with pytest.raises(ValueError, match=r"method\.unlabeled_batch_size: got -1"):
-        FedDureOptions(unlabeled_batch_size=-1)
-
-
 @pytest.fixture(scope="module")
 def client():
     return client_of("feddure", **RATES)
@@ -88,18 +78,6 @@ def test_a_client_of_labels_alone_trains_on_them(client):
     assert output.metrics["perf/client_images"].total == EPOCHS * 9
     assert np.isfinite(flat(output)).all()
     assert np.linalg.norm(flat(output.update)) > 0
-
-
-def test_a_client_without_data_takes_no_part(client):
-    output = client(labeled=0, unlabeled=0)
-    assert output.weight == 0
-    assert not np.any(flat(output.update))
-    np.testing.assert_array_equal(flat(output.client_state), flat(client.kept))
-
-
-def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, after = client(), client.without_what_lies_beyond()
-    np.testing.assert_array_equal(flat((before.update, before.client_state)), flat((after.update, after.client_state)))
 
 
 def passes(monkeypatch, expected: list[int], **overrides) -> bool:

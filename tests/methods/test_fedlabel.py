@@ -1,10 +1,8 @@
-"""FedLabel by its edge cases: clients without labels, without unlabeled images, without either; nobody sure; burn-in."""
+"""FedLabel: what r counts, burn-in, clients without labels, and where nobody is sure."""
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.fedlabel import FedLabelOptions
-from tests import tiny
 from tests.methods.clients import Client, finite, flat
 
 TAU, STEPS, BATCH = 3, 4, 8
@@ -59,27 +57,6 @@ def test_a_client_without_labels_learns_from_what_it_and_the_global_model_agree_
     assert finite(output)
 
 
-def test_a_client_of_labels_alone_trains_on_them(client):
-    output = client(unlabeled=0, round=5)
-    assert output.weight == TAU * BATCH
-    assert output.metrics["client/unlabeled_loss"] == (0, 0)
-    assert np.any(flat(output.update))
-    assert finite(output)
-
-
-def test_a_client_without_data_takes_no_part(client):
-    output = client(labeled=0, unlabeled=0, round=5)
-    assert output.weight == 0
-    assert not np.any(flat(output.update))
-    assert not np.any(flat(output.client_state))
-
-
-def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, after = client(round=5), client.without_what_lies_beyond(round=5)
-    np.testing.assert_array_equal(flat(before.update), flat(after.update))
-    assert before.weight == after.weight
-
-
 def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_half_as_far():
     released = {"counts": "passing", "aggregation": "halves", "normalize": "passing", "proximity": 10.0}
     client = client_of(method__confidence=1.0, **{f"method__{key}": value for key, value in released.items()})
@@ -97,27 +74,3 @@ def test_a_confidence_that_equals_the_threshold_is_not_enough():
     output = client(labeled=0, weights=client.biased(0.0))  # every output is uniform, over ten classes
     assert output.metrics["client/mask_rate"] == (0, STEPS * BATCH)
     assert finite(output)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("confidence", 1.5),
-        ("measure", "var"),
-        ("experts", "none"),
-        ("unlabeled_rate", 0.0),
-        ("unlabeled_steps", 0),
-        ("consistency_weight", -1.0),
-        ("proximity", -1.0),
-        ("burn_in", -1),
-        ("counts", "all"),
-    ],
-)
-def test_wrong_options_are_refused(key, value):
-    with pytest.raises(ValueError, match=rf"method\.{key}: got {value!r}"):
-        FedLabelOptions(**{key: value})
-
-
-def test_a_burn_in_that_leaves_no_round_is_refused():
-    with pytest.raises(ValueError, match=r"method\.burn_in: got 4"):
-        tiny.experiment("fedlabel", method__burn_in=4)

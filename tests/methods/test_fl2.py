@@ -1,54 +1,23 @@
 """(FL)^2's client by its edge cases and ablations."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.passes import Passes
 
+from fedjax_ssl import local
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Cohort, Shard
+from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, pseudo_label
-from fedjax_ssl.simulation.simulator import Simulator
-from tests import tiny, toy
-
-
-class Client:
-    """One client of a tiny experiment, jitted once per setting."""
-
-    def __init__(self, name="fl2", **overrides):
-        self.experiment = tiny.experiment(name, **overrides)
-        method, data, spec, _ = self.experiment.problem
-        server, clients = jax.jit(lambda key: method.init(key, spec))(jax.random.key(0))
-        self.shared = method.broadcast(server, clients, Cohort(jnp.arange(5), jnp.int32(0)))[0]
-        self.kept = jax.tree.map(lambda x: x[0], clients)
-        self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
-        self.index = jnp.asarray(data.unlabeled.index[0])
-        self.update = jax.jit(method.client_update)
-
-    def __call__(self, *, count=None, weights=None, truth_shift=0):
-        count = jnp.int32(len(self.index) if count is None else count)
-        unlabeled = Examples(self.images, self.index, count, None)
-        none = Examples(self.images, self.index[:1], jnp.int32(0), self.labels[:1])
-        truth = (self.labels[self.index] + truth_shift) % 10
-        shared = self.shared if weights is None else self.shared._replace(weights=weights)
-        return self.update(shared, (), self.kept, Shard(none, unlabeled, truth), jax.random.key(1))
-
-    def biased(self, bias: float):
-        """Weights whose output is the same for every image: class 3 leads by `bias`."""
-        weights = jax.tree.map(jnp.zeros_like, self.shared.weights)
-        name = max(weights.params, key=lambda n: weights.params[n]["bias"].shape == (10,))
-        weights.params[name]["bias"] = jnp.zeros(10).at[3].set(bias)
-        return weights
+from tests import engine, tiny
+from tests.methods.clients import Client, finite, flat, norm, same
 
 
 @pytest.fixture(scope="module")
 def client():
-    return Client()
-
-
-def norm(tree) -> float:
-    return float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))))
+    return Client("fl2")
 
 
 def test_a_client_that_accepts_nothing_returns_the_global_model_with_its_weight(client):
@@ -59,7 +28,7 @@ def test_a_client_that_accepts_nothing_returns_the_global_model_with_its_weight(
     np.testing.assert_allclose(output.weight, 1 - tau, rtol=1e-5)
     assert output.metrics["diagnostics/label_ratio"].total == 0
     assert output.metrics["perf/client_images"].total == 0
-    assert jax.tree.all(jax.tree.map(np.array_equal, output.client_state, client.kept))
+    assert same(output.client_state, client.kept)
 
 
 def test_a_client_that_is_sure_of_everything_keeps_a_positive_weight(client):
@@ -68,53 +37,31 @@ def test_a_client_that_is_sure_of_everything_keeps_a_positive_weight(client):
     assert norm(output.update) == 0
 
 
-def test_a_client_without_images_takes_no_part(client):
-    output = client(count=0)
-    assert output.weight == 0
-    assert norm(output.update) == 0
-    assert output.metrics["client/threshold"].weight == 0
-
-
 def test_a_client_of_one_image_trains_on_it_and_stays_finite():
     # With > nothing lies above the mean of one confidence. Batch norm then sees one real image in a batch of padding.
     options = {"method__strict": False, "method__batches": "accepted", "execution__conv": "xla"}
-    client = Client(network="cnn", client__batch_size=8, **options)
-    assert client.shared.weights.stats
-    output = client(count=1)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.update))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.client_state))
+    client = Client("fl2", network="cnn", client__batch_size=8, **options)
+    assert client.weights.stats
+    output = client(unlabeled=1)
+    assert finite(output)
     assert norm(output.update) > 0
     assert output.weight > 0
     assert output.metrics["perf/client_images"].total == 1
     assert output.metrics["diagnostics/label_ratio"] == (1, 1)
-    assert np.isfinite(output.metrics["client/loss"].total)
-
-
-def test_images_beyond_the_count_change_nothing(client):
-    before = client(count=20)
-    images = client.images
-    client.images = images.at[client.index[20:]].set(255)
-    after = client(count=20)
-    client.images = images
-    assert jax.tree.all(jax.tree.map(np.array_equal, before.update, after.update))
-    np.testing.assert_array_equal(before.weight, after.weight)
 
 
 def test_all_clients_dropped_leave_the_round_to_the_server():
-    experiment = tiny.experiment("fixmatch", server__momentum=0.5)
-    method = experiment.problem.method
+    def nobody(method):
+        def client_update(*args):
+            output = method.client_update(*args)
+            return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
 
-    def nobody(*args):
-        output = method.client_update(*args)
-        return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
+        return method._replace(client_update=client_update)
 
-    problem = experiment.problem._replace(method=method._replace(client_update=nobody))
-    simulator = Simulator(problem, toy.executions()["vmap"], 250)
-    state, _ = simulator.initialize(0)
-    state, metrics = simulator.round(state)
-    assert metrics["server/non_finite"] == 0
+    _, (_, state), (row,) = engine.simulate(tiny.experiment("fixmatch", server__momentum=0.5), changed=nobody)
+    assert row["server/non_finite"] == 0
     assert norm(state.server.optimizer) == 0  # no aggregation: the momentum is untouched
-    assert np.isfinite(metrics["server/loss"])
+    assert np.isfinite(row["server/loss"])
 
 
 PROBS = np.array([[0.97, 0.02, 0.01], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.96, 0.03, 0.01], [0.2, 0.2, 0.6]], np.float32)
@@ -122,7 +69,7 @@ PROBS = np.array([[0.97, 0.02, 0.01], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.96, 0
 
 def labeling(monkeypatch, **options):
     """Pseudo-labels of five images whose softmax outputs are PROBS; the last is padding."""
-    monkeypatch.setattr("fedjax_ssl.methods.local.class_probabilities", lambda *_: (jnp.asarray(PROBS), Passes()))
+    monkeypatch.setattr(local, "class_probabilities", lambda *_: jnp.asarray(PROBS))
     unlabeled = Examples(None, jnp.arange(5), jnp.int32(4), None)
     shard = Shard(unlabeled, unlabeled, jnp.array([0, 0, 2, 1, 2]))
     return pseudo_label(None, FL2Options(**options), None, shard, None)
@@ -167,27 +114,18 @@ def test_each_ablation_changes_the_update():
         "fixed threshold": {"method__threshold": "fixed", "method__confidence": 0.2},
         "accepted batches": {"method__batches": "accepted"},
     }.items():
-        output = Client(**{"method__confidence": 0.15, **overrides})()
-        updates[name] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(output.update)])
-    names = list(updates)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            assert not np.array_equal(updates[one], updates[other]), (one, other)
+        updates[name] = flat(Client("fl2", **{"method__confidence": 0.15, **overrides})().update)
+    for one, other in itertools.combinations(updates, 2):
+        assert not np.array_equal(updates[one], updates[other]), (one, other)
 
 
 def test_fixmatch_is_fl2_without_its_three_parts_bit_for_bit(usual_emitters):
-    rows, states = [], []
     parts_off = {"method__threshold": "fixed", "method__consistency": "none", "method__aggregation": "uniform"}
-    for method, overrides in (("fixmatch", {}), ("fl2", parts_off)):
-        experiment = tiny.experiment(method, rounds=2, method__confidence=0.2, **overrides)
-        run = list(experiment.rounds())
-        kept = [{k: v for k, v in row.items() if not k.startswith(("client/threshold", "time/", "perf/"))} for _, row in run]
-        rows += [(method, row) for row in kept]
-        states.append(run[-1][0])
-    assert [row for name, row in rows if name == "fl2"] == [row for name, row in rows if name == "fixmatch"]
-    assert jax.tree.all(jax.tree.map(np.array_equal, states[0].server, states[1].server))
-
-
-def test_fedprox_pulls_towards_the_broadcast_model():
-    free, held = (Client(method__prox_mu=mu, method__confidence=0.15, client__epochs=5)() for mu in (0.0, 20.0))
-    assert 0 < norm(held.update) < norm(free.update)
+    (states, rows), (others, other_rows) = (
+        engine.simulate(tiny.experiment(method, rounds=2, method__confidence=0.2, **overrides), rounds=2)[1:]
+        for method, overrides in (("fixmatch", {}), ("fl2", parts_off))
+    )
+    assert all(row.pop("client/threshold") for row in other_rows)
+    assert rows == other_rows
+    assert same(states[2].server, others[2].server)
+    assert not same(states[1].server, states[2].server)

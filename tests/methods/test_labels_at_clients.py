@@ -1,4 +1,4 @@
-"""FixMatch, UDA and FedAvg by their edge cases and ablations, and the server without labels."""
+"""FixMatch, UDA and FedAvg with labels at the clients, and the server without labels."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.method import Cohort
-from fedjax_ssl.methods.fixmatch import FixMatchOptions
-from fedjax_ssl.methods.uda import UDAOptions
 from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
 from tests.methods.clients import Client, flat, same
@@ -27,47 +25,20 @@ def client(request):
     return client_of(request.param, **(PAPER if request.param == "fixmatch" else {}))
 
 
-def test_a_client_without_labels_trains_on_its_unlabeled_examples_for_the_epochs_of_those(client):
-    output = client(labeled=0)
-    assert np.linalg.norm(flat(output.update)) > 0
-    assert np.isfinite(flat(output.update)).all()
-    assert output.weight == 20
-    assert output.metrics["perf/client_images"].total == EPOCHS * 20
-    assert output.metrics["client/loss"] == (0, 0)  # no value
-    assert output.metrics["client/unlabeled_loss"].weight > 0
+@pytest.mark.parametrize(("labeled", "unlabeled"), [(0, 20), (9, 0)])
+def test_a_client_with_one_kind_of_data_weighs_by_it_and_goes_through_it_epoch_by_epoch(client, labeled, unlabeled):
+    output = client(labeled=labeled, unlabeled=unlabeled)
+    assert output.weight == labeled + unlabeled
+    assert output.metrics["perf/client_images"].total == EPOCHS * (labeled + unlabeled)
+    assert output.metrics["client/loss"].weight == EPOCHS * labeled
+    assert (output.metrics["client/unlabeled_loss"].weight > 0) == (unlabeled > 0)
+    assert output.metrics["diagnostics/label_ratio"].weight == EPOCHS * unlabeled
 
 
-def test_a_client_of_labels_alone_trains_on_them(client):
-    output = client(unlabeled=0)
-    assert np.linalg.norm(flat(output.update)) > 0
-    assert np.isfinite(flat(output.update)).all()
-    assert output.weight == 9
-    assert output.metrics["perf/client_images"].total == EPOCHS * 9
-    assert output.metrics["client/unlabeled_loss"] == (0, 0)
-    assert output.metrics["diagnostics/label_ratio"] == (0, 0)
-
-
-def test_a_client_without_data_takes_no_part(client):
-    output = client(labeled=0, unlabeled=0)
-    assert output.weight == 0
-    assert not np.any(flat(output.update))
-    assert output.metrics["perf/client_images"].total == 0
-
-
-def test_what_lies_beyond_the_counts_changes_nothing(client):
-    before, after = client(), client.without_what_lies_beyond()
-    np.testing.assert_array_equal(flat(before.update), flat(after.update))
-    assert before.weight == after.weight
-
-
-def test_fedavg_leaves_out_clients_without_labels_and_weighs_the_others_by_all_their_data():
-    client = client_of("fedavg")
-    output = client()
+def test_fedavg_weighs_clients_by_all_their_data_and_trains_on_the_labeled():
+    output = client_of("fedavg")()
     assert output.weight == 29
     assert output.metrics["perf/client_images"].total == EPOCHS * 9
-    output = client(labeled=0)
-    assert output.weight == 0
-    assert not np.any(flat(output.update))
 
 
 def test_where_nothing_is_accepted_the_labels_train_alone():
@@ -89,29 +60,6 @@ def test_pseudo_labels_of_the_global_model_at_the_clients():
     assert drawn == output.metrics["perf/client_images"].total - EPOCHS * 9 <= steps * 3
     assert drawn >= min(accepted, steps * 3)
     assert np.linalg.norm(flat(output.update)) > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "value"),
-    [
-        (FixMatchOptions, "pseudo_labels", "locl"),
-        (FixMatchOptions, "divisor", "all"),
-        (FixMatchOptions, "unlabeled_weight", -1.0),
-        (FixMatchOptions, "unlabeled_batch_size", -1),
-        (UDAOptions, "unlabeled_batch_size", -1),
-        (UDAOptions, "temperature", 0.0),
-        (UDAOptions, "confidence", 1.5),
-        (UDAOptions, "tsa", "cosine"),
-    ],
-)
-def test_wrong_options_are_refused(options, key, value):
-    with pytest.raises(ValueError, match=rf"method\.{key}: got {value!r}"):
-        options(**{key: value})
-
-
-def test_batches_of_accepted_examples_need_labels_that_are_made_before():
-    with pytest.raises(ValueError, match=r"method\.batches: got 'accepted'"):
-        FixMatchOptions(pseudo_labels="local", batches="accepted")
 
 
 # --- the server --------------------------------------------------------------------------------------------------------
@@ -154,9 +102,3 @@ def test_revealed_labels_are_trained_on_beside_those_at_the_server():
     assert output.weight == 9
     assert np.any(flat(output.update))
     assert jax.tree.leaves(client.server.fine_tune)  # its optimizer's state: the server trains
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedavg_pp", "fedprox"])
-def test_clients_that_train_on_labels_alone_are_refused_where_the_server_keeps_them(method):
-    with pytest.raises(ValueError, match=r"^data.labels_at: got server for .*, accepted: clients, or .*reveal_labels=True$"):
-        tiny.experiment(method, labels_at="server", data__reveal_labels=False)

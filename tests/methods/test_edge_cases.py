@@ -1,0 +1,70 @@
+"""Clients of all methods that lack labeled examples, unlabeled ones or both, and what lies beyond a client's counts."""
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.methods import METHODS
+from tests import tiny
+from tests.methods.clients import Client, finite, flat, same
+
+CASES = [case for case in tiny.CASES if case[0] not in ("supervised", "fixmatch_central", "freematch_central")]
+AT_CLIENTS = [case for case in CASES if case[1] == "clients"]
+LABELS_ALONE = ("fedavg", "fedavg_pp", "fedprox")
+OWN = {
+    "fedcon": {"network": "mlp"},
+    "fedlabel": {"method__burn_in": 0.0},
+    "fedsiam_d": {"method__pi_rounds": 0.0},
+    "fl2": {"method__confidence": 0.2},
+    "semifl": {"method__confidence": 0.2},
+}
+ROUND = 2  # a second phase has begun, and pseudo-labels are made in it
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def client(request):
+    """Nine labeled examples, where clients have labels, and twenty others; a linear network of clear opinions."""
+    method, labels_at = request.param
+    labeled = 9 if labels_at == "clients" or method in LABELS_ALONE else 0
+    scale = 1.0 if method == "fedcon" else 4.0  # whose clients start with the first weights as their target
+    overrides = {"network": "linear", "client__epochs": 2, "client__batch_size": 8} | OWN.get(method, {})
+    return Client(method, labeled, 20, scale=scale, labels_at=labels_at, **overrides)
+
+
+def test_a_client_without_data_takes_no_part(client):
+    output = client(labeled=0, unlabeled=0, round=ROUND)
+    assert output.weight == 0
+    assert not np.any(flat(output.update))
+    assert same(output.client_state, client.kept)
+    assert finite(output)
+    for name in ("perf/client_images", "cost/backward_passes"):
+        assert output.metrics[name].total == 0
+    assert all(metric.weight == 0 for name, metric in output.metrics.items() if name.endswith("loss"))
+
+
+def test_what_lies_beyond_the_counts_changes_nothing(client):
+    before, after = client(round=ROUND), client.without_what_lies_beyond(round=ROUND)
+    assert np.linalg.norm(flat(before.update)) > 1e-3
+    assert same((before.update, before.weight, before.client_state), (after.update, after.weight, after.client_state))
+
+
+@pytest.mark.parametrize("client", AT_CLIENTS, indirect=True, ids="-".join)
+def test_a_client_of_labels_alone_trains_on_them(client):
+    output = client(unlabeled=0, round=ROUND)
+    assert output.weight > 0
+    assert np.any(flat(output.update))
+    assert finite(output)
+    assert output.metrics["client/loss"].weight > 0
+    for name in ("client/unlabeled_loss", "client/mask_rate", "client/reward"):
+        assert output.metrics.get(name, (0, 0)) == (0, 0)
+
+
+@pytest.mark.parametrize("client", AT_CLIENTS, indirect=True, ids="-".join)
+def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does(client):
+    output = client(labeled=0, round=ROUND)
+    trains = client.experiment.settings.method["name"] not in LABELS_ALONE
+    assert (output.weight > 0) == np.any(flat(output.update)) == trains
+    assert finite(output)
+
+
+def test_every_method_with_clients_is_tested():
+    assert {method for method, _ in CASES} == {name for name in METHODS if tiny.experiment(name).method.requires.clients}
