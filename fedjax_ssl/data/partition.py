@@ -1,8 +1,4 @@
-"""Which client gets which examples: the table of partitions, and the choice of a labeled set.
-
-Pure NumPy functions that run once, before anything is compiled; `fedjax_ssl.data.federated.pack` makes an index table of
-their rows. The order of the indices does not change the result.
-"""
+"""Which client gets which examples: the table of partitions, and the choice of a labeled set. All run once, in NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class Scheme(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The number of examples of each client, and of each client and class."""
+    """What `summary` counts."""
 
     sizes: Int64[np.ndarray, " K"]
     histogram: Int64[np.ndarray, "K C"]
@@ -34,10 +30,7 @@ class Summary(NamedTuple):
 def balanced_labels(
     labels: Int[np.ndarray, " N"], num_labels: int, num_classes: int, rng: np.random.Generator
 ) -> tuple[Positions, Positions]:
-    """Class-balanced labeled set: num_labels / C examples of every class, drawn without replacement, and the rest.
-
-    Both are ascending. ValueError if `num_labels` is not a positive multiple of C, or a class has too few examples.
-    """
+    """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending."""
     labels = np.asarray(labels)
     if num_labels > len(labels):
         raise ValueError(f"num_labels={num_labels} is more than the {len(labels)} training examples: ask for fewer labels")
@@ -59,7 +52,7 @@ def balanced_labels(
 
 
 def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    """Labeled set at random, whatever the classes (FedCon), and the rest; ValueError if `num_labels` is not in 1..N."""
+    """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending."""
     if not 1 <= num_labels <= num_examples:
         raise ValueError(f"num_labels={num_labels} of {num_examples} training examples: give 1 to {num_examples} labels")
     labeled = np.zeros(num_examples, bool)
@@ -69,7 +62,7 @@ def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) 
 
 def iid(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
     """Equal shares at random: floor(N / K) examples for every client ((FL)^2, SemiFL); N mod K examples are unassigned."""
-    del labels  # every partition takes them
+    del labels
     positions = checked(indices, num_clients)
     share = len(positions) // num_clients
     shuffled = rng.permutation(positions)
@@ -91,7 +84,7 @@ PARTITIONS: dict[str, Scheme] = {
 
 
 def summary(rows: Rows, labels: Labels, num_classes: int) -> Summary:
-    """Sizes and class histograms of a partition's rows."""
+    """Counts the examples of each client, and of each client and class."""
     labels = np.asarray(labels)
     histogram = np.array([np.bincount(labels[row], minlength=num_classes) for row in rows]).reshape(len(rows), num_classes)
     return Summary(histogram.sum(1), histogram)

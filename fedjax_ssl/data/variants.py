@@ -13,7 +13,7 @@ from fedjax_ssl.data.augment import Augmentation, compose, cutout, cutout_clippe
 
 
 class Op(enum.IntEnum):
-    """The operations; the comment says what the magnitude is."""
+    """The operations, with the unit of their magnitude."""
 
     IDENTITY = 0
     AUTO_CONTRAST = 1
@@ -34,7 +34,7 @@ class Op(enum.IntEnum):
 
 
 class Magnitude(NamedTuple):
-    """Distribution of an operation's magnitude: one of `values`, all equally likely, plus U(0, span)."""
+    """The distribution of a magnitude: one of `values`, all equally likely, plus U(0, span)."""
 
     values: tuple[float, ...] = (0.0,)
     span: float = 0.0
@@ -59,10 +59,10 @@ class Variant(NamedTuple):
         slots: operations drawn per image, independently and with replacement.
         probability: that a drawn operation is applied.
         ops: the operations to draw from, all equally likely, and their magnitudes.
-        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, which are among the operations.
+        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, two more operations.
         cutout: the end of the strong view.
         fill: value of pixels from outside of the image.
-        bilinear: whether shears interpolate. (Rotation has Pillow's default, the nearest pixel.)
+        bilinear: whether shears interpolate; rotations take the nearest pixel.
         ops_first: whether the operations come before flip and crop.
     """
 
@@ -79,7 +79,7 @@ class Variant(NamedTuple):
 def _ops(
     *plain: Op, enhance: Magnitude, posterize: Magnitude, solarize: Magnitude, rotate: Magnitude, shear: Magnitude
 ) -> dict[Op, Magnitude]:
-    """`plain` operations, which have no magnitude, and those of all variants except translations."""
+    """The operations of a variant: `plain` ones, which have no magnitude, and those that all variants have."""
     return {
         **dict.fromkeys(plain, Magnitude()),
         Op.POSTERIZE: posterize,
@@ -91,7 +91,7 @@ def _ops(
 
 
 def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
-    """All operations at one level, a share of each operation's scale: low is dark, flat, inverted; Posterize 8 bits to 4."""
+    """A variant with all operations at one level, a share of each operation's scale; low is dark, flat and inverted."""
     return Variant(
         slots=slots,
         probability=1.0,

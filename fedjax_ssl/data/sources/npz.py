@@ -13,8 +13,8 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
-# What NumPy raises for pickled objects, damaged or encrypted members and members that end too early.
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
 def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
@@ -34,10 +34,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
 
 
 def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays of `keys` that an `.npz` file has, and the names of all its arrays.
-
-    FileNotFoundError if it does not exist, ValueError if it is no `.npz` file, is damaged, or has pickled objects.
-    """
+    """The arrays of `keys` that an `.npz` file has, and the names of all its arrays."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"path={path}: no such file: give an existing .npz file")
     if not zipfile.is_zipfile(path):
