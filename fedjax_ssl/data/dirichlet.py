@@ -31,25 +31,27 @@ def dirichlet(
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
     class_counts = np.unique(np.asarray(labels)[indices], return_counts=True)[1]
-
-    def finish(sizes: np.ndarray, *notes: str) -> Partition:
-        return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0], notes)
-
-    # A try computes sizes alone; positions are cut once, for the try that succeeds.
     for _ in range(max_tries):
         sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
         if sizes is not None and sizes.sum(0).min() >= min_size:
-            return finish(sizes)
-    sizes, best = _redraw_short(class_counts, num_clients, alpha, rng, min_size)
-    if sizes is None:
-        raise ValueError(
-            f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
-            f"min_size={min_size} (at best {best} clients were short of it): raise alpha, use fewer clients or lower min_size"
-        )
-    return finish(
-        sizes,
-        f"Dirichlet split with alpha={alpha}, num_clients={num_clients}: none of {max_tries} draws gave every client "
-        f"min_size={min_size}, so the clients that fell short were drawn anew, alone",
+            return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0])
+
+    proportions = np.zeros((len(class_counts), num_clients))
+    short, fewest = np.ones(num_clients, bool), num_clients
+    for _ in range(1000):
+        proportions[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
+        sizes = _dirichlet_sizes(class_counts, proportions)
+        short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size
+        if sizes is not None and not short.any():
+            note = (
+                f"Dirichlet split with alpha={alpha}, num_clients={num_clients}: none of {max_tries} draws gave every client "
+                f"min_size={min_size}, so the clients that fell short were drawn anew, alone"
+            )
+            return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0], (note,))
+        fewest = min(fewest, int(short.sum()))
+    raise ValueError(
+        f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
+        f"min_size={min_size} (at best {fewest} clients were short of it): raise alpha, use fewer clients or lower min_size"
     )
 
 
@@ -112,19 +114,3 @@ def _dirichlet_sizes(
         sizes[c] = np.diff(cuts, prepend=0)
         totals += sizes[c]
     return sizes
-
-
-def _redraw_short(
-    class_counts: Int[np.ndarray, " C"], num_clients: int, alpha: float, rng: np.random.Generator, min_size: int
-) -> tuple[Int64[np.ndarray, "C K"] | None, int]:
-    """Sizes with every client at `min_size` or more, or None, and how many clients were short of it in the best try."""
-    draws = np.zeros((len(class_counts), num_clients))
-    short, fewest = np.ones(num_clients, bool), num_clients
-    for _ in range(1000):
-        draws[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
-        sizes = _dirichlet_sizes(class_counts, draws)
-        short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size
-        fewest = min(fewest, int(short.sum()))
-        if fewest == 0:
-            return sizes, 0
-    return None, fewest

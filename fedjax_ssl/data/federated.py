@@ -6,7 +6,7 @@ Padding the clients of a skewed split then pads integers, not pictures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -137,7 +137,11 @@ def widened(splits: Sequence[FederatedData]) -> list[FederatedData]:
     """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding."""
     widths = {name: max(getattr(data, name).index.shape[1] for data in splits) for name in TABLES}
 
-    def widen(table: Table, width: int) -> Table:
-        return table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1]))))
+    def widen(data: FederatedData) -> FederatedData:
+        tables: dict[str, Any] = {}
+        for name in TABLES:
+            table = getattr(data, name)
+            tables[name] = table._replace(index=np.pad(table.index, ((0, 0), (0, widths[name] - table.index.shape[1]))))
+        return data._replace(**tables)
 
-    return [data._replace(**{name: widen(getattr(data, name), widths[name]) for name in TABLES}) for data in splits]
+    return [widen(data) for data in splits]

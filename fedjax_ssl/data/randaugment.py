@@ -117,10 +117,10 @@ def _warp(op: Count, magnitude: Scalar, planes: Planes, variant: Variant) -> Pla
         row_part, column_part = (jnp.where(shear, v & 65535, 0) for v in (row, column))
         before = pixels(row >> 16, column >> 16)
         after = pixels((row >> 16) + (row_part > 0), (column >> 16) + (column_part > 0))
-        moved = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
+        warped = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
     else:
-        moved = pixels(row >> 16, column >> 16)
-    return jnp.where(inside, moved, variant.fill)
+        warped = pixels(row >> 16, column >> 16)
+    return jnp.where(inside, warped, variant.fill)
 
 
 def _blend(op: Count, magnitude: Scalar, planes: Planes) -> Planes:

@@ -24,10 +24,14 @@ _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int) -> Dataset:
     """The prepared dataset `name`, see `sources.load`; messages also suggest `others`, names that TFDS does not have."""
+    import tensorflow_datasets as tfds
+
     builder = _builder(name, data_dir, others)
     features, folder = dict(builder.info.features.items()), builder.data_dir
+    image: Any = features.get("image")
     num_classes = getattr(features.get("label"), "num_classes", None)
-    if num_classes is None or not _is_fixed_image(features.get("image")):
+    has_images = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8 and None not in image.shape
+    if num_classes is None or not has_images or image.shape[2] not in (1, 3):
         raise ValueError(
             f"{name} at {folder} has features {', '.join(sorted(features))}: needed are a class `label` and a uint8 `image` "
             "of fixed size with 1 or 3 channels"
@@ -35,15 +39,6 @@ def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequen
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(f"{name} at {folder} has splits {', '.join(builder.info.splits)}: needed are train and test")
     return with_splits(name, {split: read(builder, split) for split in ("train", "test")}, resplit, seed, num_classes)
-
-
-def _is_fixed_image(feature: Any) -> bool:
-    """Whether a TFDS feature is uint8 images [H, W, ch] of one size, ch 1 or 3."""
-    import tensorflow_datasets as tfds
-
-    if not isinstance(feature, tfds.features.Image) or feature.np_dtype != np.uint8:
-        return False
-    return None not in feature.shape and feature.shape[2] in (1, 3)
 
 
 def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
