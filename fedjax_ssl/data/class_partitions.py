@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int
+from numpy.random import Generator
 
 from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, by_client, checked, cut, shuffled_by_class
 
@@ -11,7 +12,7 @@ BATCH_IMBALANCED = (0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
 """Class probabilities of FedMatch's clients 0, 10, 20, ..."""
 
 
-def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """The same number of every class for every client: FedDure's "IID" (Section 4.1).
 
     Of n_c examples of a class each client gets floor(n_c / K), and the clients with the fewest examples so far one more, in
@@ -28,9 +29,7 @@ def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: np.r
     return Partition(cut(by_class, sizes), positions[:0])
 
 
-def shards(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, shards_per_client: int
-) -> Partition:
+def shards(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, shards_per_client: int) -> Partition:
     """FedCon's Non-IID split: examples sorted by class, cut into K s equal shards, of which each client gets s at random.
 
     s = `shards_per_client`. Sizes of shards differ by at most 1; a shard may span classes.
@@ -48,9 +47,7 @@ def shards(
     return Partition(by_client(by_class, np.repeat(clients, np.diff(cuts)), num_clients), positions[:0])
 
 
-def class_shards(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, classes_per_client: int
-) -> Partition:
+def class_shards(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, classes_per_client: int) -> Partition:
     """SemiFL's balanced Non-IID split `l-K`: every class is cut into l K / C equal shards, and each client gets l shards.
 
     l = `classes_per_client`; C has to divide l K. A list of every class, l K / C times, is shuffled, and client k takes entries
@@ -67,9 +64,7 @@ def class_shards(
     return _share_classes(labels, positions, slots.reshape(num_clients, classes_per_client), rng)
 
 
-def random_classes(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, classes_per_client: int
-) -> Partition:
+def random_classes(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, classes_per_client: int) -> Partition:
     """Every client draws l = `classes_per_client` distinct classes at random, and the clients of a class share it equally.
 
     FedSiam's Non-IID-I as its paper describes it, and its Non-IID unlabeled data with labels at the server, both with l = 2.
@@ -81,7 +76,7 @@ def random_classes(
     return _share_classes(labels, positions, orders[:, :classes_per_client], rng)
 
 
-def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """Client i of K = C^2 has classes i // C and i % C, each class in 2 C equal shares: FedSiam's Non-IID-I as released.
 
     The C clients with i // C = i % C take two shares of their one class.
@@ -97,7 +92,7 @@ def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: np.rando
     return _share_classes(labels, positions, np.stack([client // num_classes, client % num_classes], 1), rng)
 
 
-def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """FedMatch's batch-imbalanced split of 10 classes: client i asks for floor(N / K) examples of class mixture i mod 10.
 
     Mixture i is `BATCH_IMBALANCED`, rotated by i; counts are multinomial. Clients take their examples of a class one after
@@ -126,7 +121,7 @@ def _check_classes(labels: Labels, classes_per_client: int) -> int:
     return num_classes
 
 
-def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: np.random.Generator) -> Partition:
+def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: Generator) -> Partition:
     """Shares every class equally among the clients that have it in their row of `slots`; a class in no row is unassigned.
 
     Shares of a class differ by at most 1, and which are larger is random.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
+from numpy.random import Generator
 
 from fedjax_ssl.data.shares import Indices, Labels, Partition, checked, cut, distinct, shuffled_by_class
 
@@ -12,7 +13,7 @@ def dirichlet(
     labels: Labels,
     indices: Indices,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     alpha: float,
     min_size: int = 10,
@@ -55,9 +56,7 @@ def dirichlet(
     )
 
 
-def dirichlet_classes(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, alpha: float
-) -> Partition:
+def dirichlet_classes(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, alpha: float) -> Partition:
     """Every client draws its own class mixture q_k ~ Dir(alpha 1_C); a class is split in proportion to its column.
 
     The partition of FLUTE's FedLabel experiments: class c of n_c examples, shuffled, is cut at

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int64
+from numpy.random import Generator
 
 from fedjax_ssl.data import class_partitions as classes
 from fedjax_ssl.data.dirichlet import dirichlet, dirichlet_classes
@@ -27,9 +28,7 @@ class Summary(NamedTuple):
     histogram: Int64[np.ndarray, "K C"]
 
 
-def balanced_labels(
-    labels: Int[np.ndarray, " N"], num_labels: int, num_classes: int, rng: np.random.Generator
-) -> tuple[Positions, Positions]:
+def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Generator) -> tuple[Positions, Positions]:
     """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending."""
     labels = np.asarray(labels)
     if num_labels > len(labels):
@@ -51,7 +50,7 @@ def balanced_labels(
     return np.flatnonzero(labeled), np.flatnonzero(~labeled)
 
 
-def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
+def random_labels(num_examples: int, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
     """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending."""
     if not 1 <= num_labels <= num_examples:
         raise ValueError(f"num_labels={num_labels} of {num_examples} training examples: give 1 to {num_examples} labels")
@@ -60,7 +59,7 @@ def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) 
     return np.flatnonzero(labeled), np.flatnonzero(~labeled)
 
 
-def iid(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def iid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """Equal shares at random: floor(N / K) examples for every client ((FL)^2, SemiFL); N mod K examples are unassigned."""
     del labels
     positions = checked(indices, num_clients)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int64
+from numpy.random import Generator
 
 Labels = Int[np.ndarray, " pool"]
 """Labels of the whole pool, also of examples that are not shared out; the largest is C - 1."""
@@ -51,9 +52,7 @@ def checked(indices: Indices, num_clients: int) -> Positions:
     return positions
 
 
-def shuffled_by_class(
-    labels: Labels, positions: Positions, rng: np.random.Generator
-) -> tuple[Positions, Int64[np.ndarray, " C"]]:
+def shuffled_by_class(labels: Labels, positions: Positions, rng: Generator) -> tuple[Positions, Int64[np.ndarray, " C"]]:
     """Positions class after class, in random order within each class, and the number of examples of each class."""
     labels = np.asarray(labels)
     shuffled = rng.permutation(positions)

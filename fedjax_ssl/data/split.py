@@ -7,6 +7,7 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
 from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
@@ -148,7 +149,7 @@ def _union(labeled: Positions, unlabeled: Positions) -> Positions:
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: np.random.Generator) -> Partition:
+def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: Generator) -> Partition:
     """The partition `name` of some examples; an error says `what` they are."""
     scheme = PARTITIONS[name]
     parameters = {parameter: getattr(how, parameter) for parameter in scheme.parameters}
@@ -158,7 +159,7 @@ def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions,
         raise ValueError(f"{what} examples by {name}: {error}") from error
 
 
-def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[Positions, Positions]:
+def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: Generator) -> tuple[Positions, Positions]:
     """The labeled set and the rest; a share is rounded, and down to a multiple of C if balanced."""
     num_labels = how.num_labels
     if how.labeled_fraction:
@@ -172,7 +173,7 @@ def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: np.random.Ge
     return random_labels(len(labels), num_labels, rng)
 
 
-def _label_within(rows: Rows, how: Split, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def _label_within(rows: Rows, how: Split, rng: Generator) -> tuple[Rows, Rows]:
     """Labeled and unlabeled examples of every client: a random share of its row is labeled, rounded half up."""
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]

@@ -92,20 +92,11 @@ def _ops(
 
 def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
     """A variant with all operations at one level, a share of each operation's scale; low is dark, flat and inverted."""
-    return Variant(
-        slots=slots,
-        probability=1.0,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_one_of(0.1 + 1.8 * level),
-            posterize=_one_of(8 - np.round(4 * level)),
-            solarize=_one_of(256 * level),
-            rotate=_either_sign(30 * level),
-            shear=_either_sign(0.3 * level),
-        ),
-        translate=lambda side: _either_sign(0.3 * level * side),
-        ops_first=ops_first,
-    )
+    ops = _ops(
+        *_PLAIN, enhance=_one_of(0.1 + 1.8 * level), posterize=_one_of(8 - np.round(4 * level)), solarize=_one_of(256 * level),
+        rotate=_either_sign(30 * level), shear=_either_sign(0.3 * level),
+    )  # fmt: skip
+    return Variant(slots, 1.0, ops, translate=lambda side: _either_sign(0.3 * level * side), ops_first=ops_first)
 
 
 _PLAIN = (Op.IDENTITY, Op.AUTO_CONTRAST, Op.EQUALIZE)

@@ -23,12 +23,7 @@ GENERIC = ("npz", "image_folder", "text_features")
 
 
 def load(
-    name: str,
-    *,
-    data_dir: str | None = None,
-    path: str | None = None,
-    resplit: Sequence[float] | None = None,
-    seed: int = 0,
+    name: str, *, data_dir: str | None = None, path: str | None = None, resplit: Sequence[float] | None = None, seed: int = 0
 ) -> Dataset:
     """Loads a dataset by name; never downloads.
 
