@@ -1,7 +1,7 @@
-"""What config files share: the defaults of every key, and the argument after the colon."""
+"""What config files share: the default of every key, the argument after a config's name, and the settings of several papers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from fedjax_ssl.models import default_options
 
 
 def base(method: str, model: str, **model_options: Any) -> ConfigDict:
-    """A config with the defaults of every key, those of a method's and a model's own options among them."""
+    """A config with the default of every key, also of the method's and the model's own options."""
     config = Settings().to_dict()
     options = options_class(METHODS[method])().model_dump()
     config["method"] = {"name": method, "prox_mu": PROX_MU.get(method, 0.0), **options}
@@ -21,24 +21,12 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     return ConfigDict(config)
 
 
-def parse(argument: str | None, positional: Sequence[str], **defaults: str) -> tuple[str, dict[str, str]]:
-    """Reads a config file's argument, `word,key=value,...`.
-
-    Args:
-        argument: what stands after the colon, or None.
-        positional: the accepted first words; the first is the default.
-        **defaults: the accepted keys.
-
-    Returns:
-        (word, keys and values).
-
-    Raises:
-        ValueError: for another word or key.
-    """
+def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[str, dict[str, str]]:
+    """Reads `word,key=value,...` as (word, values): one of `words`, by default the first, and the keys of `defaults`."""
     parts = [part.strip() for part in (argument or "").split(",") if part.strip()]
-    word = parts.pop(0) if parts and "=" not in parts[0] else positional[0]
-    if word not in positional:
-        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(positional)}")
+    word = parts.pop(0) if parts and "=" not in parts[0] else words[0]
+    if word not in words:
+        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}")
     values = dict(defaults)
     for part in parts:
         key, equals, value = part.partition("=")
@@ -49,28 +37,50 @@ def parse(argument: str | None, positional: Sequence[str], **defaults: str) -> t
     return word, values
 
 
+def one_of(key: str, value: str, accepted: Iterable[str]) -> str:
+    """The value of a key in a config's argument, which has to be one of those accepted."""
+    if value not in accepted:
+        raise ValueError(f"the config's argument {key}: got {value!r}, accepted: {', '.join(accepted)}")
+    return value
+
+
 def number(key: str, value: str) -> int:
-    """The whole number given for `key` in a config file's argument."""
+    """The whole number of a key in a config's argument."""
     if not value.isdecimal():
         raise ValueError(f"the config's argument {key}: got {value!r}, accepted: a whole number")
     return int(value)
 
 
-def real(key: str, value: str, *, most: float = math.inf, zero: bool = False) -> float:
-    """The number given for `key` in a config file's argument, greater than 0 and at most `most`; or 0, too."""
+def real(key: str, value: str, *, maximum: float = math.inf, zero: bool = False) -> float:
+    """The number of a key in a config's argument: in (0, maximum], or with `zero` in [0, maximum]."""
     got = _float(value)
-    if not (0 < got <= most or (zero and got == 0)):
-        accepted = f"in {'[' if zero else '('}0, {most:g}]" if most < math.inf else f">{'=' if zero else ''} 0"
+    if not (0 < got <= maximum or (zero and got == 0)):
+        accepted = f"in {'[' if zero else '('}0, {maximum:g}]" if maximum < math.inf else f">{'=' if zero else ''} 0"
         raise ValueError(f"the config's argument {key}: got {value!r}, accepted: a number {accepted}")
     return got
 
 
-def _float(value: str) -> float:
-    """The number in a string, or NaN."""
+def _float(text: str) -> float:
+    """The number in a text, or NaN."""
     try:
-        return float(value)
+        return float(text)
     except ValueError:
         return math.nan
+
+
+def set_split(config: ConfigDict, split: str, *, others: str = "") -> None:
+    """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client) or `dir0.1` (Dirichlet's alpha).
+
+    A message lists these and `others`, which the caller takes itself.
+    """
+    if split in ("iid", "shards"):
+        config.data.partition = split
+    elif split.startswith("l") and split[1:].isdecimal():
+        config.data.partition, config.data.classes_per_client = "class_shards", int(split[1:])
+    elif split.startswith("dir") and _float(split[3:]) > 0:
+        config.data.partition, config.data.alpha = "dirichlet", float(split[3:])
+    else:
+        raise ValueError(f"the config's argument split: got {split!r}, accepted: {others}iid, shards, l2, dir0.1, dir0.3, ...")
 
 
 LABELS_AT_CLIENTS = (
@@ -79,40 +89,19 @@ LABELS_AT_CLIENTS = (
 )
 """The methods that read labels at the clients."""
 ON_ALL_LABELS = ("fedavg", "fedavg_pp", "fedprox")
-"""Of these, those that with labels at the server, who fine-tunes on them, need to know their clients' labels, too."""
-LOCAL_FIXMATCH: dict[str, Any] = {
-    "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
+"""Methods whose clients train on labels alone: with labels at the server, too, they have to know their clients' labels."""
+AT_CLIENTS: dict[str, dict[str, Any]] = {
+    # As it was published, with pseudo-labels in each step; the defaults are (FL)^2's, with pseudo-labels once a round.
+    "fixmatch": {
+        "method.pseudo_labels": "local", "method.divisor": "batch", "method.strict": False, "method.batches": "all",
+    },
+    "fedmatch": {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5},
 }  # fmt: skip
-"""FixMatch as it was published, in each step; its default is (FL)^2's, once a round."""
-FEDMATCH_AT_CLIENTS: dict[str, Any] = {"method.lambda_l1": 1e-4, "method.l1_thres": 5e-6, "method.delta_thres": 5e-5}
-"""FedMatch's constants where the labels are at the clients; its defaults are those for labels at the server."""
+"""What methods have where the labels are at the clients; their defaults are for labels at the server."""
 FEDMATCH_AT_LARGE_RATES: dict[str, Any] = {"method.lambda_s": 1.0, "method.lambda_a": 1.0, "method.lambda_l2": 0.01}
-"""FedMatch's weights for learning rates from .01 up. Its own are for SGD at .001 without momentum: at .03 the labeled loss, ten
-times as heavy, would have a rate of .3 before momentum, and the proximity would take psi .6 of the way to sigma in a step.
-Digits, 40 labels at the server, IID, both rates .03 and no clipping, seeds 0 to 2: 58, 70 and 43 % with its own weights, 92, 89
-and 94 % with these. FedSiam's setting on MNIST at round 12: 11.7 % with its own lambda_l2, 66.7 % with these."""
+"""FedMatch's weights for learning rates from .01 up; its own are for SGD at .001 without momentum. (Digits, 40 labels at the
+server, learning rates .03: 92 % with these, 57 % with its own, three seeds.)"""
 
-
-def set_split(config: ConfigDict, split: str, besides: str = "") -> None:
-    """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client), or `dir0.1` (the concentration).
-
-    `besides` is what the caller takes itself, for the message.
-    """
-    if split in ("iid", "shards"):
-        config.data.partition = split
-        return
-    if split.startswith("l") and split[1:].isdecimal():
-        config.data.partition, config.data.classes_per_client = "class_shards", int(split[1:])
-        return
-    alpha = _float(split.removeprefix("dir")) if split.startswith("dir") else 0.0
-    if not alpha > 0:
-        raise ValueError(f"the config's argument split: got {split!r}, accepted: {besides}iid, shards, l2, dir0.1, dir0.3, ...")
-    config.data.partition, config.data.alpha = "dirichlet", alpha
-
-
-# What each method keeps of its own in (FL)^2's setting, which gives all of them the same data, network, optimizers, epochs,
-# rounds, server batches and momentum: those of its Table 1, where SemiFL has batches of 10 on the clients; FixMatch + FedAvg,
-# the first line of its Table 2; and, not in the paper, UDA and the labels alone.
 FL2_METHODS: dict[str, dict[str, Any]] = {
     "fl2": {},
     "semifl": {
@@ -125,39 +114,36 @@ FL2_METHODS: dict[str, dict[str, Any]] = {
     "uda": {},
     "supervised": {"server.sbn_data": "labeled"},
 }  # fmt: skip
+"""What each method has of its own in (FL)^2's setting: those of its Tables 1 and 2 and, not in the paper, the last two."""
 
 
-def fl2(
-    dataset: str, variant: str, labels: int, split: str, *, method: str, linear: bool = False, released_pretrain: int = 10
-) -> ConfigDict:
-    """(FL)^2's setting, `paper` or `released` (where its code differs), with WRN-28-2 or a linear model.
+def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False) -> tuple[ConfigDict, bool]:
+    """(FL)^2's setting with WRN-28-2 or a linear model, and whether it is the one of its `released` code.
 
-    100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs. The clients' momenta make a checkpoint 100 times the
-    model: it is saved every 50 rounds. `method` is one of FL2_METHODS, but with a linear model not FedCon, whose clients train
-    the layers before the classifier.
+    800 rounds of 10 of 100 clients, 5 local and 5 server epochs. The argument is `paper` or `released`, then `labels`, `split`
+    and `method`, one of FL2_METHODS; a linear model excludes FedCon, whose clients train the layers before the classifier.
     """
-    accepted = [name for name in FL2_METHODS if not (linear and name == "fedcon")]
-    if method not in accepted:
-        raise ValueError(f"the config's argument method: got {method!r}, accepted: {', '.join(accepted)}")
+    variant, given = parse(argument, ("paper", "released"), labels=str(labels), split="iid", method="fl2")
+    labels = number("labels", given["labels"])
+    method = one_of("method", given["method"], [name for name in FL2_METHODS if not (linear and name == "fedcon")])
     config = base(method, "linear") if linear else base(method, "wide_resnet", depth=28, width=2)
+    config.checkpoint_every = 50  # the clients' momenta make a checkpoint 100 times the model
     config.data.name, config.data.num_labels = dataset, labels
-    config.checkpoint_every = 50
-    config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
-    set_split(config, split)
+    set_split(config, given["split"])
     if not linear:
-        config.data.strong = "usb"  # its code's RandAugment, whatever the dataset
+        config.data.strong = "usb"
+    config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
     if variant == "released":
         own = {"strict": False, "batches": "accepted", "consistency_on": "confident_accepted"}
         config.method.update({key: value for key, value in own.items() if key in config.method})
-        for holder in (config.client, config.server):
-            holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
+        for optimizer in (config.client.optimizer, config.server.optimizer):
+            optimizer.schedule, optimizer.clip_norm = "constant", 1.0
         config.server.sbn_data, config.server.sbn_weighting = "all", "batches"
-        config.server.pretrain = released_pretrain
+        config.server.pretrain = 2048 // (5 * max(1, labels // 10)) if dataset == "svhn_cropped" else 10
     config.update_from_flattened_dict(FL2_METHODS[method])
-    return config
+    return config, variant == "released"
 
 
-# SemiFL, the rows of its ablation, without one of its two parts and without both, and the server's labels alone.
 SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "no_global_labels": {"method.pseudo_labels": "batch", "method.mix": "none"},
@@ -165,65 +151,58 @@ SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
     "fedavg_fixmatch": {"method.pseudo_labels": "batch", "method.mix": "none", "server.training": "parallel"},
     "supervised": {"server.sbn_data": "labeled"},
 }
+"""SemiFL, the rows of its ablation, and training on the server's labels alone."""
 
 
 def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
-    """SemiFL's setting: one of SEMIFL_VARIANTS, `labels` and `split` from a config file's argument; with WRN-28-2.
+    """SemiFL's setting with WRN-28-2: 800 rounds of 10 of 100 clients, 5 local and 5 server epochs.
 
-    100 clients, 10 a round, 800 rounds, 5 local and 5 server epochs; checkpoints as in `fl2`.
+    The argument is one of SEMIFL_VARIANTS, then `labels` and `split`.
     """
     variant, given = parse(argument, tuple(SEMIFL_VARIANTS), labels=str(labels), split="iid")
     config = base("supervised" if variant == "supervised" else "semifl", "wide_resnet", depth=28, width=2)
-    config.data.name, config.data.num_labels, config.data.strong = dataset, number("labels", given["labels"]), "semifl"
     config.checkpoint_every = 50
+    config.data.name, config.data.num_labels, config.data.strong = dataset, number("labels", given["labels"]), "semifl"
     set_split(config, given["split"])
     config.client.batch_size, config.server.batch_size = 10, 10 if config.data.num_labels <= 1000 else 250
-    for holder in (config.client, config.server):
-        holder.optimizer.clip_norm = 1.0
+    config.client.optimizer.clip_norm = config.server.optimizer.clip_norm = 1.0
     config.server.pretrain, config.server.sbn_data = 0, "all"
     config.update_from_flattened_dict(SEMIFL_VARIANTS[variant])
     return config
 
 
-def fedcon(dataset: str, network: str, split: str, rounds: int) -> ConfigDict:
-    """FedCon's setting in its released code's working form (`fedjax_ssl.methods.fedcon` says what does not work there).
+def fedcon(dataset: str, network: str, argument: str | None, rounds: int) -> ConfigDict:
+    """FedCon's setting, as far as its released code works (see `fedjax_ssl.methods.fedcon`): 10 of 100 clients a round.
 
-    100 clients, 10 a round, one local and one server epoch; 1 % of the labels, chosen at random whatever their class, after the
-    clients have shared all images. Clients train by LARS at .3 * 10/256, the server by SGD that starts afresh each round.
+    The server gets 1 % of the labels, chosen at random after the clients have shared all images. The argument is `split`.
     """
-    config = base("fedcon", network, norm="running")
-    # A step passes two batches through batch norm, each with PyTorch's share .1: 1 - .9^2 in all.
-    config.model.norm_momentum = 0.19
+    _, given = parse(argument, ("paper",), split="iid")
+    # A step normalizes two batches, each with a share of .1: 1 - .9^2 in all.
+    config = base("fedcon", network, norm="running", norm_momentum=0.19)
     config.rounds, config.checkpoint_every = rounds, rounds
-    config.data.name, config.data.labeled_fraction = dataset, (0.01,)
-    config.data.label_selection, config.data.labels_first = "random", False
-    set_split(config, split)
-    config.client.batch_size = 50
-    config.client.optimizer.update(name="lars", learning_rate=0.3 * 10 / 256, weight_decay=1.5e-6, nesterov=False)
-    config.server.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, weight_decay=0.0, nesterov=False)
-    config.server.momentum = 0.0
-    for holder in (config.client, config.server):
-        holder.epochs, holder.optimizer.persistent = 1, False
+    config.data.update(name=dataset, labeled_fraction=(0.01,), label_selection="random", labels_first=False)
+    set_split(config, given["split"])
+    config.client.update(batch_size=50, epochs=1)
+    config.client.optimizer.update(name="lars", learning_rate=0.3 * 10 / 256, weight_decay=1.5e-6)
+    config.server.update(epochs=1, momentum=0.0)
+    config.server.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, weight_decay=0.0)
+    for optimizer in (config.client.optimizer, config.server.optimizer):
+        optimizer.nesterov = optimizer.persistent = False
     return config
 
 
 def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:
     """FreeMatch or FixMatch on pooled data, as USB trains them: 1,024 rounds of 1,024 steps, WRN-28-2.
 
-    Args:
-        dataset: its name.
-        argument: the config file's: the method, then `labels=`.
-        labels: how many, unless the argument says.
+    The argument is `freematch` or `fixmatch`, then `labels`.
     """
     method, given = parse(argument, ("freematch", "fixmatch"), labels=str(labels))
-    config = base(f"{method}_central", "wide_resnet", depth=28, width=2, variant="fixmatch")
-    config.model.norm, config.model.norm_momentum = "running", 0.001
-    data = config.data
-    data.name, data.num_labels, data.strong = dataset, number("labels", given["labels"]), "usb"
-    data.exclude_labeled = False  # labeled images are unlabeled ones, too
-    data.num_clients = config.cohort_size = 1
-    config.rounds, config.eval_every = 1024, 5
-    server = config.server
-    server.batch_size, server.epochs, server.steps, server.pretrain = 64, 0, 1024, 0
-    server.optimizer.schedule, server.optimizer.decay = "cosine_7_16", "kernels"
+    config = base(
+        f"{method}_central", "wide_resnet", depth=28, width=2, variant="fixmatch", norm="running", norm_momentum=0.001
+    )
+    config.rounds, config.eval_every, config.cohort_size = 1024, 5, 1
+    config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb", num_clients=1)
+    config.data.exclude_labeled = False  # labeled images are unlabeled ones, too
+    config.server.update(batch_size=64, epochs=0, steps=1024, pretrain=0)
+    config.server.optimizer.update(schedule="cosine_7_16", decay="kernels")
     return config

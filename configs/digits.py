@@ -1,29 +1,27 @@
 """Every method on scikit-learn's bundled digits: 20 clients, 5 a round, 40 rounds. Ours, not a paper's.
 
-    python -m launch.run --config=configs/digits.py:fl2
-    python -m launch.run --config=configs/digits.py:fixmatch,labels=10,split=dir0.3
-    python -m launch.run --config=configs/digits.py:fixmatch,labels_at=clients
+    python -m launch.run --config=digits:fl2
+    python -m launch.run --config=digits:fixmatch,labels=10,split=dir0.3
+    python -m launch.run --config=digits:fixmatch,labels_at=clients
 
-With the labels at the clients 10 % of each client's examples are labeled, or `labels=` of all training examples, class-balanced
-and split by themselves; `split=dirdir` splits those and the others by a Dirichlet draw each, as FedDure does.
+At the server `labels=` is 40 by default. At the clients 10 % of each client's examples are labeled, or `labels=` in all, which
+are balanced and split apart; `split=dirdir` splits labeled and unlabeled examples by a Dirichlet draw each. FedAvg, FedAvg++
+and FedProx, whose clients train on labels, know all of them where `labels_at=server`.
 
-FedAvg, FedAvg++ and FedProx, whose clients train on labels, know all of them where `labels_at=server`.
-
-Expected test accuracy and run time of all methods: README. Seeds differ much, and so do processors, whose rounding grows.
+Expected test accuracy and run time of all methods: README. Seeds and processors differ much.
 """
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from configs import common
+from configs.common import ConfigDict
 from fedjax_ssl.methods import METHODS
 
 CENTRAL: dict[str, Any] = {
     "server.epochs": 0, "server.steps": 25, "server.batch_size": 16, "method.ema_decay": 0.98, "model.norm": "running",
     "server.optimizer.schedule": "cosine_7_16", "server.optimizer.decay": "kernels", "server.optimizer.clip_norm": 0.0,
 }  # fmt: skip
-"""On pooled data: 1,000 steps in place of 2^20, so that averages have to follow faster."""
+"""On pooled data: 1,000 steps instead of 2^20, so averages have to follow faster."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fl2": {"method.batches": "accepted"},
@@ -43,15 +41,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"data.labels_at": "clients", "data.labeled": "none"},
     "fedavg_pp": {"data.labels_at": "clients"},
     "fedprox": {"data.labels_at": "clients", "data.labeled": "none"},
-    # These two see labels as they are, as in their papers: networks trained on crops alone label plain images badly.
+    # As in their papers, these two train on plain labeled images: networks trained on crops alone label plain images badly.
     "fedsem": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 0.5},
     "fedtrinet": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 0.375, "model.norm": "running"},
-    # Where a client's own network labels data, it needs batch-norm statistics of its own.
+    # A client's own network labels its data, so it needs batch-norm statistics of its own.
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL,
 }  # fmt: skip
-"""What differs from method to method, as dotted keys; the first is the default."""
+"""What each method has of its own; the first is the default."""
 
 LEARNING_RATES: dict[str, dict[str, float]] = {
     "server": {
@@ -63,52 +61,41 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
         "fedsiam_d": 0.3,
     },
 }  # fmt: skip
-"""Where the labels are -> method -> the learning rate of both holders, where it is not .03.
+"""Where the labels are -> method -> learning rate of clients and server, where it is not .03.
 
-Chosen once, at seed 10, IID, from .01, .03, .1 and .3, and 1 where .3 was the best (FedCon's and FedDure's, in SETTINGS, from
-more): `benchmarks/results/digits_rates.json`. FixMatch with
-labels at the server takes .1, as in the README's table; here it keeps the rate of (FL)^2, with whose parts it is compared.
+Chosen once, at a seed of its own (`benchmarks/results/digits_rates.json`); FixMatch with labels at the server has (FL)^2's.
 """
-
-AT_CLIENTS: dict[str, dict[str, Any]] = {
-    "fedmatch": common.FEDMATCH_AT_CLIENTS,
-    "fixmatch": common.LOCAL_FIXMATCH,
-}
-"""What else differs where the labels are at the clients. A method that reads them there alone has that as its default."""
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    known = (*SETTINGS, *(name for name in METHODS if name not in SETTINGS))  # those that were registered, too
-    method, given = common.parse(argument, known, labels="", split="iid", labels_at="")
+    methods = (*SETTINGS, *(name for name in METHODS if name not in SETTINGS))  # also those that were registered
+    method, given = common.parse(argument, methods, labels="", split="iid", labels_at="")
+    labels, apart = given["labels"], given["split"] == "dirdir"
     config = common.base(method, "cnn", width=32)
     config.rounds, config.cohort_size, config.eval_every = 40, 5, 2
+    config.server.pretrain = 0
+    for optimizer in (config.client.optimizer, config.server.optimizer):
+        optimizer.schedule, optimizer.clip_norm = "constant", 1.0
+    config.update_from_flattened_dict(SETTINGS.get(method, {}))
+
     data = config.data
     data.name, data.num_clients = "digits", 20
-    for holder in (config.client, config.server):
-        holder.optimizer.schedule, holder.optimizer.clip_norm = "constant", 1.0
-    config.server.pretrain = 0
-    config.update_from_flattened_dict(SETTINGS.get(method, {}))
     data.labels_at = given["labels_at"] or data.labels_at
     data.reveal_labels = data.labels_at == "server" and method in common.ON_ALL_LABELS
-    if rate := LEARNING_RATES.get(data.labels_at, {}).get(method):
-        config.client.optimizer.learning_rate = config.server.optimizer.learning_rate = rate
-    _set_labels(config, given["labels"], given["split"])
-    if data.labels_at == "clients":
-        config.update_from_flattened_dict(AT_CLIENTS.get(method, {}))
-    return config
-
-
-def _set_labels(config: ConfigDict, labels: str, split: str) -> None:
-    """Sets who holds which examples and which of them are labeled; 40 labels at the server, 10 % at the clients."""
-    data, apart = config.data, split == "dirdir"
     if apart:
         data.labeled_partition = data.unlabeled_partition = "dirichlet"
         data.alpha = 0.5
     else:
-        common.set_split(config, split, besides="dirdir, ")
+        common.set_split(config, given["split"], others="dirdir, ")
     if data.labels_at == "server":
         data.num_labels = common.number("labels", labels or "40")
     elif labels or apart:
-        data.num_labels, data.min_size = common.number("labels", labels or "140"), 1  # 7 labels a client
+        data.num_labels, data.min_size = common.number("labels", labels or "140"), 1
     else:
         data.labeled_fraction = (0.1,)
+
+    if rate := LEARNING_RATES.get(data.labels_at, {}).get(method):
+        config.client.optimizer.learning_rate = config.server.optimizer.learning_rate = rate
+    if data.labels_at == "clients":
+        config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}))
+    return config

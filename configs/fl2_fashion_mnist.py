@@ -1,22 +1,16 @@
 """(FL)^2 on Fashion-MNIST, 40 labels at the server.
 
-    python -m launch.run --config=configs/fl2_fashion_mnist.py:paper,labels=40,split=iid --config.data.data_dir=DIR
+    python -m launch.run --config=fl2_fashion_mnist:paper,labels=40,split=iid --config.data.data_dir=DIR
 
-The paper does not state the input's size (here zero-padded from 28 to 32), its normalization (here Fashion-MNIST's own) or its
-optimizer (here CIFAR-10's), and its code has no loader. `method=` runs another method in this setting, as
-in `configs/fl2_cifar10.py`.
-Expected result: none measured yet.
-Run time: made for an accelerator, as `configs/fl2_cifar10.py`.
+The paper states neither the input's size (here zero-padded to 32), nor its normalization (here Fashion-MNIST's), nor the
+optimizer (here CIFAR-10's); its code has no loader. `method=` as in fl2_cifar10.
+Expected: not measured. Run time: for an accelerator.
 """
 
-from ml_collections import ConfigDict
-
-from configs import common
+from configs.common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    variant, given = common.parse(argument, ("paper", "released"), labels="40", split="iid", method="fl2")
-    labels = common.number("labels", given["labels"])
-    config = common.fl2("fashion_mnist", variant, labels, given["split"], method=given["method"])
+    config, _ = fl2("fashion_mnist", argument, labels=40)
     config.data.image_size = 32
     return config

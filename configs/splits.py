@@ -1,18 +1,15 @@
-"""The papers' splits by name, to look at: what a split sets under `data` can be copied to a method's config.
+"""The papers' splits by name, to look at before training.
 
-    python -m launch.preview --config=configs/splits.py:feddure_dir_dir --config.data.data_dir=DIR
-    python -m launch.preview --config=configs/splits.py:fedsiam_noniid3,dataset=mnist --config.data.data_dir=DIR
+    python -m launch.preview --config=splits:feddure_dir_dir --config.data.data_dir=DIR
+    python -m launch.preview --config=splits:fedsiam_noniid3,dataset=mnist --config.data.data_dir=DIR
 
-Expected: the table of the split of 100 clients, and preview.png. Run time: 10 to 30 s on two CPU cores.
+Expected: the table of the split of CIFAR-10, or `dataset`, over 100 clients, and preview.png. Run time: 10 to 30 s.
 """
 
 from typing import Any
 
-from ml_collections import ConfigDict
+from configs.common import ConfigDict, base, parse
 
-from configs import common
-
-# Name -> what it sets under `data`, for the 50,000 CIFAR-10 images of 10 classes and 100 clients.
 SPLITS: dict[str, dict[str, Any]] = {
     "fl2_iid": {"num_labels": 40, "partition": "iid"},
     "fl2_dir0.1": {"num_labels": 40, "partition": "dirichlet", "alpha": 0.1},
@@ -54,11 +51,12 @@ SPLITS: dict[str, dict[str, Any]] = {
     "fedsiam_noniid3": {"labels_at": "clients", "labeled_fraction": (0.55,) * 10 + (0.05,) * 90, "partition": "iid"},
     "fedsiam_server_noniid": {"labeled_fraction": (0.01,), "partition": "random_classes"},
 }  # fmt: skip
+"""Name -> what it sets under `data`."""
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    name, given = common.parse(argument, tuple(SPLITS), dataset="cifar10")
-    config = common.base("supervised", "wide_resnet", depth=28, width=2)
+    name, given = parse(argument, tuple(SPLITS), dataset="cifar10")
+    config = base("supervised", "wide_resnet", depth=28, width=2)
     config.data.name, config.server.sbn_data = given["dataset"], "labeled"
     config.data.update(SPLITS[name])
     return config

@@ -1,4 +1,4 @@
-"""Metrics that add up: a round's metrics are sums over clients, divided once at the end."""
+"""Metrics that add up over clients and are divided once, at the end of a round."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedjax_ssl.arrays import Array, Number
 
 
 class Mean(NamedTuple):
-    """A metric that is reduced by adding (total, weight) and dividing once: a weighted sum of values and the sum of weights.
+    """A weighted mean, as the weighted sum of values and the sum of weights: scalars, or [M] once stacked over clients.
 
-    Both are scalars, or [M] once stacked over clients. If the weight is 0 the metric has no value and its key is left out.
+    If the weight is 0 the metric has no value and its key is left out.
     """
 
     total: Float32[Array, "*M"]
@@ -24,9 +24,9 @@ class Mean(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A metric that is reduced by adding alone (bytes, images): a scalar, or [M] once stacked over clients.
+    """A sum over clients, such as bytes or images: a scalar, or [M] once stacked over clients.
 
-    Clients are added up in Python numbers, so that a cohort's bytes do not overflow int32; one client's must stay under 2 GiB.
+    A cohort is added up on the host, so that int32 limits one client's bytes alone.
     """
 
     total: Int32[Array, "*M"] | Float32[Array, "*M"]
@@ -36,19 +36,19 @@ Metrics = Mapping[str, Mean | Sum]
 
 
 def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] | bool | None = None) -> Mean:
-    """Mean of `values` over the entries in `where` (None: all), to be added up and divided later; other entries may be NaN."""
+    """The mean of `values` over the entries in `where` (None: all); others may be NaN."""
     values = jnp.asarray(values, jnp.float32)
     where = jnp.ones(values.shape, bool) if where is None else where
     return Mean(jnp.sum(jnp.where(where, values, 0.0)), jnp.sum(where, dtype=jnp.float32))
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Bytes that the arrays of `tree` take, from their shapes and dtypes (works on tracers)."""
+    """The bytes of a tree's arrays, by their shapes and dtypes, also while tracing."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def reduce(metrics: Metrics) -> dict[str, float | int]:
-    """Python numbers of metrics fetched from the device, stacked over clients or not; a Mean of weight 0 is left out."""
+    """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 is left out."""
     values: dict[str, float | int] = {}
     for name, metric in metrics.items():
         total = np.sum(metric.total, dtype=np.int64 if np.asarray(metric.total).dtype.kind in "iu" else np.float64).item()

@@ -3,14 +3,10 @@
     python -m launch.text_features --train=train.csv --test=test.csv --out=ag_news.npz [--train_strong=back_translated.csv]
 
 The files are AG News' `train.csv` and `test.csv`, or any CSV without a header whose first column is the label and whose other
-columns, joined by spaces, are the text. Classes are numbered in the order of their labels. (FL)^2's encoder is the default, a
-frozen bert-base-uncased.
+columns, joined by spaces, are the text. Classes are numbered in the order of their labels. The default encoder is (FL)^2's.
 
-`--train_strong` has the rows of `--train` once more, in the same order and with the same labels, with texts that say the same
-in other words: their features are the strong view. (FL)^2's are back-translations: translate every text from English to German
-or French and back with any translation model, such as transformers' Marian models (Helsinki-NLP/opus-mt-en-de, then
-opus-mt-de-en), beforehand. Without the file the strong view is the weak one: a model is then trained to give its own
-pseudo-labels on the very features that they come from.
+`--train_strong` has the rows of `--train` in other words, such as back-translations: their features are the strong view.
+`fedjax_ssl/data/README.md` says how (FL)^2 makes them. Without the file the strong view is the weak one.
 
 Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 done; 2 wrong arguments or files.
 """
@@ -20,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import csv
+import functools
 import json
 import os
 import sys
@@ -27,24 +24,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tqdm
 
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
 
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
-
-WRONG_INPUT = (ValueError, OSError, csv.Error, ModuleNotFoundError)
 POOLING = ("cls", "mean")
 
 
 class Texts(NamedTuple):
-    """A file's rows, in its order.
-
-    Attributes:
-        labels: as they are written.
-        texts: aligned with `labels`.
-    """
+    """The labels of a file's rows, as they are written, and their texts."""
 
     labels: list[str]
     texts: list[str]
@@ -60,11 +51,11 @@ def main(arguments: Sequence[str]) -> int:
         strong = first_of_each_class(read_csv(options.train_strong), options.per_class) if options.train_strong else None
         test = read_csv(options.test)
         encoder = hugging_face_encoder(options.encoder, options.pooling, options.max_length)
-        arrays = compute(train, test, strong, encoder, options.batch_size, progress=_progress)
-        kept = ("encoder", "pooling", "max_length", "per_class")
-        metadata = {"files": [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]}
-        write(options.out, arrays, metadata | {key: getattr(options, key) for key in kept})
-    except WRONG_INPUT as error:
+        arrays = compute(train, test, strong, encoder, options.batch_size, functools.partial(tqdm.tqdm, unit="batch"))
+        metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class")}
+        metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
+        write(options.out, arrays, metadata)
+    except (ValueError, OSError, csv.Error, ModuleNotFoundError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     train_shape, test_shape = (list(arrays[f"{part}_features"].shape) for part in ("train", "test"))
@@ -74,12 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_csv(path: str) -> Texts:
-    r"""The rows of a CSV file: label, text, more text. AG News writes a line break as a lone backslash: it becomes a space.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it holds no rows, a header, or a row without a text.
-    """
+    """The rows of a CSV file: label, text, more text. A backslash, which is a line break in AG News, becomes a space."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such file: give a CSV file of label, text, ..., such as AG News' train.csv")
     rows = Texts([], [])
@@ -99,13 +85,13 @@ def read_csv(path: str) -> Texts:
 
 def first_of_each_class(rows: Texts, per_class: int) -> Texts:
     """The first `per_class` rows of each class, in the file's order; 0: all."""
-    kept, seen = Texts([], []), collections.Counter[str]()
+    first, seen = Texts([], []), collections.Counter[str]()
     for label, text in zip(*rows, strict=True):
         seen[label] += 1
         if not per_class or seen[label] <= per_class:
-            kept.labels.append(label)
-            kept.texts.append(text)
-    return kept
+            first.labels.append(label)
+            first.texts.append(text)
+    return first
 
 
 def compute(
@@ -116,18 +102,9 @@ def compute(
     batch_size: int = 64,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> dict[str, np.ndarray]:
-    """What the `.npz` file holds, without its metadata: the arguments of `sources.from_features`, and `classes`.
+    """The arrays of the `.npz` file: the arguments of `sources.from_features`, which are checked, and the names of classes.
 
-    Args:
-        train: training texts.
-        test: test texts.
-        strong: the same rows as `train` with other texts; None: no strong view.
-        encoder: of at most `batch_size` texts at a time.
-        batch_size: >= 1.
-        progress: wraps the batches' starts.
-
-    Raises:
-        ValueError: labels that do not fit, or features that are unusable.
+    `strong` are the rows of `train` with other texts, or None; `progress` wraps the iteration over batches.
     """
     if strong is not None and strong.labels != train.labels:
         differing = [i for i, pair in enumerate(zip(strong.labels, train.labels, strict=False), start=1) if pair[0] != pair[1]]
@@ -159,12 +136,12 @@ def compute(
     }
     if strong is not None:
         arrays[STRONG] = features(strong.texts)
-    from_features(**arrays)  # checked now, not when a run reads them
+    from_features(**arrays)
     return arrays | {"classes": np.array(classes)}
 
 
 def write(path: str, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
-    """Writes the arrays and `metadata`, as JSON, to an `.npz` file: whole, or not at all."""
+    """Writes the arrays, and `metadata` as JSON, to an `.npz` file: whole, or not at all."""
     content: dict[str, Any] = {**arrays, "metadata": np.array(json.dumps(metadata))}
     temporary = f"{path}.tmp"
     try:
@@ -177,16 +154,9 @@ def write(path: str, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) ->
 
 
 def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
-    """A pretrained encoder, frozen, in float32.
+    """A pretrained encoder, frozen, in float32: a model of the Hugging Face hub, downloaded once, or a folder with one.
 
-    Args:
-        name: a model of the Hugging Face hub, which is downloaded once, or a folder that holds one.
-        pooling: see `pool`.
-        max_length: tokens of a text that are read, the tokenizer's own (such as [CLS] and [SEP]) among them.
-
-    Raises:
-        ModuleNotFoundError: the optional dependencies are not installed.
-        ValueError: no such model, or one that lacks its tokenizer or some of its weights, or a `max_length` beyond it.
+    Of a text `max_length` tokens are read, special ones among them; their features are pooled as `pool` says.
     """
     try:
         import torch
@@ -216,7 +186,7 @@ def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
 
 
 def _pretrained(name: str) -> tuple[Any, Any]:
-    """(tokenizer, model); refuses missing files: transformers makes an empty tokenizer, and draws weights at random."""
+    """Tokenizer and model; refuses missing files, for which transformers makes up an empty tokenizer or random weights."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right")  # the first token is a text's own, see `pool`
@@ -230,23 +200,14 @@ def _pretrained(name: str) -> tuple[Any, Any]:
 
 
 def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
-    """Features float32 [B, D] of texts.
+    """Features float32 [B, D] of texts, of the last layer's output [B, T, D] for every token.
 
-    Args:
-        hidden: float32 [B, T, D], the last layer's output for every token.
-        mask: integers [B, T], 1 for tokens of the text and 0 for padding.
-        pooling: `cls`, the first token's, or `mean`, over the text's tokens.
+    `mask` [B, T] is 1 for a text's tokens and 0 for padding; `pooling` is `cls`, the first token's, or `mean`, over the tokens.
     """
     if pooling == "cls":
         return hidden[:, 0]
     weight = mask[..., None].astype(np.float32)
     return (hidden * weight).sum(1) / weight.sum(1)
-
-
-def _progress(batches: Iterable[int]) -> Iterable[int]:
-    from tqdm import tqdm
-
-    return tqdm(batches, unit="batch")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -262,15 +223,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--test", required=True, help="CSV file of the test texts")
     parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")
     parser.add_argument("--out", required=True, help="the .npz file to write")
-    parser.add_argument(
-        "--encoder",
-        default="bert-base-uncased",
-        help="a model of the Hugging Face hub, or a folder that holds one (%(default)s)",
-    )
+    encoder = "a model of the Hugging Face hub, or a folder that holds one (%(default)s)"
+    parser.add_argument("--encoder", default="bert-base-uncased", help=encoder)
     parser.add_argument("--pooling", default="cls", choices=POOLING, help="of the last layer's tokens (%(default)s)")
     parser.add_argument("--max_length", type=positive, default=128, help="tokens of a text that are read (%(default)s)")
     parser.add_argument("--batch_size", type=positive, default=64, help="texts at a time (%(default)s)")
-    parser.add_argument("--per_class", type=positive, default=0, help="first rows of each class to keep; default: all")
+    parser.add_argument("--per_class", type=positive, default=0, help="first rows of each class to read; default: all")
     return parser
 
 

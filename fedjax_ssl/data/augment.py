@@ -1,8 +1,7 @@
 """Augmentation inside jit: flips, crops, cutouts, colors, and the plain, weak, strong and labeled view of a batch.
 
 An augmentation is a pure function (key, image) -> image of whole values 0..255, as uint8 or float32. Flips and crops do not
-change the dtype; all others return float32 (only a cutout's fill, which comes last, need not be whole). `make_views` maps
-augmentations over a batch, one key per example, and normalizes.
+change the dtype; all others return float32. `make_views` maps augmentations over a batch, one key per example, and normalizes.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ View = Float32[Array, "B H W ch"] | Float32[Array, "B D"]
 Fill = float | Sequence[float]
 
 LUMA = (19595.0, 38470.0, 7471.0)
-"""Weights of R, G, B in Pillow's gray, in units of 2**-16; sums stay under 2**24, so float32 holds them exactly."""
+"""Weights of R, G, B in Pillow's gray, in units of 2**-16; their sums are exact in float32."""
 
 _PAD_MODES = {"reflect": "reflect", "zero": "constant", "edge": "edge"}
 
 
 def compose(*augmentations: Augmentation) -> Augmentation:
-    """One augmentation after the other, each with its own key; `compose()` returns the image unchanged."""
+    """Applies augmentations one after the other, each with its own key; `compose()` returns the image unchanged."""
 
     def apply(key: Key, image: Image) -> Image:
         for augmentation, own_key in zip(augmentations, jax.random.split(key, len(augmentations)), strict=True):
@@ -51,9 +50,9 @@ def flip() -> Augmentation:
 
 
 def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
-    """Pad every side by `pad` pixels and crop back to the old size, at one of (2 pad + 1)^2 equally likely positions.
+    """Pads every side by `pad` pixels and crops back to the old size, at one of (2 pad + 1)^2 equally likely positions.
 
-    The padding is `reflect` (the image mirrored at its border pixel), `zero` or `edge`; ValueError for another mode or pad < 0.
+    The padding is `reflect` (the image mirrored at its border pixel), `zero` or `edge`.
     """
     if mode not in _PAD_MODES:
         raise ValueError(f"got crop mode {mode!r}, accepted: {', '.join(_PAD_MODES)}")
@@ -69,10 +68,7 @@ def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
 
 
 def contrast(low: float, high: float) -> Augmentation:
-    """Contrast: d + f (x - d) with the image's mean gray d and a factor f ~ U(low, high), as Pillow rounds.
-
-    ValueError unless 0 <= low <= high, and when traced for images that have neither 1 nor 3 channels.
-    """
+    """Changes the contrast of an image of 1 or 3 channels as Pillow does: d + f (x - d), mean gray d, f ~ U(low, high)."""
     if not 0 <= low <= high:
         raise ValueError(f"got contrast factors from {low} to {high}, accepted: 0 <= low <= high")
 
@@ -85,10 +81,7 @@ def contrast(low: float, high: float) -> Augmentation:
 
 
 def grayscale(probability: float) -> Augmentation:
-    """The image in shades of gray, in all of its channels, with this probability.
-
-    ValueError unless it is in [0, 1], and when traced for images that have neither 1 nor 3 channels.
-    """
+    """With this probability, turns all channels of an image of 1 or 3 channels gray."""
     if not 0 <= probability <= 1:
         raise ValueError(f"got a grayscale probability of {probability}, accepted: a number in [0, 1]")
 
@@ -119,12 +112,11 @@ def rounded_mean(gray: Float32[Array, "*shape"]) -> Count:
 
 
 def cutout(low: float, high: float, fill: Fill) -> Augmentation:
-    """Paint a square whose side is U(low, high) times the width: the cutout of RandAugment's PyTorch ports.
+    """Paints a square whose side is U(low, high) times the width: the cutout of RandAugment's PyTorch ports.
 
-    The center is uniform over the image; the top left corner is clamped to the image and rounded down before the side is added,
-    and the far edges are painted too (Pillow's rectangles include them): 16 pixels of 32 paint 17 x 17 where they fit. The fill
-    is a value 0..255 or one value per channel; gray images get the luma of an RGB fill. ValueError unless
-    0 <= low <= high, and when traced for a fill that does not fit the channels.
+    The center is uniform over the image. The top left corner is clamped to the image and rounded down before the side is added,
+    and the far edges are painted too, as Pillow's rectangles include them. The fill is a value 0..255 or one per channel; gray
+    images get the luma of an RGB fill.
     """
     if not 0 <= low <= high:
         raise ValueError(f"got cutout sides from {low} to {high}, accepted: 0 <= low <= high, as shares of the width")
@@ -139,11 +131,10 @@ def cutout(low: float, high: float, fill: Fill) -> Augmentation:
 
 
 def cutout_clipped(size: float, fill: Fill) -> Augmentation:
-    """Paint a square around a pixel drawn uniformly, clipped where it leaves the image: FixMatch's own cutout.
+    """Paints a square around a pixel drawn uniformly, clipped where it leaves the image: FixMatch's own cutout.
 
-    Rows c - s/2 <= row < c + s/2 for center c and side s, and columns likewise. `size` is the side as a share of the width, > 0
-    (FixMatch: 16 pixels of 32), rounded down to an even number of pixels. Fill and errors are those of `cutout`; 127.5 is zero
-    for images scaled to [-1, 1].
+    Rows c - s/2 <= row < c + s/2 for center c and side s, and columns likewise; s is `size` times the width, rounded down to an
+    even number. The fill is that of `cutout`.
     """
     if size <= 0:
         raise ValueError(f"got cutout size {size}, accepted: a positive share of the width")
@@ -160,7 +151,7 @@ def cutout_clipped(size: float, fill: Fill) -> Augmentation:
 
 
 def pillow_box(row: Number, column: Number, side: Number, height: int, width: int) -> Bool[Array, "H W"]:
-    """The pixels that `cutout` paints; row and column of the center are shares in [0, 1) of the sides, `side` is in pixels."""
+    """The pixels that `cutout` paints: the center as shares in [0, 1) of the image's sides, the square's side in pixels."""
 
     def covered(center: Number, size: int) -> Bool[Array, " size"]:
         first = jnp.floor(jnp.maximum(center * size - side / 2, 0))
@@ -186,13 +177,13 @@ def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " ch"]:
 
 
 class Views(NamedTuple):
-    """The views of a batch that a method trains and predicts on.
+    """The functions that make a batch's inputs of a network: normalized alone, or augmented first.
 
     Attributes:
-        plain: images -> (images / 255 - mean) / std; of features the first stored view.
-        weak: (key, images) -> weakly augmented, then normalized like `plain`.
-        strong: (key, images) -> strongly augmented, then normalized like `plain`.
-        labeled: (key, images) -> labeled examples as they are trained on, normalized like `plain`.
+        plain: not augmented.
+        weak: weakly augmented.
+        strong: strongly augmented.
+        labeled: augmented as labeled examples are for training.
     """
 
     plain: Callable[[Batch], View]
@@ -204,11 +195,7 @@ class Views(NamedTuple):
 def make_views(
     *, weak: Augmentation, strong: Augmentation, labeled: Augmentation, mean: Sequence[float], std: Sequence[float]
 ) -> Views:
-    """Views that augment each example with its own key and normalize: (x / 255 - mean) / std.
-
-    An example's result depends on its image, the key and its position, not on the batch size. `mean` and `std` are per channel,
-    of images scaled to [0, 1]; ValueError if they are not, and when traced for images of other channels.
-    """
+    """Views that augment each example with a key of its own and normalize: (x / 255 - mean) / std, per channel."""
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
     if shift.shape != scale.shape or shift.ndim != 1:
         raise ValueError(
@@ -232,7 +219,7 @@ def make_views(
 
 
 def feature_views() -> Views:
-    """Views of features: the strong view is the last that is stored, the others are the first; the key does not matter."""
+    """Views of features: the strong view is the last stored one, the others are the first; the key is not used."""
 
     def view(number: int) -> Callable[[Key, Batch], View]:
         return lambda _, features: features[:, number]

@@ -1,4 +1,4 @@
-"""Mini-batches of fixed shape over a varying number of examples: shuffled epochs, pairs of them, draws, streams, sweeps."""
+"""Mini-batches of fixed shape over a varying number of examples, with masks for the entries that are not real."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Schedule(NamedTuple):
     """Which examples each local step sees.
 
     Attributes:
-        positions: one shuffled epoch per row, L a multiple of the batch size; the first `size` of a row are real.
+        positions: one shuffled epoch per row, L a multiple of B; the first `size` of a row are real.
         size: examples per epoch.
         steps: number of local steps; 0 without examples.
         batch_size: B.
@@ -27,7 +27,7 @@ class Schedule(NamedTuple):
     batch_size: int
 
     def take(self, step: Count, entries: Count | None = None) -> Batch:
-        """The batch of local step `step` (from 0), of which the first `entries` are used (None: all)."""
+        """The batch of local step `step` (from 0), of which the first `entries` are used; None: all."""
         size = self.batch_size
         used = size if entries is None else entries
         per_epoch = _steps_per_epoch(self, used)
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
 
     Attributes:
         positions: positions among the client's (or the server's) examples.
-        mask: which entries are real; the last batch of an epoch may be partial.
+        mask: which entries are real.
         step: number of earlier batches of its schedule; None outside of a schedule.
-        epoch: number of whole epochs of its schedule before this batch; None outside of a schedule.
+        epoch: number of earlier epochs of its schedule; None outside of a schedule.
     """
 
     positions: Int32[Array, "... B"]
@@ -60,14 +60,7 @@ class Batch(NamedTuple):
 
 
 class PairedSchedule(NamedTuple):
-    """Which labeled and which unlabeled examples each local step sees, made by `paired`.
-
-    Attributes:
-        labeled: epochs over the labeled examples.
-        unlabeled: epochs over the unlabeled examples, as many as the steps need.
-        steps: number of local steps.
-        entries: number in [1, B_u] of an unlabeled batch's entries that the client uses; None: all.
-    """
+    """Which labeled and which unlabeled examples each local step sees; `entries` as in `paired`."""
 
     labeled: Schedule
     unlabeled: Schedule
@@ -80,7 +73,7 @@ class PairedSchedule(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The two mini-batches of one step; either may be without a real entry."""
+    """The two mini-batches of one step; either may have no real entry."""
 
     labeled: Batch
     unlabeled: Batch
@@ -92,19 +85,15 @@ class Pair(NamedTuple):
 
 
 def _orders(key: Key, mask: Bool[Array, " n"], rows: int) -> Int32[Array, "rows n"]:
-    """Positions, each row in a random order of its own, those in `mask` first.
-
-    The order of a client's examples does not depend on the width n of the table, which is that of the largest client.
-    """
+    """Rows of positions, those in `mask` first, each row in a random order of its own that does not depend on the width n."""
     order = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row), mask.shape))(jnp.arange(rows))
     return jnp.argsort(jnp.where(mask, order, 2.0), axis=1).astype(jnp.int32)
 
 
 def shuffled(key: Key, mask: Bool[Array, " n"], batch_size: int, *, epochs: int = 0, steps: int = 0) -> Schedule:
-    """Epochs over the examples in `mask`, each shuffled anew without replacement; the last batch of an epoch may be partial.
+    """Epochs over the examples in `mask`, each shuffled anew; the last batch of an epoch may be partial.
 
-    Exactly one of `epochs` and `steps` is positive: E epochs of ceil(count / B) steps, or a fixed number of steps through as
-    many epochs as they need.
+    Exactly one of `epochs` and `steps` is positive: E epochs of ceil(count / B) steps, or that many steps.
     """
     if (epochs > 0) == (steps > 0):
         raise ValueError(f"got epochs={epochs} and steps={steps}, accepted: exactly one of them positive")
@@ -117,10 +106,7 @@ def shuffled(key: Key, mask: Bool[Array, " n"], batch_size: int, *, epochs: int 
 
 
 def draws(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Schedule:
-    """`steps` batches, each drawn anew from all examples in `mask`, without replacement within the batch.
-
-    A batch has all examples if these are fewer than B; without examples there is no batch.
-    """
+    """Batches that are each drawn anew, without replacement, from the examples in `mask`: all of them if fewer than B."""
     full = shuffled(key, mask, batch_size, steps=steps)  # the first batch of each epoch
     return full._replace(positions=full.positions[:, :batch_size], size=jnp.minimum(full.size, batch_size))
 
@@ -137,8 +123,8 @@ def paired(
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
-    An epoch is one through the labeled examples, ceil(count / B) steps; the unlabeled examples go through as many epochs of
-    their own as these steps need. Without labeled examples an epoch is one through the unlabeled examples.
+    Exactly one of `epochs` and `steps` is positive. `epochs` counts those through the labeled examples, or through the
+    unlabeled ones of a client without labels.
 
     Args:
         key: PRNG key.
@@ -146,12 +132,12 @@ def paired(
         batch_sizes: (B, B_u).
         epochs: number of epochs, or 0.
         steps: number of steps, or 0.
-        larger_counts: whether an epoch is one through the set that has more batches, labeled or not.
+        larger_counts: whether `epochs` counts those through the set that has more batches.
         entries: the client's own size of an unlabeled batch, in [1, B_u], the rest of which is masked; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:
-        # Each goes through as many epochs as the other has batches in all, at most.
+        # Each goes through at most as many epochs as the other has batches in all.
         batches = [epochs * -(-mask.shape[0] // size) for mask, size in zip(masks, batch_sizes, strict=True)]
         both = (
             shuffled(labeled_key, masks[0], batch_sizes[0], steps=batches[1]),
@@ -171,7 +157,7 @@ def paired(
 
 
 def num_epochs(schedule: Schedule) -> Count:
-    """The number of epochs that the schedule's batches are of; an epoch that is cut short counts."""
+    """The number of epochs that a schedule begins."""
     return -(-schedule.steps // _steps_per_epoch(schedule, schedule.batch_size))
 
 
@@ -180,11 +166,10 @@ def _steps_per_epoch(schedule: Schedule, batch_size: int | Count) -> Count:
 
 
 def stream(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Batch:
-    """Full batches with leading axis S that go through one shuffled epoch after the other; a batch may span epochs.
+    """Full batches [S, B] from a large pool that go through one shuffled epoch after the other.
 
-    Every example in `mask` comes once per epoch; a batch that spans epochs may hold an example twice. Shuffling costs S B + n
-    integers in all, where `shuffled` would draw a permutation of n for each step: for a large pool. If fewer than n examples
-    are in `mask`, orders may repeat. Without any the batches' masks are False.
+    A batch may span two epochs, and then have an example twice. Shuffling takes memory for S B + n integers, where `shuffled`
+    takes n for each step. If fewer than n examples are in `mask`, orders may repeat; without any the batches are masked.
     """
     (n,) = mask.shape
     rows = -(-steps * batch_size // n)
@@ -196,6 +181,6 @@ def stream(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Ba
 
 
 def in_order(step: Count, count: Count | int, n: int, batch_size: int) -> Batch:
-    """Batch `step` of a sweep over positions 0 .. count-1 in order; padded entries repeat the last position, n - 1."""
+    """Batch `step` of a sweep in order over the first `count` of n positions; padding repeats the last position."""
     positions = step * batch_size + jnp.arange(batch_size)
     return Batch(jnp.minimum(positions, n - 1), positions < count)

@@ -1,7 +1,6 @@
-"""The datasets that are known by name: normalization and views unless a config says otherwise, citation, terms and source.
+"""The datasets that are known by name: their default normalization and views, citation, terms and source.
 
-Weak and strong views are names of `fedjax_ssl.data.presets`. A mirror image usually has the class of its photograph; this is
-not so for digits, letters, and organs that have a left and a right one.
+Photographs are mirrored by default; digits, letters, and organs of which there is a left and a right one are not.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ class Known(NamedTuple):
     Attributes:
         kind: how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`.
         classes: C.
-        weak: default weak view, a key of WEAK_VIEWS.
-        strong: default strong view, one of STRONG_VIEWS.
+        weak: default weak view, a key of `presets.WEAK_VIEWS`.
+        strong: default strong view, one of `presets.STRONG_VIEWS`.
         citation: the publication to cite.
         terms: its license or terms of use, as far as its source states them.
         url: its source.
         mean: per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
         std: likewise.
-        get: the file to download there, unless it is a TFDS dataset.
+        get: the file to download from `url`, unless it is a TFDS dataset.
     """
 
     kind: str
@@ -55,7 +54,7 @@ DATASETS: dict[str, Known] = {
         citation="Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
         terms="for non-commercial use only", url="http://ufldl.stanford.edu/housenumbers/",
     ),
-    "mnist": Known(  # FedCon trains on plain images and FedSiam on a view of its own: their configs say so
+    "mnist": Known(
         "tfds", 10, "crop4", "usb", mean=(0.1307,), std=(0.3081,),
         citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition",
         terms="CC BY-SA 3.0, as Keras states", url="http://yann.lecun.com/exdb/mnist/",
@@ -70,7 +69,7 @@ DATASETS: dict[str, Known] = {
         citation="Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters",
         terms="see source", url="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     ),
-    "cinic10": Known(  # FedDure's views and normalization, the latter as in its released code
+    "cinic10": Known(  # views and normalization of FedDure
         "image_folder", 10, "flip_crop4", "randaugment_mc",
         mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835),
         citation="Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
@@ -103,5 +102,5 @@ DATASETS |= {
 
 
 def known(name: str) -> Known | None:
-    """What is known of a dataset, by its name with or without a TFDS version."""
+    """What is known of a dataset, by its name, which may end in a TFDS version."""
     return DATASETS.get(name.partition(":")[0])

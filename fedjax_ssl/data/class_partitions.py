@@ -1,24 +1,22 @@
-"""Partitions that fix how many examples, or which classes, a client gets: equal shares, shards, classes, fixed mixtures.
-
-Arguments, result and errors are those of every partition, see `shares`.
-"""
+"""Partitions that fix how many examples, or which classes, a client gets. Arguments, result and errors: see `shares`."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int
+from numpy.random import Generator
 
-from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, by_owner, checked, cut, shuffled_by_class
+from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, by_client, checked, cut, shuffled_by_class
 
 BATCH_IMBALANCED = (0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
-"""Class probabilities of FedMatch's client type 0; type i has this vector rotated by i, with its peak at class i."""
+"""Class probabilities of FedMatch's clients 0, 10, 20, ..."""
 
 
-def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
-    """The same number of every class for every client: n_c / K of class c, and one more for some where K does not divide n_c.
+def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
+    """The same number of every class for every client: FedDure's "IID" (Section 4.1).
 
-    FedDure's "IID" (Section 4.1). The clients with fewest examples so far get one more, in random order among equals, so that
-    sizes differ by at most 1: of 750 labels per class 100 clients get 7 or 8 of each and 75 in all. None is unassigned.
+    Of n_c examples of a class each client gets floor(n_c / K), and the clients with the fewest examples so far one more, in
+    random order among equals, so that sizes differ by at most 1.
     """
     positions = checked(indices, num_clients)
     by_class, counts = shuffled_by_class(labels, positions, rng)
@@ -31,13 +29,10 @@ def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: np.r
     return Partition(cut(by_class, sizes), positions[:0])
 
 
-def shards(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, shards_per_client: int
-) -> Partition:
-    """Sort and shard: examples sorted by class, cut into K s shards; each client gets s = `shards_per_client` at random.
+def shards(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, shards_per_client: int) -> Partition:
+    """FedCon's Non-IID split: examples sorted by class, cut into K s equal shards, of which each client gets s at random.
 
-    FedCon's Non-IID split (200 shards, 2 per client). A shard may span classes. Shards differ in size by at most 1, and none
-    is unassigned.
+    s = `shards_per_client`. Sizes of shards differ by at most 1; a shard may span classes.
     """
     positions = checked(indices, num_clients)
     num_shards = num_clients * shards_per_client
@@ -47,18 +42,16 @@ def shards(
             f"give 1 to {len(positions) // num_clients} shards per client"
         )
     by_class, _ = shuffled_by_class(labels, positions, rng)
-    owners = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
+    clients = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
     cuts = np.arange(num_shards + 1) * len(positions) // num_shards
-    return Partition(by_owner(by_class, np.repeat(owners, np.diff(cuts)), num_clients), positions[:0])
+    return Partition(by_client(by_class, np.repeat(clients, np.diff(cuts)), num_clients), positions[:0])
 
 
-def class_shards(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, classes_per_client: int
-) -> Partition:
-    """SemiFL's balanced Non-IID split `l-K`: every class in l K / C equal shards, l shards per client, at most l classes.
+def class_shards(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, classes_per_client: int) -> Partition:
+    """SemiFL's balanced Non-IID split `l-K`: every class is cut into l K / C equal shards, and each client gets l shards.
 
-    A list of every class l K / C times is shuffled, l = `classes_per_client`; client k takes entries k l to k l + l - 1,
-    perhaps of one class. A class's shards differ in size by at most 1, and none is unassigned. C has to divide l K.
+    l = `classes_per_client`; C has to divide l K. A list of every class, l K / C times, is shuffled, and client k takes entries
+    k l to k l + l - 1, perhaps some of one class. Sizes of a class's shards differ by at most 1.
     """
     positions = checked(indices, num_clients)
     num_classes = _check_classes(labels, classes_per_client)
@@ -71,14 +64,11 @@ def class_shards(
     return _share_classes(labels, positions, slots.reshape(num_clients, classes_per_client), rng)
 
 
-def random_classes(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, classes_per_client: int
-) -> Partition:
+def random_classes(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, classes_per_client: int) -> Partition:
     """Every client draws l = `classes_per_client` distinct classes at random, and the clients of a class share it equally.
 
     FedSiam's Non-IID-I as its paper describes it, and its Non-IID unlabeled data with labels at the server, both with l = 2.
-    Sizes differ, as some classes are drawn more often than others. Examples of a class that no client drew are unassigned, with
-    a note.
+    Examples of a class that no client drew are unassigned, with a note.
     """
     positions = checked(indices, num_clients)
     num_classes = _check_classes(labels, classes_per_client)
@@ -86,10 +76,10 @@ def random_classes(
     return _share_classes(labels, positions, orders[:, :classes_per_client], rng)
 
 
-def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """Client i of K = C^2 has classes i // C and i % C, each class in 2 C equal shares: FedSiam's Non-IID-I as released.
 
-    The C clients with i // C = i % C take two shares of their one class. A class's shares differ in size by at most 1.
+    The C clients with i // C = i % C take two shares of their one class.
     """
     positions = checked(indices, num_clients)
     num_classes = int(np.max(labels)) + 1
@@ -102,13 +92,11 @@ def class_grid(labels: Labels, indices: Indices, num_clients: int, rng: np.rando
     return _share_classes(labels, positions, np.stack([client // num_classes, client % num_classes], 1), rng)
 
 
-def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
-    """FedMatch's batch-imbalanced split: client i asks for floor(N / K) examples, drawn from class mixture i mod 10.
+def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
+    """FedMatch's batch-imbalanced split of 10 classes: client i asks for floor(N / K) examples of class mixture i mod 10.
 
-    The mixtures are `BATCH_IMBALANCED` rotated by the client's type: probability .50 for class i mod 10, .15 for its two
-    neighbors, .02 for the class opposite, .03 for the other six. Counts are multinomial. Clients take their examples of a class
-    one after another until the class runs out: later clients get fewer than they asked for, with a note. The rest is
-    unassigned. The pool needs 10 classes.
+    Mixture i is `BATCH_IMBALANCED`, rotated by i; counts are multinomial. Clients take their examples of a class one after
+    another until the class runs out: later clients get fewer than they asked for, with a note. The rest is unassigned.
     """
     positions = checked(indices, num_clients)
     num_classes = int(np.max(labels)) + 1
@@ -126,17 +114,17 @@ def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: np
 
 
 def _check_classes(labels: Labels, classes_per_client: int) -> int:
-    """C, the number of classes; ValueError if a client cannot have `classes_per_client` of them."""
+    """The number of classes C; ValueError if a client cannot have so many of them."""
     num_classes = int(np.max(labels)) + 1
     if not 1 <= classes_per_client <= num_classes:
         raise ValueError(f"classes_per_client={classes_per_client}: give 1 to {num_classes}, the number of classes")
     return num_classes
 
 
-def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: np.random.Generator) -> Partition:
-    """Shares every class equally over its slots: the classes that each client takes a share of.
+def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: Generator) -> Partition:
+    """Shares every class equally among the clients that have it in their row of `slots`; a class in no row is unassigned.
 
-    Shares differ by at most 1, and which are the larger is random. A class without a slot is unassigned.
+    Shares of a class differ by at most 1, and which are larger is random.
     """
     by_class, counts = shuffled_by_class(labels, positions, rng)
     num_clients = len(slots)

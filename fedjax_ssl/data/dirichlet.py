@@ -1,12 +1,10 @@
-"""Partitions by Dirichlet draws: a class spread over the clients, or a client's own mixture of classes.
-
-Arguments, result and errors are those of every partition, see `shares`.
-"""
+"""Partitions by Dirichlet draws. Arguments, result and errors: see `shares`."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
+from numpy.random import Generator
 
 from fedjax_ssl.data.shares import Indices, Labels, Partition, checked, cut, distinct, shuffled_by_class
 
@@ -15,7 +13,7 @@ def dirichlet(
     labels: Labels,
     indices: Indices,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     alpha: float,
     min_size: int = 10,
@@ -25,49 +23,44 @@ def dirichlet(
 
     The routine of SemiFL's, (FL)^2's and FedDure's released code. Class by class, in order: draw p; set p_k = 0 for the
     clients that already have >= N / K examples; renormalize; cut the class's shuffled n_c positions at floor(cumsum(p) n_c).
-    All of it is repeated until every client has at least `min_size` examples; a try is discarded, too, if p_k = 0 for all
-    remaining clients. None is unassigned.
+    All of it is repeated until every client has at least `min_size` examples.
 
-    The papers' settings succeed in a few tries. With many clients and a small alpha no number of tries suffices: with
-    alpha = .05 and 500 clients on 50,000 examples a try succeeds with probability (3/4)^500 or so. After `max_tries` only the
-    clients with too few examples are drawn anew, up to 1,000 times: p is a row of independent Gamma(alpha), normalized, so
-    one client's variables can be replaced. This is nearly the law conditioned on sizes (clients are coupled); a note says so.
-
-    A small alpha > 0 is skewed, a large one even. ValueError also if K min_size > N, or no try succeeded.
+    With many clients and a small alpha no number of tries suffices. After `max_tries` only the clients with too few examples
+    are drawn anew: p is a row of independent Gamma(alpha), normalized, so one client's variables can be replaced. This is
+    nearly the distribution given the sizes (clients are coupled), and a note says so. ValueError if that fails, too.
     """
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
     class_counts = np.unique(np.asarray(labels)[indices], return_counts=True)[1]
-
-    def finish(sizes: np.ndarray, *notes: str) -> Partition:
-        return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0], notes)
-
-    # A try computes sizes alone; positions are cut once, for the try that succeeds.
     for _ in range(max_tries):
         sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
         if sizes is not None and sizes.sum(0).min() >= min_size:
-            return finish(sizes)
-    sizes, best = _redraw_short(class_counts, num_clients, alpha, rng, min_size)
-    if sizes is None:
-        raise ValueError(
-            f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
-            f"min_size={min_size} (at best {best} clients were short of it): raise alpha, use fewer clients or lower min_size"
-        )
-    return finish(
-        sizes,
-        f"Dirichlet split with alpha={alpha}, num_clients={num_clients}: none of {max_tries} draws gave every client "
-        f"min_size={min_size}, so the clients that fell short were drawn anew, alone",
+            return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0])
+
+    proportions = np.zeros((len(class_counts), num_clients))
+    short, fewest = np.ones(num_clients, bool), num_clients
+    for _ in range(1000):
+        proportions[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
+        sizes = _dirichlet_sizes(class_counts, proportions)
+        short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size
+        if sizes is not None and not short.any():
+            note = (
+                f"Dirichlet split with alpha={alpha}, num_clients={num_clients}: none of {max_tries} draws gave every client "
+                f"min_size={min_size}, so the clients that fell short were drawn anew, alone"
+            )
+            return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0], (note,))
+        fewest = min(fewest, int(short.sum()))
+    raise ValueError(
+        f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
+        f"min_size={min_size} (at best {fewest} clients were short of it): raise alpha, use fewer clients or lower min_size"
     )
 
 
-def dirichlet_classes(
-    labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator, *, alpha: float
-) -> Partition:
+def dirichlet_classes(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, alpha: float) -> Partition:
     """Every client draws its own class mixture q_k ~ Dir(alpha 1_C); a class is split in proportion to its column.
 
     The partition of FLUTE's FedLabel experiments: class c of n_c examples, shuffled, is cut at
-    floor(n_c cumsum_k(q_kc / sum_j q_jc)). Sizes stay near N / K by themselves, so there is no smallest size. None is
-    unassigned: it is an error if no client drew any of a class.
+    floor(n_c cumsum_k(q_kc / sum_j q_jc)). ValueError if no client drew any of a class.
     """
     positions = checked(indices, num_clients)
     _check_alpha(alpha)
@@ -90,7 +83,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int) -> None:
-    """ValueError for arguments of `dirichlet` out of range, or a request that no try could meet."""
+    """ValueError for arguments out of range, or a request that no try could meet."""
     if num_clients < 1 or min_size < 0 or max_tries < 1:
         raise ValueError(
             f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
@@ -107,32 +100,16 @@ def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size
 def _dirichlet_sizes(
     class_counts: Int[np.ndarray, " C"], proportions: Float[np.ndarray, "C K"]
 ) -> Int64[np.ndarray, "C K"] | None:
-    """Examples of each class and client, or None if no client below N / K has any mass; a row's scale does not matter."""
+    """Examples of each class and client, or None if no client below N / K has a proportion; a row's scale does not matter."""
     num_examples, num_clients = class_counts.sum(), proportions.shape[1]
     sizes = np.zeros(proportions.shape, np.int64)
     totals = np.zeros(num_clients, np.int64)
     for c, count in enumerate(class_counts):
         cumulative = np.cumsum(np.where(totals < num_examples / num_clients, proportions[c], 0.0))
-        if not cumulative[-1] > 0.0:  # small alphas underflow to exact zeros (or NaN), and the division would spread NaN
+        if not cumulative[-1] > 0.0:  # small alphas underflow to zeros or NaN
             return None
-        # Divided by its own last entry it ends at exactly 1: rounding never sends an example past the last open client.
+        # Divided by its own last entry it ends at exactly 1, so no example is lost by rounding.
         cuts = np.floor(cumulative / cumulative[-1] * count).astype(np.int64)
         sizes[c] = np.diff(cuts, prepend=0)
         totals += sizes[c]
     return sizes
-
-
-def _redraw_short(
-    class_counts: Int[np.ndarray, " C"], num_clients: int, alpha: float, rng: np.random.Generator, min_size: int
-) -> tuple[Int64[np.ndarray, "C K"] | None, int]:
-    """Sizes with every client at `min_size` or more, or None, and the fewest clients that were short of it."""
-    draws = np.zeros((len(class_counts), num_clients))
-    short, fewest = np.ones(num_clients, bool), num_clients
-    for _ in range(1000):
-        draws[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
-        sizes = _dirichlet_sizes(class_counts, draws)
-        short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size
-        fewest = min(fewest, int(short.sum()))
-        if fewest == 0:
-            return sizes, 0
-    return None, fewest

@@ -1,6 +1,6 @@
 """Federated data: one pool of examples, and index tables that say which client has which.
 
-A skewed split then pads integers, not pictures: the images stay in one uint8 array and clients are rows of an index table.
+Padding the clients of a skewed split then pads integers, not pictures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int, Int32, UInt8
 from fedjax_ssl.arrays import Stored as Array
 
 Images = UInt8[Array, "N H W ch"] | Float32[Array, "N V D"]
-"""A pool's images, or of texts V stored views of D features."""
+"""Images, or of texts V stored views of D features."""
 
 
 class Pool(NamedTuple):
@@ -44,10 +44,10 @@ class FederatedData(NamedTuple):
         train: the training pool.
         test: the test pool.
         server: the server's labeled examples, one row.
-        labeled: the clients' labeled examples, K rows.
-        unlabeled: the clients' unlabeled examples, K rows.
-        client_data: all examples of each client, its labeled ones first, each once, K rows.
-        pooled: every unlabeled training example, a client's or left over by the split, one row.
+        labeled: the clients' labeled examples.
+        unlabeled: the clients' unlabeled examples.
+        client_data: all examples of each client, each once, its labeled ones first.
+        pooled: every unlabeled training example, also those that no client has, one row.
     """
 
     train: Pool
@@ -69,10 +69,9 @@ TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")
 
 
 class Examples(NamedTuple):
-    """One client's examples (or the server's): the first `count` entries of `index` over a pool of images, and their labels.
+    """One client's examples, or the server's: the first `count` entries of `index` into a pool, and their labels, if any.
 
-    `images` is the pool, never copied per client; it is None in the tables that the simulator maps over clients, until a client
-    attaches it. `labels` is None without labels.
+    `images` is the whole pool, never copied per client; None in the tables that the simulator maps over clients.
     """
 
     images: Images
@@ -91,10 +90,7 @@ class Examples(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """A client's labeled and unlabeled examples together, over one pool.
-
-    `labels` are 0 for examples without a label, `labeled` says which entries have one, `mask` which entries are real.
-    """
+    """A client's labeled and unlabeled examples together: `labeled` says which entries have a label, `mask` which are real."""
 
     images: Images
     index: Int32[Array, " n"]
@@ -108,7 +104,7 @@ class Mixture(NamedTuple):
 
 
 def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1) -> Mixture:
-    """A client's labeled examples, `labeled_repeats` times, and its unlabeled ones, over one pool."""
+    """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones with labels 0."""
     rows = [labeled] * labeled_repeats
     index = jnp.concatenate([*(row.index for row in rows), unlabeled.index])
     return Mixture(
@@ -129,7 +125,7 @@ def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Int[Array
 
 
 def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
-    """Index table of ragged rows: one array of pool positions per client."""
+    """The index table of each client's pool positions."""
     counts = np.array([len(row) for row in rows], np.int32)
     index = np.zeros((len(rows), max(1, int(np.max(counts, initial=0)))), np.int32)
     for k, row in enumerate(rows):
@@ -138,12 +134,14 @@ def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
 
 
 def widened(splits: Sequence[FederatedData]) -> list[FederatedData]:
-    """Splits for as many clients each, in NumPy arrays, with tables of common shapes: narrower ones get more padding."""
+    """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding."""
+    widths = {name: max(getattr(data, name).index.shape[1] for data in splits) for name in TABLES}
 
-    def widen(*tables: Table) -> list[Table]:
-        width = max(table.index.shape[1] for table in tables)
-        return [table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1])))) for table in tables]
+    def widen(data: FederatedData) -> FederatedData:
+        tables: dict[str, Any] = {}
+        for name in TABLES:
+            table = getattr(data, name)
+            tables[name] = table._replace(index=np.pad(table.index, ((0, 0), (0, widths[name] - table.index.shape[1]))))
+        return data._replace(**tables)
 
-    wide = {name: widen(*(getattr(data, name) for data in splits)) for name in TABLES}
-    rows: list[dict[str, Any]] = [{name: tables[i] for name, tables in wide.items()} for i in range(len(splits))]
-    return [data._replace(**tables) for data, tables in zip(splits, rows, strict=True)]
+    return [widen(data) for data in splits]

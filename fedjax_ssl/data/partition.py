@@ -1,8 +1,4 @@
-"""Which client gets which examples: the table of partitions, and the choice of a labeled set.
-
-Pure NumPy functions that run once, before anything is compiled; `fedjax_ssl.data.federated.pack` makes an index table of
-their rows. The order of the indices does not change the result.
-"""
+"""Which client gets which examples: the table of partitions, and the choice of a labeled set. All run once, in NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int64
+from numpy.random import Generator
 
 from fedjax_ssl.data import class_partitions as classes
 from fedjax_ssl.data.dirichlet import dirichlet, dirichlet_classes
@@ -25,19 +22,14 @@ class Scheme(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The number of examples of each client, and of each client and class."""
+    """What `summary` counts."""
 
     sizes: Int64[np.ndarray, " K"]
     histogram: Int64[np.ndarray, "K C"]
 
 
-def balanced_labels(
-    labels: Int[np.ndarray, " N"], num_labels: int, num_classes: int, rng: np.random.Generator
-) -> tuple[Positions, Positions]:
-    """Class-balanced labeled set: num_labels / C examples of every class, drawn without replacement, and the rest.
-
-    Both are ascending. ValueError if `num_labels` is not a positive multiple of C, or a class has too few examples.
-    """
+def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Generator) -> tuple[Positions, Positions]:
+    """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending."""
     labels = np.asarray(labels)
     if num_labels > len(labels):
         raise ValueError(f"num_labels={num_labels} is more than the {len(labels)} training examples: ask for fewer labels")
@@ -58,8 +50,8 @@ def balanced_labels(
     return np.flatnonzero(labeled), np.flatnonzero(~labeled)
 
 
-def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    """Labeled set at random, whatever the classes (FedCon), and the rest; ValueError if `num_labels` is not in 1..N."""
+def random_labels(num_examples: int, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
+    """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending."""
     if not 1 <= num_labels <= num_examples:
         raise ValueError(f"num_labels={num_labels} of {num_examples} training examples: give 1 to {num_examples} labels")
     labeled = np.zeros(num_examples, bool)
@@ -67,9 +59,9 @@ def random_labels(num_examples: int, num_labels: int, rng: np.random.Generator) 
     return np.flatnonzero(labeled), np.flatnonzero(~labeled)
 
 
-def iid(labels: Labels, indices: Indices, num_clients: int, rng: np.random.Generator) -> Partition:
+def iid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """Equal shares at random: floor(N / K) examples for every client ((FL)^2, SemiFL); N mod K examples are unassigned."""
-    del labels  # every partition takes them
+    del labels
     positions = checked(indices, num_clients)
     share = len(positions) // num_clients
     shuffled = rng.permutation(positions)
@@ -91,7 +83,7 @@ PARTITIONS: dict[str, Scheme] = {
 
 
 def summary(rows: Rows, labels: Labels, num_classes: int) -> Summary:
-    """Sizes and class histograms of a partition's rows."""
+    """Counts the examples of each client, and of each client and class."""
     labels = np.asarray(labels)
     histogram = np.array([np.bincount(labels[row], minlength=num_classes) for row in rows]).reshape(len(rows), num_classes)
     return Summary(histogram.sum(1), histogram)

@@ -16,18 +16,16 @@ WEAK_VIEWS: dict[str, Augmentation] = {
     "crop1": compose(crop(1)),
     "crop4": compose(crop(4)),
     "zero_crop4": compose(crop(4, "zero")),
-    # Also FedCon's view: a whole-pixel shift by up to 4 each way, filled by mirroring at the border pixel, is this very crop.
     "flip_crop4": compose(flip(), crop(4)),
     "flip_zero_crop4": compose(flip(), crop(4, "zero")),
-    # FedSiam's paper: flip, crop, contrast and grayscale at random. It does not say how strongly: here as usual in contrastive
-    # learning.
+    # FedSiam's paper does not say how strongly: here as usual in contrastive learning.
     "fedsiam": compose(flip(), crop(4), augment.contrast(0.6, 1.4), augment.grayscale(0.2)),
 }
 STRONG_VIEWS = (*VARIANTS, "none")
 LABELED_VIEWS = (*WEAK_VIEWS, "feddure")
-"""Views of labeled examples. `feddure`: flip_zero_crop4, then FedDure's cutout of 16 pixels of 32, zero once normalized."""
+"""Views of labeled examples. `feddure`: flip_zero_crop4, then a cutout that is zero once normalized."""
 FALLBACK = ("crop4", "usb")
-"""Weak and strong view of an unknown dataset: no flip, as a mirror image may be of another class."""
+"""Weak and strong view of an unknown dataset, without a flip, as a mirror image may be of another class."""
 
 
 def make(
@@ -44,9 +42,9 @@ def make(
     Args:
         dataset: before any padding, as an unknown dataset's mean and std are measured.
         mean: per channel, or one value for all, of images scaled to [0, 1]; empty: the dataset's own.
-        std: likewise; both or neither are given.
+        std: likewise.
         weak: a key of WEAK_VIEWS, or `default`: the dataset's own, or FALLBACK's.
-        strong: one of STRONG_VIEWS (a recipe after the weak view; `none`: the weak view again), or `default`, likewise.
+        strong: one of STRONG_VIEWS, which follows the weak view (`none`: the weak view again), or `default`, likewise.
         labeled: one of LABELED_VIEWS, or `default`, the weak view.
     """
     if dataset.holds_features:
@@ -60,7 +58,6 @@ def make(
     default_weak, default_strong = (about.weak, about.strong) if about else FALLBACK
     weak, strong = default_weak if weak == "default" else weak, default_strong if strong == "default" else strong
     labeled = weak if labeled == "default" else labeled
-    augmentation = WEAK_VIEWS[weak]
     channels = dataset.train_images.shape[-1]
     for key, view in (("strong", strong), ("weak", weak), ("labeled", labeled)):
         if channels not in (1, 3) and (view in VARIANTS or view == "fedsiam"):  # those that change colors
@@ -72,24 +69,20 @@ def make(
             f"accepted: {channels} in both{', or 1' if channels > 1 else ''}"
         )
     mean, std = mean * (channels // len(mean)), std * (channels // len(std))
+    feddure = compose(WEAK_VIEWS["flip_zero_crop4"], augment.cutout_clipped(0.5, [255 * m for m in mean]))
     return augment.make_views(
-        weak=augmentation,
-        strong=augmentation if strong == "none" else strong_view(strong, augmentation),
-        labeled=_feddure_labeled(mean) if labeled == "feddure" else WEAK_VIEWS[labeled],
+        weak=WEAK_VIEWS[weak],
+        strong=WEAK_VIEWS[weak] if strong == "none" else strong_view(strong, WEAK_VIEWS[weak]),
+        labeled=feddure if labeled == "feddure" else WEAK_VIEWS[labeled],
         mean=mean,
         std=std,
     )
 
 
-def _feddure_labeled(mean: tuple[float, ...]) -> Augmentation:
-    """FedDure's view of labeled images. Its cutout paints the mean, which is zero once images are normalized."""
-    return compose(WEAK_VIEWS["flip_zero_crop4"], augment.cutout_clipped(0.5, [255 * m for m in mean]))
-
-
 def measured(images: UInt8[np.ndarray, "N H W ch"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and standard deviations (1e-3 at least) of the channels of images, scaled to [0, 1]."""
+    """Mean and standard deviation (1e-3 or more) of each channel of the images, scaled to [0, 1]."""
     mean, std = [], []
-    for channel in range(images.shape[-1]):  # from histograms: exact, and without a copy of the images as floats
+    for channel in range(images.shape[-1]):  # from histograms, without a copy of the images as floats
         share = np.bincount(images[..., channel].ravel(), minlength=256) / images[..., channel].size
         level = np.arange(256) / 255
         mean.append(float(share @ level))

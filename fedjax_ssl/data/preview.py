@@ -1,4 +1,4 @@
-"""A split to look at before anything is trained: its table as text, and its picture as a heat map."""
+"""A split to look at before anything is trained: as a table in text, and as a heat map."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from fedjax_ssl.data.partition import summary
 from fedjax_ssl.data.shares import Labels
 from fedjax_ssl.data.split import Assignment
 
-_HEADER_EVERY = 25  # rows of the table, so that every screen shows the header
-_MAX_CLASSES = 26  # that a row of the table draws as bars
 _BARS = " ▁▂▃▄▅▆▇█"
-_NOTHING = "-"
 
 
 class Preview(NamedTuple):
@@ -28,8 +25,8 @@ class Preview(NamedTuple):
         unlabeled: the clients' unlabeled examples.
         divergence: Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples (the
             server's if no client has any); NaN if either is empty.
-        unassigned: the number of training examples that neither the server nor a client has.
-        notes: one line for each way in which the split differs from the request.
+        unassigned: as in `split.Assignment`.
+        notes: likewise.
     """
 
     server: Int64[np.ndarray, " C"]
@@ -41,7 +38,7 @@ class Preview(NamedTuple):
 
 
 def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview:
-    """Counts the classes of a split of the training set with these labels."""
+    """Counts the classes of a split of a training set with these labels."""
     server = summary([assignment.server], labels, num_classes).histogram[0]
     labeled, unlabeled = (summary(rows, labels, num_classes).histogram for rows in (assignment.labeled, assignment.unlabeled))
     reference = labeled if labeled.any() else np.broadcast_to(server, labeled.shape)
@@ -51,7 +48,7 @@ def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview
 def jensen_shannon(counts: Int[np.ndarray, "*K C"], others: Int[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
     """Jensen-Shannon divergence of class distributions, in bits: H((p + q) / 2) - (H(p) + H(q)) / 2 (Lin 1991).
 
-    p and q are the shares of each class. 0: the same distribution, 1: no class in common, NaN: one of the two is empty.
+    p and q are the shares of each class; NaN if one of the two is empty.
     """
     sums = [np.sum(x, -1, keepdims=True) for x in (counts, others)]
     p, q = (np.divide(x, s, where=s > 0, out=np.full(x.shape, np.nan)) for x, s in zip((counts, others), sums, strict=True))
@@ -64,40 +61,24 @@ def _entropy(p: Float[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
     return -np.sum(p * np.log2(np.where(p == 0, 1.0, p)), -1)
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
-
-
 def table(seen: Preview) -> str:
     """The table of a split: one line per client, then a summary of all clients.
 
     Columns: labeled and unlabeled examples, the number of classes among them, their divergence, and, if the classes are few,
     one bar per class, relative to the client's largest class.
     """
-    with_bars = seen.labeled.shape[1] <= _MAX_CLASSES
+    num_classes = seen.labeled.shape[1]
+    bars = f"  {'labeled':<{num_classes + 2}}  unlabeled" if 5 <= num_classes <= 26 else ""
+    header = f"client  labeled  unlabeled  classes  (unlab.)  divergence{bars}"
     lines = []
     for k, (labeled, unlabeled, divergence) in enumerate(zip(seen.labeled, seen.unlabeled, seen.divergence, strict=True)):
-        if k % _HEADER_EVERY == 0:
-            lines += ([""] if k else []) + [_header(seen.labeled.shape[1] if with_bars else 0)]
-        line = (
-            f"{k:>6}  {labeled.sum():>7,}  {unlabeled.sum():>9,}  {_classes(labeled):>7}  {_classes(unlabeled):>9}  "
-            f"{_number(divergence):>10}"
-        )
-        lines.append(line + (f"  |{_bars(labeled)}|  |{_bars(unlabeled)}|" if with_bars else ""))
+        if k % 25 == 0:  # every screen shows the header
+            lines += ["", header] if k else [header]
+        classes = [str(np.count_nonzero(counts)) if counts.any() else "-" for counts in (labeled, unlabeled)]
+        number = "-" if np.isnan(divergence) else f"{divergence:.3f}"
+        line = f"{k:>6}  {labeled.sum():>7,}  {unlabeled.sum():>9,}  {classes[0]:>7}  {classes[1]:>9}  {number:>10}"
+        lines.append(line + (f"  |{_bars(labeled)}|  |{_bars(unlabeled)}|" if num_classes <= 26 else ""))
     return "\n".join([*lines, "", *_summary(seen)])
-
-
-def _header(num_bars: int) -> str:
-    width = num_bars + 2
-    bars = f"  {'labeled':<{width}}  {'unlabeled'}" if num_bars >= 5 else ""
-    return f"client  labeled  unlabeled  classes  (unlab.)  divergence{bars}".rstrip()
-
-
-def _classes(counts: Int64[np.ndarray, " C"]) -> str:
-    return str(np.count_nonzero(counts)) if counts.any() else _NOTHING
-
-
-def _number(value: float) -> str:
-    return _NOTHING if np.isnan(value) else f"{value:.3f}"
 
 
 def _bars(counts: Int64[np.ndarray, " C"]) -> str:
@@ -107,7 +88,7 @@ def _bars(counts: Int64[np.ndarray, " C"]) -> str:
 
 
 def _summary(seen: Preview) -> list[str]:
-    """Aligned lines of smallest, median, mean and largest over all clients."""
+    """Aligned lines of minimum, median, mean, maximum and sum over all clients."""
     num_clients, num_classes = seen.labeled.shape
     rows = {
         "labeled": seen.labeled.sum(1),
@@ -124,29 +105,28 @@ def _summary(seen: Preview) -> list[str]:
         lines[-1] += f"{values.sum():>10,}" if name in ("labeled", "unlabeled") else ""
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
-        lines.append(f"server: {seen.server.sum():,} labeled examples of {_classes(seen.server)} of {num_classes} classes")
-    lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody holds")
+        lines.append(
+            f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"
+        )
+    lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody has")
     return [*lines, *(f"note: {note}" for note in seen.notes)]
 
 
 def _spread(values: Float[np.ndarray, " K"] | Int[np.ndarray, " K"]) -> list[str]:
     if not len(values):
-        return [_NOTHING] * 4
+        return ["-"] * 4
     statistics = (values.min(), np.median(values), values.mean(), values.max())
     if values.dtype.kind == "f":
         return [f"{x:.3f}" for x in statistics]
     return [f"{statistics[0]:,}", f"{statistics[1]:,.10g}", f"{statistics[2]:,.1f}", f"{statistics[3]:,}"]
 
 
-# --- the picture -------------------------------------------------------------------------------------------------------
-
-
 def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
-    """Writes a PNG of clients x classes, labeled on the left and unlabeled on the right; the colors' scales are logarithmic.
+    """Writes a PNG of clients x classes in logarithmic colors, labeled on the left and unlabeled on the right.
 
-    If only the server has labels, bars of its examples of each class are on the left.
+    If only the server has labels, its examples of each class are bars on the left.
     """
-    from matplotlib.figure import Figure  # takes 0.5 s to import, which no training run should pay
+    from matplotlib.figure import Figure
 
     num_clients, num_classes = seen.labeled.shape
     height = float(np.clip(0.1 * num_clients + 2.2, 4.2, 11.0))
@@ -183,15 +163,9 @@ def _panel(axes: Any, counts: Int64[np.ndarray, "K C"], heading: str) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     _frame(axes, heading, "client")
-    # Without the palest fifth of the colors: one example differs visibly from none, which is white.
-    colors = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))
-    image = axes.imshow(
-        np.ma.masked_equal(counts, 0),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=colors,
-        norm=LogNorm(1, max(2, counts.max())),
-    )
+    colors = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1.0, 256)))  # without the palest, as white is none
+    shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(2, counts.max()))
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
     if counts.any():
         bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=40, format="{x:,.0f}")
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,14 +1,12 @@
-"""RandAugment inside jit, equal to Pillow: one function that applies any operation of any variant.
+"""RandAugment inside jit, equal to Pillow: a few operations, drawn for each image and applied one after the other.
 
-A variant draws a few operations per image and applies them one after the other; `VARIANTS` lists which, how often and how
-strongly. `lax.switch` under vmap would compute every operation for every image; here the operations share three computations,
-and the operation drawn selects one of them:
+`lax.switch` under vmap would compute every operation for every image; here the operations share three computations:
 
     warp    one gather through an affine map: Rotate, ShearX/Y, TranslateX/Y
     blend   d + f (x - d) with a degenerate image d: Brightness, Color, Contrast, Sharpness
     remap   new values for old, channel by channel: AutoContrast, Equalize, Posterize, Solarize, Invert
 
-Inside, an image is `Planes` with whole values 0..255: reductions and shifts then run along memory.
+Inside, an image is `Planes` with whole values 0..255.
 """
 
 from __future__ import annotations
@@ -28,8 +26,10 @@ Planes = Float32[Array, "ch H W"]
 
 
 def randaugment(name: str) -> Augmentation:
-    """The operations of a variant, a key of `VARIANTS`, on images of 1 or 3 channels, without its final cutout."""
-    variant = _variant(name)
+    """The operations of a variant of RandAugment on images of 1 or 3 channels, without its final cutout."""
+    if name not in VARIANTS:
+        raise ValueError(f"got RandAugment variant {name!r}, accepted: {', '.join(VARIANTS)}")
+    variant = VARIANTS[name]
 
     def apply(key: Key, image: Image) -> Image:
         height, width, channels = image.shape
@@ -47,26 +47,13 @@ def randaugment(name: str) -> Augmentation:
 
 
 def strong_view(name: str, base: Augmentation) -> Augmentation:
-    """A variant's whole strong view: `base` (flip and crop, drawn anew), its operations (or these first), its final cutout."""
-    variant = _variant(name)
-    ops = randaugment(name)
+    """A variant's whole strong view: `base` (flip and crop), its operations (or these first), its final cutout."""
+    ops, variant = randaugment(name), VARIANTS[name]
     return compose(*((ops, base) if variant.ops_first else (base, ops)), variant.cutout)
 
 
-def _variant(name: str) -> Variant:
-    if name not in VARIANTS:
-        raise ValueError(f"got RandAugment variant {name!r}, accepted: {', '.join(VARIANTS)}")
-    return VARIANTS[name]
-
-
 class Draw(NamedTuple):
-    """What one slot does.
-
-    Attributes:
-        op: a value of `Op`; IDENTITY if the operation drawn is not applied.
-        magnitude: in the operation's unit.
-        center: row and column of Cutout's center as shares in [0, 1).
-    """
+    """One operation to apply: a value of `Op`, its magnitude in its own unit, and Cutout's center as shares in [0, 1)."""
 
     op: Count
     magnitude: Scalar
@@ -74,7 +61,7 @@ class Draw(NamedTuple):
 
 
 def draw(key: Key, variant: Variant, height: int, width: int) -> Draw:
-    """An operation of `variant`, its magnitude and whether it is applied, for an image of H x W pixels."""
+    """Draws an operation of `variant` for an image of H x W pixels: IDENTITY where the one drawn is not to be applied."""
     ops = {**variant.ops, Op.TRANSLATE_X: variant.translate(width), Op.TRANSLATE_Y: variant.translate(height)}
     counts = np.array([len(magnitude.values) for magnitude in ops.values()])
     values = np.array([np.resize(magnitude.values, counts.max()) for magnitude in ops.values()], np.float32)
@@ -88,10 +75,7 @@ def draw(key: Key, variant: Variant, height: int, width: int) -> Draw:
 
 
 def apply_op(drawn: Draw, planes: Planes, variant: Variant) -> Planes:
-    """One operation on an image of 1 or 3 channels, as Pillow does it, with the variant's fill and interpolation.
-
-    Equalize and Cutout do nothing for a variant without them.
-    """
+    """Applies an operation of the variant to an image of 1 or 3 channels, as Pillow does."""
     op, magnitude, center = drawn
     _, height, width = planes.shape
     # All three start from `planes`, not from each other's results, which XLA would compute again for every use.
@@ -133,10 +117,10 @@ def _warp(op: Count, magnitude: Scalar, planes: Planes, variant: Variant) -> Pla
         row_part, column_part = (jnp.where(shear, v & 65535, 0) for v in (row, column))
         before = pixels(row >> 16, column >> 16)
         after = pixels((row >> 16) + (row_part > 0), (column >> 16) + (column_part > 0))
-        moved = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
+        warped = jnp.floor(before + (row_part + column_part) / 65536 * (after - before))
     else:
-        moved = pixels(row >> 16, column >> 16)
-    return jnp.where(inside, moved, variant.fill)
+        warped = pixels(row >> 16, column >> 16)
+    return jnp.where(inside, warped, variant.fill)
 
 
 def _blend(op: Count, magnitude: Scalar, planes: Planes) -> Planes:
@@ -161,7 +145,7 @@ def _smooth(planes: Planes) -> Planes:
 def _remap(op: Count, magnitude: Scalar, planes: Planes, equalize: bool) -> Planes:
     """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; other operations: no change."""
     low, high = jnp.min(planes, (1, 2), keepdims=True), jnp.max(planes, (1, 2), keepdims=True)
-    # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error, no more.
+    # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error alone.
     stretched = jnp.floor((planes - low) * (255 / jnp.maximum(high - low, 1)) + 1e-3)
     step = jnp.float32(1 << jnp.int32(jnp.where(op == Op.POSTERIZE, 8 - magnitude, 0)))
     threshold = jnp.select([op == Op.SOLARIZE, op == Op.INVERT], [magnitude, 0.0], 256.0)
@@ -175,7 +159,7 @@ def _remap(op: Count, magnitude: Scalar, planes: Planes, equalize: bool) -> Plan
 def _equalized(planes: Planes, drawn: Bool[Array, ""]) -> Planes:
     """Equalize: (s // 2 + number of pixels darker than x) // s, s = number of pixels darker than the brightest // 255.
 
-    A channel whose s is 0 does not change. The result has a meaning only if Equalize was `drawn`.
+    A channel whose s is 0 does not change. The result is used only if Equalize was `drawn`.
     """
     channels = len(planes)
     place = jnp.int32(planes) + 256 * jnp.arange(channels)[:, None, None]

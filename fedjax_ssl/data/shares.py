@@ -1,4 +1,4 @@
-"""What all partitions share: their arguments and result, and how index arrays are checked, ordered and dealt out.
+"""What all partitions share: arguments, result and the handling of index arrays.
 
 A partition is a function (labels of the whole pool, indices of the N examples to share out, num_clients K, rng, **parameters)
 -> Partition. It raises ValueError unless K is in 1..N, each index occurs once and its own parameters are in range.
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int64
+from numpy.random import Generator
 
 Labels = Int[np.ndarray, " pool"]
 """Labels of the whole pool, also of examples that are not shared out; the largest is C - 1."""
@@ -20,12 +21,12 @@ Rows = list[Positions]
 
 
 class Partition(NamedTuple):
-    """Which client gets which examples: rows and the unassigned rest are disjoint, and together all that was to be shared.
+    """Which client gets which examples.
 
     Attributes:
-        rows: pool positions of each of K clients.
-        unassigned: pool positions of no client.
-        notes: one line for each way in which the result differs from the request, to be logged.
+        rows: pool positions of each of K clients, disjoint.
+        unassigned: pool positions that no client gets.
+        notes: one line for each way in which the result differs from the request.
     """
 
     rows: Rows
@@ -42,7 +43,7 @@ def distinct(indices: Indices) -> Positions:
 
 
 def checked(indices: Indices, num_clients: int) -> Positions:
-    """`distinct` positions; ValueError too if there is not at least one for each client."""
+    """`distinct` positions; ValueError also if there is not one for each client."""
     positions = distinct(indices)
     if not 1 <= num_clients <= len(positions):
         raise ValueError(
@@ -51,24 +52,22 @@ def checked(indices: Indices, num_clients: int) -> Positions:
     return positions
 
 
-def shuffled_by_class(
-    labels: Labels, positions: Positions, rng: np.random.Generator
-) -> tuple[Positions, Int64[np.ndarray, " C"]]:
-    """Positions class after class, in random order within each class, and the number of each class."""
+def shuffled_by_class(labels: Labels, positions: Positions, rng: Generator) -> tuple[Positions, Int64[np.ndarray, " C"]]:
+    """Positions class after class, in random order within each class, and the number of examples of each class."""
     labels = np.asarray(labels)
     shuffled = rng.permutation(positions)
     of_class = labels[shuffled]
     return shuffled[np.argsort(of_class, kind="stable")], np.bincount(of_class, minlength=int(labels.max()) + 1)
 
 
-def by_owner(positions: Int64[np.ndarray, " N"], owner: Indices, num_owners: int) -> Rows:
-    """One row per owner: the positions whose `owner` it is, in their order."""
-    ends = np.cumsum(np.bincount(owner, minlength=num_owners))
-    return np.split(positions[np.argsort(owner, kind="stable")], ends[:-1])
+def by_client(positions: Int64[np.ndarray, " N"], client: Indices, num_clients: int) -> Rows:
+    """Rows of the positions of each client, where `client` says whose each position is."""
+    ends = np.cumsum(np.bincount(client, minlength=num_clients))
+    return np.split(positions[np.argsort(client, kind="stable")], ends[:-1])
 
 
-def cut(by_class: Positions, sizes: Int64[np.ndarray, "C owners"]) -> Rows:
-    """Cuts positions, class after class, into one row per owner: `sizes` of each class and owner."""
-    num_owners = sizes.shape[1]
-    owner = np.repeat(np.tile(np.arange(num_owners), len(sizes)), sizes.ravel())
-    return by_owner(by_class, owner, num_owners)
+def cut(by_class: Positions, sizes: Int64[np.ndarray, "C K"]) -> Rows:
+    """Cuts positions, which are sorted by class, into rows of `sizes` examples of each class and client."""
+    num_clients = sizes.shape[1]
+    client = np.repeat(np.tile(np.arange(num_clients), len(sizes)), sizes.ravel())
+    return by_client(by_class, client, num_clients)

@@ -7,6 +7,7 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
 from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
@@ -23,25 +24,23 @@ LABEL_SELECTIONS = ("balanced", "random")
 class Split:
     """How a training set is split; these are keys of a config's `data`, which checks them.
 
-    There are three ways. Labels at the server: a labeled set there, and the other examples at the clients. Labels at the
-    clients, jointly (`is_joint`): one partition of all examples, and a labeled share of each client's. Labels at the clients,
-    apart: a labeled set and the other examples, each with a partition of its own.
+    Labels are at the server, or at the clients: jointly (`is_joint`), as a share of what each client gets by one partition of
+    all examples, or apart, as a labeled set with a partition of its own.
 
     Attributes:
         num_clients: K.
         labels_at: where the labels are: `server` or `clients`.
         num_labels: labeled examples in all; not used with labeled_fraction.
-        labeled_fraction: labeled share of all training examples; in a joint split of each client's examples, one number or one
-            per client.
+        labeled_fraction: labeled share of all training examples, or in a joint split of each client's: one, or one per client.
         label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
         exclude_labeled: whether clients' unlabeled data contain no labeled example.
-        labels_first: whether the labeled examples are removed before the others are partitioned; false: afterwards (FedCon).
-        reveal_labels: split as usual, then give each client's unlabeled examples their true labels (the -SL references).
-        partition: how examples are spread over clients, a key of `fedjax_ssl.data.partition.PARTITIONS`.
-        labeled_partition: with labels at the clients: how the labeled set is spread; empty: as partition.
-        unlabeled_partition: with labels at the clients: how the other examples are spread; empty: as partition.
+        labels_first: whether labeled examples are removed before the others are partitioned, not afterwards (FedCon).
+        reveal_labels: whether each client's unlabeled examples get their true labels after the split (the -SL references).
+        partition: how examples are spread over clients, a key of `PARTITIONS`.
+        labeled_partition: how a labeled set at the clients is spread; empty: as partition.
+        unlabeled_partition: how the other examples are then spread; empty: as partition.
         alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
-        min_size: fewest examples of a client by `dirichlet`, labeled and unlabeled apart.
+        min_size: smallest number of examples of a client by `dirichlet`, labeled and unlabeled apart.
         shards_per_client: of `shards`.
         classes_per_client: of `class_shards` and `random_classes`.
     """
@@ -76,7 +75,7 @@ class Assignment(NamedTuple):
         server: the server's labeled examples.
         labeled: the clients' labeled examples.
         unlabeled: the clients' unlabeled examples.
-        pooled: every unlabeled training example, of a client or of none.
+        pooled: every unlabeled training example, also those that no client has.
         unassigned: the number of training examples that neither the server nor a client has.
         notes: one line for each way in which the result differs from the request.
     """
@@ -90,10 +89,7 @@ class Assignment(NamedTuple):
 
 
 def draw(labels: Labels, num_classes: int, how: Split, seed: int) -> Assignment:
-    """Draws a split of the training set with these labels; ValueError if the request cannot be met.
-
-    The labeled set, the partition and the labeled partition are drawn from three streams of the seed.
-    """
+    """Draws a split of the training set with these labels; ValueError if the request cannot be met."""
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     empty = [np.zeros(0, np.int64)] * how.num_clients
     server, labeled, apart = empty[0], empty, Partition([], empty[0])
@@ -121,12 +117,14 @@ def draw(labels: Labels, num_classes: int, how: Split, seed: int) -> Assignment:
         unlabeled, pooled = empty, shared.unassigned
     assigned = np.zeros(len(labels), bool)
     assigned[np.concatenate([server, *labeled, *unlabeled])] = True
-    notes = (*apart.notes, *shared.notes, *(_without_labels(labeled) if how.labels_at == "clients" else ()))
-    return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), notes)
+    notes = [*apart.notes, *shared.notes]
+    if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
+        notes.append(f"{without} of {len(labeled)} clients have no labeled example")
+    return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), tuple(notes))
 
 
 def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
-    """Federated data of a dataset, in NumPy arrays, see `draw`. Unassigned examples are logged, the notes are warnings."""
+    """Splits a dataset, see `draw`, into federated data in NumPy arrays; logs its notes."""
     labels = dataset.train_labels
     assignment = draw(labels, dataset.num_classes, how, seed)
     if assignment.unassigned:
@@ -145,14 +143,14 @@ def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
 
 
 def _union(labeled: Positions, unlabeled: Positions) -> Positions:
-    """All of a client's examples, each once, also if a labeled one is among the unlabeled ones (`exclude_labeled` false)."""
-    if not len(labeled):  # as with labels at the server: a million clients take seconds otherwise
+    """All of a client's examples, each once, also if a labeled one is among the unlabeled ones."""
+    if not len(labeled):  # a shortcut for a million clients with labels at the server
         return unlabeled
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: np.random.Generator) -> Partition:
-    """The partition `name` of these examples; an error says `what` they are, as there may be two partitions."""
+def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: Generator) -> Partition:
+    """The partition `name` of some examples; an error says `what` they are."""
     scheme = PARTITIONS[name]
     parameters = {parameter: getattr(how, parameter) for parameter in scheme.parameters}
     try:
@@ -161,27 +159,21 @@ def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions,
         raise ValueError(f"{what} examples by {name}: {error}") from error
 
 
-def _without_labels(labeled: Rows) -> tuple[str, ...]:
-    """A note if some clients have no labeled example."""
-    count = sum(len(row) == 0 for row in labeled)
-    return (f"{count} of {len(labeled)} clients hold no labeled example",) if count else ()
-
-
-def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    """The labeled set and the rest; a share of the training set is rounded, and down to a multiple of C if balanced."""
+def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: Generator) -> tuple[Positions, Positions]:
+    """The labeled set and the rest; a share is rounded, and down to a multiple of C if balanced."""
     num_labels = how.num_labels
     if how.labeled_fraction:
         num_labels = round(how.labeled_fraction[0] * len(labels))
         num_labels -= num_labels % num_classes if how.label_selection == "balanced" else 0
         if not num_labels:
-            least = "one label per class" if how.label_selection == "balanced" else "one label"
-            raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {len(labels)} examples is less than {least}")
+            minimum = "one label per class" if how.label_selection == "balanced" else "one label"
+            raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {len(labels)} examples is less than {minimum}")
     if how.label_selection == "balanced":
         return balanced_labels(labels, num_labels, num_classes, rng)
     return random_labels(len(labels), num_labels, rng)
 
 
-def _label_within(rows: Rows, how: Split, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def _label_within(rows: Rows, how: Split, rng: Generator) -> tuple[Rows, Rows]:
     """Labeled and unlabeled examples of every client: a random share of its row is labeled, rounded half up."""
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]

@@ -13,7 +13,7 @@ from fedjax_ssl.data.augment import Augmentation, compose, cutout, cutout_clippe
 
 
 class Op(enum.IntEnum):
-    """The operations; the comment says what the magnitude is."""
+    """The operations, with the unit of their magnitude."""
 
     IDENTITY = 0
     AUTO_CONTRAST = 1
@@ -34,7 +34,7 @@ class Op(enum.IntEnum):
 
 
 class Magnitude(NamedTuple):
-    """Distribution of an operation's magnitude: one of `values`, all equally likely, plus U(0, span)."""
+    """The distribution of a magnitude: one of `values`, all equally likely, plus U(0, span)."""
 
     values: tuple[float, ...] = (0.0,)
     span: float = 0.0
@@ -59,10 +59,10 @@ class Variant(NamedTuple):
         slots: operations drawn per image, independently and with replacement.
         probability: that a drawn operation is applied.
         ops: the operations to draw from, all equally likely, and their magnitudes.
-        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, which are among the operations.
+        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, two more operations.
         cutout: the end of the strong view.
         fill: value of pixels from outside of the image.
-        bilinear: whether shears interpolate. (Rotation has Pillow's default, the nearest pixel.)
+        bilinear: whether shears interpolate; rotations take the nearest pixel.
         ops_first: whether the operations come before flip and crop.
     """
 
@@ -79,7 +79,7 @@ class Variant(NamedTuple):
 def _ops(
     *plain: Op, enhance: Magnitude, posterize: Magnitude, solarize: Magnitude, rotate: Magnitude, shear: Magnitude
 ) -> dict[Op, Magnitude]:
-    """`plain` operations, which have no magnitude, and those of all variants except translations."""
+    """The operations of a variant: `plain` ones, which have no magnitude, and those that all variants have."""
     return {
         **dict.fromkeys(plain, Magnitude()),
         Op.POSTERIZE: posterize,
@@ -91,21 +91,12 @@ def _ops(
 
 
 def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
-    """All operations at one level, a share of each operation's scale: low is dark, flat, inverted; Posterize 8 bits to 4."""
-    return Variant(
-        slots=slots,
-        probability=1.0,
-        ops=_ops(
-            *_PLAIN,
-            enhance=_one_of(0.1 + 1.8 * level),
-            posterize=_one_of(8 - np.round(4 * level)),
-            solarize=_one_of(256 * level),
-            rotate=_either_sign(30 * level),
-            shear=_either_sign(0.3 * level),
-        ),
-        translate=lambda side: _either_sign(0.3 * level * side),
-        ops_first=ops_first,
-    )
+    """A variant with all operations at one level, a share of each operation's scale; low is dark, flat and inverted."""
+    ops = _ops(
+        *_PLAIN, enhance=_one_of(0.1 + 1.8 * level), posterize=_one_of(8 - np.round(4 * level)), solarize=_one_of(256 * level),
+        rotate=_either_sign(30 * level), shear=_either_sign(0.3 * level),
+    )  # fmt: skip
+    return Variant(slots, 1.0, ops, translate=lambda side: _either_sign(0.3 * level * side), ops_first=ops_first)
 
 
 _PLAIN = (Op.IDENTITY, Op.AUTO_CONTRAST, Op.EQUALIZE)

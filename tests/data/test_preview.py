@@ -47,7 +47,7 @@ def test_the_table_counts_what_everybody_holds():
     assert summary["classes, labeled"] == ["1", "1.5", "1.5", "2"]
     assert summary["classes, unlabeled"] == ["2", "2", "2.0", "2"]
     assert "Jensen-Shannon, in bits" in shown
-    assert "unassigned: 2 training examples that nobody holds" in lines
+    assert "unassigned: 2 training examples that nobody has" in lines
     assert lines[-1] == "note: a note"
     assert "server" not in shown
 

@@ -87,7 +87,7 @@ def test_a_joint_split_takes_one_share_per_client_and_counts_clients_without_a_l
     assert [len(row) for row in drawn.labeled] == [83] * 10 + [8] * 10  # of 150: 82.5 and 7.5, halves up
     assert [len(row) for row in drawn.unlabeled] == [67] * 10 + [142] * 10
     shares = (0.0,) * 3 + (0.2,) * 17
-    assert draw(labels_at="clients", labeled_fraction=shares).notes == ("3 of 20 clients hold no labeled example",)
+    assert draw(labels_at="clients", labeled_fraction=shares).notes == ("3 of 20 clients have no labeled example",)
     assert drawn.notes == draw(labels_at="server").notes == ()
 
 

@@ -121,7 +121,7 @@ def test_options_of_images_are_refused(overrides, expected):
     tree["model"] = {"name": "linear", "norm": "static"}
     assert expected in message_of(ValueError, build, tree, dataset=blobs())
     message = message_of(ValueError, build, config("cnn"), dataset=blobs())
-    assert message == "model.name: got cnn for text features, accepted: linear, mlp"
+    assert message == "model.name: got cnn for text features, accepted: mlp, linear"
 
 
 def test_arrays_of_images_are_trained_on_by_their_own_name():

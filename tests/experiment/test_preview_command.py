@@ -41,7 +41,7 @@ def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path)
     lines = done.stdout.splitlines()
     assert lines[0] == "digits-supervised-split=dir0.3: digits, seed 3"
     assert sum(line.split()[:1] == [str(k)] for k in range(20) for line in lines) == 20
-    assert "unassigned: 0 training examples that nobody holds" in lines
+    assert "unassigned: 0 training examples that nobody has" in lines
     assert lines[-1] == "picture: preview.png"
     assert [path.name for path in tmp_path.iterdir()] == ["preview.png"]
     assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Sources: every dataset as the same five NumPy arrays, whatever it was stored as.
+"""Sources: every dataset as the same NumPy arrays, whatever it was stored as.
 
 Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import UInt8
 
 from fedjax_ssl.data.catalog import DATASETS, Known, known
 from fedjax_ssl.data.sources import builtin, folders, npz, text, tfds
@@ -22,28 +21,18 @@ __all__ = ["GENERIC", "Dataset", "from_arrays", "from_features", "load", "padded
 GENERIC = ("npz", "image_folder", "text_features")
 """Names for a user's own data: each is also a kind of storage."""
 
-_RESPLIT = ("npz", "image_folder", "tfds")
-
 
 def load(
-    name: str,
-    *,
-    data_dir: str | None = None,
-    path: str | None = None,
-    resplit: Sequence[float] | None = None,
-    seed: int = 0,
+    name: str, *, data_dir: str | None = None, path: str | None = None, resplit: Sequence[float] | None = None, seed: int = 0
 ) -> Dataset:
     """Loads a dataset by name; never downloads.
 
     Args:
-        name: a name of `fedjax_ssl.data.catalog.DATASETS`; another TFDS name; `synthetic`; or, for your own data, one of
-            `GENERIC`.
+        name: a name of `fedjax_ssl.data.catalog.DATASETS`, another TFDS name, `synthetic`, or one of GENERIC.
         data_dir: for TFDS names: the folder of prepared datasets; None: TFDS's own default.
         path: for other names: the file or folder, as `fedjax_ssl/data/README.md` describes it.
-        resplit: fractions (train, validation, test): all splits (of a TFDS dataset train and test) are merged and split anew,
-            stratified by class; the validation part is not used. Not for `digits`, `synthetic` and text features. None: the
-            dataset's own splits.
-        seed: draws `resplit` and `synthetic`; the other datasets do not depend on it.
+        resplit: see `resplit.with_splits`; None for `digits`, `synthetic` and text features.
+        seed: draws `resplit` and `synthetic`.
 
     Raises:
         FileNotFoundError: `path`, `data_dir` or the prepared dataset in it does not exist; the message says what to get where.
@@ -53,7 +42,10 @@ def load(
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
     about = known(name)
     kind = about.kind if about else name if name in (*GENERIC, "synthetic") else "tfds"
-    _refuse_others(name, kind, path, resplit)
+    if path is not None and kind not in GENERIC:
+        raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
+    if resplit is not None and kind not in ("npz", "image_folder", "tfds"):
+        raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
     if kind in GENERIC:
         found = _from_path(name, kind, about, path, resplit, seed)
     elif kind == "tfds":
@@ -77,15 +69,10 @@ def from_arrays(
     num_classes: int | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """A Dataset of images in memory, checked; for `fedjax_ssl.build(config, dataset=...)`.
+    """A dataset of images in memory, checked; for `fedjax_ssl.build(config, dataset=...)`.
 
-    Args:
-        train_images: uint8 [N, H, W] or [N, H, W, ch], RGB if ch = 3.
-        train_labels: integers [N] or [N, 1], 0..C-1, every class among them.
-        test_images: as the training images.
-        test_labels: integers [N'] or [N', 1].
-        num_classes: C; None: the largest label + 1.
-        name: of the dataset, in messages and results; a name of `fedjax_ssl.data.catalog.DATASETS` brings its defaults.
+    Images are uint8 [N, H, W] or [N, H, W, ch], RGB if ch = 3. Labels are integers [N] or [N, 1] in 0..C-1, with every class in
+    the training set; C is the largest label + 1 by default. A `name` of `fedjax_ssl.data.catalog.DATASETS` brings its views.
     """
     train = Part(np.asarray(train_images), np.asarray(train_labels))
     return dataset(name, train, Part(np.asarray(test_images), np.asarray(test_labels)), num_classes)
@@ -96,25 +83,13 @@ def padded(data: Dataset, size: int) -> Dataset:
     if data.holds_features:
         raise ValueError(f"data.image_size: got {size} for text features, accepted: 0, as they have no size")
     height, width = data.train_images.shape[1:3]
-    least = max(height, width)
-    if size < least:
+    minimum = max(height, width)
+    if size < minimum:
         raise ValueError(
-            f"data.image_size: got {size} for images of {width} x {height} pixels, accepted: 0, or {least} and more"
+            f"data.image_size: got {size} for images of {width} x {height} pixels, accepted: 0, or {minimum} and more"
         )
-
-    def pad(images: UInt8[np.ndarray, "N H W ch"]) -> UInt8[np.ndarray, "N height width ch"]:
-        borders = [((size - side) // 2, (size - side + 1) // 2) for side in (height, width)]
-        return np.pad(images, [(0, 0), *borders, (0, 0)])
-
-    return data._replace(train_images=pad(data.train_images), test_images=pad(data.test_images))
-
-
-def _refuse_others(name: str, kind: str, path: str | None, resplit: Sequence[float] | None) -> None:
-    """ValueError for arguments that a source would ignore."""
-    if path is not None and kind not in GENERIC:
-        raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
-    if resplit is not None and kind not in _RESPLIT:
-        raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
+    borders = [(0, 0), *(((size - side) // 2, (size - side + 1) // 2) for side in (height, width)), (0, 0)]
+    return data._replace(train_images=np.pad(data.train_images, borders), test_images=np.pad(data.test_images, borders))
 
 
 def _from_path(

@@ -13,7 +13,7 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    images = np.rint(bunch.images[..., None] * (255.0 / 16.0)).astype(np.uint8)  # its pixels count 0..16
+    images = np.rint(bunch.images[..., None] * (255.0 / 16.0)).astype(np.uint8)  # its pixels are 0..16
     train, test = stratified(Part(images, bunch.target), 1437, 360, seed=0)
     return dataset("digits", train, test, 10)
 
@@ -29,8 +29,7 @@ def synthetic(
 ) -> Dataset:
     """Random images around one random picture per class: learnable, without any file.
 
-    image = clip(picture[label] + noise z, 0, 255), picture ~ U(0, 255) and z ~ N(0, 1) per pixel; classes differ in size by at
-    most 1. ValueError for fewer than two classes, or fewer training examples than classes.
+    image = clip(picture[label] + noise z, 0, 255), picture ~ U(0, 255) and z ~ N(0, 1) per pixel, with balanced classes.
     """
     if not 2 <= num_classes <= num_train or num_test < 1:
         raise ValueError(

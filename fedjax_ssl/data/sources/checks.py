@@ -1,4 +1,4 @@
-"""Checks of every dataset, whatever it was stored as, with one line on what is wrong and how to correct it."""
+"""Checks of every dataset, with one line on what is wrong and how to correct it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Classes = Int32[np.ndarray, " N"]
 class Dataset(NamedTuple):
     """A classification dataset in memory. Every class in 0..C-1 occurs in the training split.
 
-    Images of three channels are RGB. Texts are vectors of D features here, in V stored views: view 0 is the text itself, the
-    last its strong view; without a strong view, and in the test split, V = 1.
+    Images of three channels are RGB. Texts are vectors of D features in V stored views: the first is of the text itself, the
+    last is its strong view (V = 1 without one, and in the test split).
     """
 
     name: str
@@ -39,11 +39,7 @@ class Part(NamedTuple):
 
 
 def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
-    """A Dataset of two splits of images, checked: uint8 [N, H, W] or [N, H, W, ch], integer labels [N] or [N, 1].
-
-    `num_classes` None means the largest label + 1. ValueError for a wrong type, shape or label, or a class without a training
-    example.
-    """
+    """A dataset of two splits of images, checked, see `sources.from_arrays`."""
     train, test = checked_part(f"{name} train", train), checked_part(f"{name} test", test)
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(
@@ -54,12 +50,12 @@ def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) 
 
 
 def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
-    """A Dataset of two splits that are checked; their classes are checked here. Arguments and errors as in `dataset`."""
+    """A dataset of two checked splits; their classes are checked here."""
     largest = int(max(train.labels.max(), test.labels.max()))
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ValueError(f"{name}: label {largest} is out of range for {num_classes} classes: give labels 0..{num_classes - 1}")
-    # Bounded by N, so that one absurd label costs no memory: more classes than examples leave some class empty anyway.
+    # Bounded by N, so that one absurd label costs no memory.
     present = np.bincount(train.labels[train.labels <= len(train.labels)], minlength=min(num_classes, len(train.labels) + 1))
     if not present.all():
         empty = np.flatnonzero(present == 0)
@@ -99,5 +95,5 @@ def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> Classes
 
 
 def first_line(value: object) -> str:
-    """The first line of a value's text, cut at 200 characters: messages stay on one line."""
+    """The first line of a value's text, at most 200 characters of it."""
     return (str(value).splitlines() or [""])[0][:200]

@@ -20,10 +20,9 @@ _CHUNK = 250  # images that a thread reads at a time
 
 
 def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
-    """The dataset in a folder, see `sources.load`: classes are the sorted names of the folders of `train`.
+    """The dataset in a folder, see `sources.load`: classes are the sorted names of the folders of its first split.
 
-    Without `resplit`, `train` and `test` are read. With it, all three splits are merged, and the folder may also contain the
-    classes themselves.
+    With `resplit`, all three splits are merged, and the folder may also contain the classes themselves.
     """
     root = Path(path)
     if not root.is_dir():
@@ -43,7 +42,6 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
     shape = _decode(next(iter(files.values()))[0][0]).shape[:2]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         read = {split: _read(paths, shape, threads) for split, (paths, _) in files.items()}
-    # If one image has color, gray images become RGB, too.
     channels = 1 if all(gray for _, gray in read.values()) else 3
     splits = {split: Part(read[split][0][..., :channels], labels) for split, (_, labels) in files.items()}
     return with_splits(name, splits, resplit, seed)
@@ -74,7 +72,7 @@ def _files(folder: Path, classes: list[str]) -> tuple[list[Path], Int32[np.ndarr
 
 
 def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[UInt8[np.ndarray, "N H W 3"], bool]:
-    """Images, and whether all are gray, their three channels being the same."""
+    """RGB images, and whether all were gray."""
     images = np.empty((len(paths), *shape, 3), np.uint8)
 
     def read(start: int) -> bool:

@@ -12,20 +12,19 @@ import numpy as np
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
+_SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
-# What NumPy raises for pickled objects, damaged or encrypted members and members that end too early.
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
 def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
     """The dataset in a file, see `sources.load`."""
-    pairs = [
-        {split: (images.format(split), labels.format(split)) for split in ("train", "val", "test")} for images, labels in _KEYS
-    ]
-    arrays, names = read(path, [key for named in pairs for pair in named.values() for key in pair])
-    for named in pairs:
-        if all(key in arrays for split in ("train", "test") for key in named[split]):
-            splits = {split: Part(*(arrays[key] for key in pair)) for split, pair in named.items() if set(pair) <= set(arrays)}
+    arrays, names = read(path, [key.format(split) for pair in _KEYS for key in pair for split in _SPLITS])
+    for pair in _KEYS:
+        keys = {split: [key.format(split) for key in pair] for split in _SPLITS}
+        splits = {split: Part(arrays[x], arrays[y]) for split, (x, y) in keys.items() if {x, y} <= arrays.keys()}
+        if {"train", "test"} <= splits.keys():
             return with_splits(name, splits, resplit, seed)
     raise ValueError(
         f"path={path} holds {', '.join(names) or 'nothing'}: needed are x_train, y_train, x_test, y_test "
@@ -34,10 +33,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Da
 
 
 def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays of `keys` that an `.npz` file has, and the names of all its arrays.
-
-    FileNotFoundError if it does not exist, ValueError if it is no `.npz` file, is damaged, or has pickled objects.
-    """
+    """The arrays of `keys` that an `.npz` file has, and the names of all its arrays."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"path={path}: no such file: give an existing .npz file")
     if not zipfile.is_zipfile(path):

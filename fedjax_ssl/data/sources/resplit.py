@@ -12,14 +12,9 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, checked_part, dataset
 def with_splits(
     name: str, splits: Mapping[str, Part], resplit: Sequence[float] | None, seed: int, num_classes: int | None = None
 ) -> Dataset:
-    """A Dataset of the splits `train` and `test`, or of all splits merged and split anew.
+    """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
-    Args:
-        name: of the dataset.
-        splits: by name; others than `train` and `test` are not used unless all are merged.
-        resplit: fractions (train, validation, test), stratified by class; the validation part is not used. None: no new split.
-        seed: draws the new split.
-        num_classes: C; None: the largest label + 1.
+    `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used. None: no new split.
     """
     if resplit is None:
         return dataset(name, splits["train"], splits["test"], num_classes)

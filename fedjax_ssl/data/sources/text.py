@@ -13,11 +13,11 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join
 _NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
 STRONG = "train_strong_features"
 Raw = np.ndarray | Sequence
-"""An array of the user's, or a list of numbers, whose type and shape are checked with a message."""
+"""A user's array, or list of numbers, which is checked."""
 
 
 def load(name: str, path: str) -> Dataset:
-    """The dataset in an `.npz` file with the arguments of `from_features` as its keys; others (`metadata`) are not read."""
+    """The dataset in an `.npz` file, whose keys are arguments of `from_features`; others are not read."""
     arrays, names = npz.read(path, (*_NEEDED, STRONG))
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(
@@ -37,33 +37,22 @@ def from_features(
     num_classes: int | None = None,
     name: str = "text_features",
 ) -> Dataset:
-    """A Dataset of feature vectors, checked: ValueError for a wrong type, shape, value or label, or a class without examples.
+    """A dataset of feature vectors, float32 [N, D], checked; labels as in `sources.from_arrays`.
 
-    Args:
-        train_features: float32 [N, D]: the plain and the weak view.
-        train_labels: integers [N] or [N, 1].
-        test_features: float32 [N', D].
-        test_labels: as of the training texts.
-        train_strong_features: float32 [N, D], row by row the strong view of the same texts, such as the features of their
-            back-translations; None: the strong view is the weak one.
-        num_classes: C; None: the largest label + 1.
-        name: of the dataset, in messages and results.
+    `train_features` are the plain and the weak view. `train_strong_features` are the strong view of the same texts, row by row,
+    such as the features of their back-translations; by default it is the weak one.
     """
-    views = {"train": train_features, **({} if train_strong_features is None else {"train strong": train_strong_features})}
-    vectors = {view: _checked(f"{name} {view}", np.asarray(array)) for view, array in {**views, "test": test_features}.items()}
-    test = vectors.pop("test")
-    shapes = {view: array.shape for view, array in vectors.items()}
-    if len(set(shapes.values())) > 1 or test.shape[1] != vectors["train"].shape[1]:
-        got = ", ".join(f"{view} {shape}" for view, shape in {**shapes, "test": test.shape}.items())
+    given = {"train": train_features, "train strong": train_strong_features, "test": test_features}
+    vectors = {part: _checked(f"{name} {part}", np.asarray(array)) for part, array in given.items() if array is not None}
+    test, *views = vectors["test"], *(array for part, array in vectors.items() if part != "test")
+    if len({view.shape for view in views}) > 1 or test.shape[1] != views[0].shape[1]:
+        got = ", ".join(f"{part} {array.shape}" for part, array in vectors.items())
         raise ValueError(
             f"{name}: features have shapes {got}: compute all with one encoder, and the strong view of every training text"
         )
-    images = np.stack(list(vectors.values()), axis=1)
+    train = Part(np.stack(views, 1), checked_labels(f"{name} train", np.asarray(train_labels), len(views[0])))
     return join(
-        name,
-        Part(images, checked_labels(f"{name} train", np.asarray(train_labels), len(images))),
-        Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test))),
-        num_classes,
+        name, train, Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test))), num_classes
     )
 
 

@@ -1,7 +1,4 @@
-"""TensorFlow Datasets, read from array_record without TensorFlow.
-
-Functions import tensorflow_datasets themselves: it takes 0.7 s, which other sources should not pay.
-"""
+"""TensorFlow Datasets, read from array_record without TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,11 +23,15 @@ _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
 def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int) -> Dataset:
-    """The prepared dataset `name`, see `sources.load`; messages suggest `others`, the names that TFDS does not have."""
+    """The prepared dataset `name`, see `sources.load`; messages also suggest `others`, names that TFDS does not have."""
+    import tensorflow_datasets as tfds
+
     builder = _builder(name, data_dir, others)
     features, folder = dict(builder.info.features.items()), builder.data_dir
+    image: Any = features.get("image")
     num_classes = getattr(features.get("label"), "num_classes", None)
-    if num_classes is None or not _is_fixed_image(features.get("image")):
+    has_images = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8 and None not in image.shape
+    if num_classes is None or not has_images or image.shape[2] not in (1, 3):
         raise ValueError(
             f"{name} at {folder} has features {', '.join(sorted(features))}: needed are a class `label` and a uint8 `image` "
             "of fixed size with 1 or 3 channels"
@@ -40,21 +41,8 @@ def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequen
     return with_splits(name, {split: read(builder, split) for split in ("train", "test")}, resplit, seed, num_classes)
 
 
-def _is_fixed_image(feature: Any) -> bool:
-    """Whether a TFDS feature holds uint8 images [H, W, ch] of one size, ch 1 or 3."""
-    import tensorflow_datasets as tfds
-
-    if not isinstance(feature, tfds.features.Image) or feature.np_dtype != np.uint8:
-        return False
-    return None not in feature.shape and feature.shape[2] in (1, 3)
-
-
 def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
-    """Builder of a dataset that is prepared on this disk.
-
-    It is made from the files alone: a builder made from TFDS's code may try to download a dataset that is not prepared, which
-    takes minutes to fail without a network.
-    """
+    """The builder of a prepared dataset, made from its files alone: one made from TFDS's code may try to download it."""
     import tensorflow_datasets as tfds
 
     folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
@@ -68,7 +56,7 @@ def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
 
     listed = tfds.list_builders(with_community_datasets=False)  # community datasets would be asked for over the network
     if not well_formed or well_formed[1] not in listed:
-        # First among what is known here: to cifar11 TFDS's cifar10_1 is as near as cifar10.
+        # First among what is known here: TFDS's cifar10_1 is as near to cifar11 as cifar10.
         choices = ([*others, *DATASETS], listed)
         nearest = next(filter(None, (difflib.get_close_matches(name.lower(), names, n=1) for names in choices)), None)
         hint = f"did you mean {nearest[0]!r}?" if nearest else "see tensorflow.org/datasets/catalog for the latter"
@@ -87,10 +75,7 @@ def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
 
 
 def read(builder: Any, split: str) -> Part:
-    """Reads and decodes a split; one thread parses records (with the GIL) while others decode images (without it).
-
-    Records are parsed here, as the builder's features would take four times as long as the decoding.
-    """
+    """Reads and decodes a split in threads, parsing records itself, which is faster than the builder's features."""
     import tensorflow_datasets as tfds
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
@@ -118,7 +103,6 @@ def read(builder: Any, split: str) -> Part:
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(fill, range(0, len(source), _CHUNK)))
-    # A missing or truncated file, a record that is no example, a missing feature, an undecodable image.
     except (RuntimeError, ValueError, IndexError, DecodeError) as error:
         raise ValueError(f"{builder.name} at {builder.data_dir} is damaged ({first_line(error)}): prepare it again") from error
     return Part(images, labels)
