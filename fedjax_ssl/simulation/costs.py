@@ -25,8 +25,8 @@ class Passes(NamedTuple):
     """Examples that passed through a network, padding of batches included: int32 scalars, or numbers.
 
     Attributes:
-        forward: through a whole network, or its features.
-        backward: back through it, for a gradient. A gradient of a gradient goes back through both passes of the inner one.
+        forward: through a whole network, or its features. A gradient of a gradient takes one more, along a direction.
+        backward: back through it, for a gradient.
     """
 
     forward: Any = 0
@@ -123,10 +123,11 @@ def _has_marks(program: ClosedJaxpr) -> bool:
 def _scan(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:
     body = params["jaxpr"]
     if "ft_in" in params:  # from JAX 0.12 on
-        num_consts, num_carry, _ = map(len, params["ft_in"].elts)
+        consts, carry, xs = map(list, params["ft_in"].update(inputs).unpack())
     else:
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-    consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts + num_carry :]
+        ends = params["num_consts"], params["num_consts"] + params["num_carry"]
+        consts, carry, xs = inputs[: ends[0]], inputs[ends[0] : ends[1]], inputs[ends[1] :]
+    num_carry = len(carry)
 
     def step(carry: tuple[list[Any], Passes], xs: list[Any]) -> tuple[tuple[list[Any], Passes], list[Any]]:
         outputs, passes = _run(body.jaxpr, body.consts, [*consts, *carry[0], *xs])

@@ -20,14 +20,17 @@ OWN = {
 ROUND = 2  # a second phase has begun, and pseudo-labels are made in it
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
-def client(request):
+def client_of(method, labels_at, **more):
     """Nine labeled examples, where clients have labels, and twenty others; a linear network of clear opinions."""
-    method, labels_at = request.param
     labeled = 9 if labels_at == "clients" or method in LABELS_ALONE else 0
     scale = 1.0 if method == "fedcon" else 4.0  # whose clients start with the first weights as their target
-    overrides = {"network": "linear", "client__epochs": 2, "client__batch_size": 8} | OWN.get(method, {})
+    overrides = {"network": "linear", "client__epochs": 2, "client__batch_size": 8} | OWN.get(method, {}) | more
     return Client(method, labeled, 20, scale=scale, labels_at=labels_at, **overrides)
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def client(request):
+    return client_of(*request.param)
 
 
 def test_a_client_without_data_takes_no_part(client):
@@ -64,6 +67,16 @@ def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does
     trains = client.experiment.settings.method["name"] not in LABELS_ALONE
     assert (output.weight > 0) == np.any(flat(output.update)) == trains
     assert finite(output)
+
+
+@pytest.mark.parametrize("method", ["fl2", "semifl", "fedcon", "fedsiam_pi", "feddure", "fedlabel", "fedsem", "fedtrinet"])
+def test_the_proximal_term_pulls_towards_the_broadcast_model(method):
+    """Of methods whose whole client updates are not computed with it elsewhere."""
+    labels_at = tiny.LABELS_AT.get(method, ("server",))[0]
+    free, pulled = (
+        np.linalg.norm(flat(client_of(method, labels_at, method__prox_mu=mu)(round=ROUND).update)) for mu in (0.0, 10.0)
+    )
+    assert 0 < pulled < 0.95 * free
 
 
 def test_every_method_with_clients_is_tested():

@@ -1,0 +1,121 @@
+"""Passes through networks, counted in programs: what is differentiated, how often a loop runs, and which branch is taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.local.marks import mark
+from fedjax_ssl.simulation.costs import with_passes
+
+ROWS, IMAGES, WEIGHTS = 5, jnp.arange(15.0).reshape(5, 3), jnp.ones((3, 2))
+
+
+def network(w):
+    return mark(IMAGES @ w)
+
+
+def loss(w, scale=1.0):
+    return jnp.sum(scale * network(w) ** 2)
+
+
+def step(w):
+    return w - 1e-3 * jax.grad(loss)(w)
+
+
+def both_ways(w):
+    outputs, pullback = jax.vjp(network, w)
+    return pullback(outputs), pullback(2 * outputs)
+
+
+def along(w):
+    """How the outputs change along w, as the transpose of the way back."""
+    outputs, pullback = jax.vjp(network, w)
+    _, derivative = jax.vjp(pullback, outputs)
+    return derivative((w,))
+
+
+def look_ahead(w):
+    """A gradient through a gradient step: the inner's way back, reversed, is a pass forward along a direction."""
+    return jax.grad(lambda scale: loss(w - jax.grad(loss)(w, scale)))(1.0)
+
+
+def of_quadratic(w):
+    """The loss's Hessian times w, 2 X'X w: once forwards and once back, as the outputs do not enter it."""
+    return jax.grad(lambda v: jnp.vdot(jax.grad(loss)(v), w))(w)
+
+
+def scanned(w):
+    """The sum of the losses at w, w/2, w/4 and w/8."""
+    return jax.lax.scan(lambda carry, _: ((carry[0] + loss(carry[1]), carry[1] / 2), None), (0.0, w), length=4)[0][0]
+
+
+def stopped(w):
+    return jax.grad(lambda v: jnp.sum(jax.lax.stop_gradient(network(v)) * v.sum()))(w)
+
+
+def thrown_away(w):
+    network(w)
+    return w
+
+
+PROGRAMS = {
+    "forward": (network, 1, 0),
+    "gradient": (jax.grad(loss), 1, 1),
+    "jitted": (jax.jit(jax.grad(loss)), 1, 1),
+    "rematerialized": (jax.value_and_grad(jax.checkpoint(loss)), 2, 1),
+    "two pullbacks": (both_ways, 1, 2),
+    "stopped": (stopped, 1, 0),
+    "not used": (thrown_away, 0, 0),
+    "look-ahead": (look_ahead, 3, 2),
+    "Hessian times a vector": (of_quadratic, 1, 1),
+    "tangent": (along, 1, 0),  # the outputs themselves are not needed
+    "vmap": (lambda w: jax.vmap(jax.grad(loss))(jnp.stack([w, w, w])), 3, 3),
+    "map": (lambda w: jax.lax.map(network, jnp.stack([w, w, w])), 3, 0),
+    "scan": (lambda w: jax.lax.scan(lambda w, _: (step(w), network(w)), w, length=4), 8, 4),
+    "loop": (lambda w: jax.lax.fori_loop(0, 9, lambda _, w: step(w), w), 9, 9),
+    "gradient of a scan": (jax.grad(scanned), 4, 4),
+    "nested loops": (lambda w: jax.lax.fori_loop(0, 3, lambda i, w: jax.lax.fori_loop(0, i, lambda _, w: step(w), w), w), 3, 3),
+}
+
+
+@pytest.mark.parametrize(("function", "forward", "backward"), PROGRAMS.values(), ids=PROGRAMS)
+def test_what_is_counted(function, forward, backward):
+    for program in (with_passes(function), jax.jit(with_passes(function))):
+        got, passes = program(WEIGHTS)
+        assert tuple(map(int, passes)) == (forward * ROWS, backward * ROWS)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, function(WEIGHTS))
+
+
+def test_a_loop_counts_as_often_as_it_runs_and_a_branch_where_it_is_taken():
+    def update(number, chosen, w):
+        def one(_, w):
+            outputs, pullback = jax.vjp(network, w)
+            return w + 1e-3 * jax.lax.cond(chosen, lambda: pullback(network(w))[0], lambda: w * outputs.sum())
+
+        return jax.lax.while_loop(lambda carry: carry[0] < number, lambda c: (c[0] + 1, one(*c)), (0, w))
+
+    program = jax.jit(jax.vmap(with_passes(update), (0, 0, None)))  # clients side by side, each with its own count
+    numbers, chosen = jnp.array([0, 1, 3, 3]), jnp.array([True, True, True, False])
+    (_, got), passes = program(numbers, chosen, WEIGHTS)
+    assert passes.forward.tolist() == [0, 2 * ROWS, 6 * ROWS, 3 * ROWS]
+    assert passes.backward.tolist() == [0, ROWS, 3 * ROWS, 0]
+    for i in range(4):
+        np.testing.assert_allclose(got[i], update(numbers[i], chosen[i], WEIGHTS)[1], rtol=1e-5)
+
+
+def test_of_a_choice_among_three_the_one_that_is_made_counts():
+    branches = [lambda w: w, step, lambda w: step(step(w))]
+    for index, expected in ((0, 0), (1, 1), (2, 2)):
+        _, passes = with_passes(lambda i, w: jax.lax.switch(i, branches, w))(jnp.int32(index), WEIGHTS)
+        assert tuple(map(int, passes)) == (expected * ROWS, expected * ROWS)
+
+
+def test_marks_change_nothing_that_is_computed():
+    def unmarked(w):
+        return jnp.sum((IMAGES @ w) ** 2)
+
+    for of_marked, of_unmarked in ((loss, unmarked), (jax.grad(loss), jax.grad(unmarked))):
+        marked, plain = (jax.jit(f).lower(WEIGHTS).compile().cost_analysis() for f in (of_marked, of_unmarked))
+        assert marked["flops"] == plain["flops"]
+        np.testing.assert_array_equal(of_marked(WEIGHTS), of_unmarked(WEIGHTS))
