@@ -14,7 +14,8 @@ from fedjax_ssl.local.task import Task
 from fedjax_ssl.method import DataSpec
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.simulator import Program, Simulator
+from fedjax_ssl.simulation.program import Program
+from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 from tests.jaxprs import equations
 

@@ -5,10 +5,7 @@ One run is the plain case: its axis of runs is left out, in states as in program
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,101 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
-from fedjax_ssl.local.forward import forward_batches_of
-from fedjax_ssl.method import Cohort, Method
-from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
+from fedjax_ssl.method import Cohort, PyTree
+from fedjax_ssl.metrics import Metrics, reduce
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
-from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, run_round
+from fedjax_ssl.simulation.program import Program
+from fedjax_ssl.simulation.results import Row, evaluate, report
+from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
-from fedjax_ssl.ssl import losses
 
-PyTree = Any
-Row = dict[str, float]
 _log = logging.getLogger(__name__)
-
-ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}
-"""LLVM's optimization level 2 compiles faster than 3, the default."""
-ON_GPU: dict[str, str | bool] = {
-    "xla_gpu_exclude_nondeterministic_ops": True,
-    "xla_gpu_enable_triton_gemm": False,
-    "xla_gpu_autotune_level": "0",
-}
-"""The same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen by trial while it is
-compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
-
-
-def compiler_options(platform: str) -> dict[str, str | bool]:
-    """What XLA is asked for on `cpu` or `gpu`; the environment variable XLA_FLAGS goes first."""
-    options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {})
-    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
-
-
-class Program:
-    """A function that is compiled at its first call, ahead of time, and never traced again.
-
-    A call with other shapes, dtypes or placements is an error, not a silent second compilation.
-
-    Args:
-        function: what to compile.
-        execution: its precision and the size of its forward passes hold while the function is traced.
-        **jit_options: for `jax.jit`.
-
-    Attributes:
-        compile_s: seconds that tracing and compiling took; 0 before the first call.
-    """
-
-    def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
-        self._jitted = jax.jit(function, **jit_options)
-        self._execution = execution
-        self._compiled: jax.stages.Compiled | None = None
-        self.compile_s = 0.0
-
-    @contextlib.contextmanager
-    def _tracing(self) -> Any:
-        precision = self._execution.precision
-        of_products = contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
-        with of_products, forward_batches_of(self._execution.batch_size):
-            yield
-
-    def eval_shape(self, *args: Any) -> Any:
-        """Shapes and dtypes of the function's results."""
-        with self._tracing():
-            return self._jitted.eval_shape(*args)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Device memory that a call needs at most, arguments and results included; 0 before the first call, or unknown."""
-        if (needs := self._needs()) is None:
-            return 0
-        sizes = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
-        return sizes - needs.alias_size_in_bytes
-
-    @property
-    def argument_bytes(self) -> int:
-        """How much of that the arguments take, which are there before the call."""
-        return 0 if (needs := self._needs()) is None else needs.argument_size_in_bytes
-
-    def _needs(self) -> Any:
-        return self._compiled.memory_analysis() if self._compiled is not None else None
-
-    def __call__(self, *args: Any) -> Any:
-        """Runs the function, compiling it first where this is the first call."""
-        return self.compiled(*args)(*args)
-
-    def compiled(self, *args: Any) -> jax.stages.Compiled:
-        """The program for such arguments, compiled where it is not yet."""
-        if self._compiled is None:
-            start = time.perf_counter()
-            try:
-                with self._tracing():
-                    lowered = self._jitted.lower(*args)
-                self._compiled = lowered.compile(compiler_options(jax.default_backend()))
-            finally:
-                self.compile_s += time.perf_counter() - start
-        return self._compiled
 
 
 class _Specs(NamedTuple):
@@ -396,57 +309,3 @@ def placed(state: RunState, where: RunState) -> RunState:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
 
     return RunState(*map(of_part, state, where))
-
-
-def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
-    """A round's metrics as numbers. The log names clients that were left out, and a round in which nobody took part.
-
-    Args:
-        cohort: of NumPy arrays, as all else here.
-        metrics: of the round.
-        label: what the log calls the run; empty: nothing, as there is one; None: the log is silent.
-    """
-    metrics = dict(metrics)
-    faults = metrics.pop(FAULT).total
-    row = reduce(metrics)
-    where = f"{label}, round {cohort.round + 1}" if label else f"round {cohort.round + 1}"
-    if label is not None:
-        for client, fault in zip(cohort.ids, faults, strict=True):
-            if fault:
-                why = ", ".join(name for bit, name in enumerate(FAULTS) if fault >> bit & 1)
-                _log.warning("%s: client %d was left out: NaN, infinity or less than 0 in %s", where, client, why)
-        if row.get("client/participants") == 0:
-            _log.warning("%s: no client took part, so that there was nothing to average", where)
-    return row
-
-
-def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:
-    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
-
-    Args:
-        method: whose `predict` is evaluated.
-        server: its server state.
-        test: N images and labels.
-        execution: how many images a forward pass has, and how many devices share them, on each of which this is traced.
-    """
-    (n,) = test.labels.shape
-    size, devices = min(execution.batch_size, n), execution.devices
-    first, *_ = method.predict
-    names = {name: "eval/accuracy" if name == first else f"eval/accuracy_{name}" for name in method.predict}
-
-    def of_batch(number: jax.Array) -> dict[str, Mean]:
-        batch = batching.in_order(number, jnp.int32(n), n, size)
-        images, labels = test.images[batch.positions], test.labels[batch.positions]
-        logits = {name: predict(server, images, batch.mask) for name, predict in method.predict.items()}
-        new = {names[name]: mean(jnp.argmax(x, axis=-1) == labels, batch.mask) for name, x in logits.items()}
-        new["eval/loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
-        return new
-
-    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0  # batches past the end are empty
-
-    def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
-        return jax.tree.map(jnp.add, total, of_batch(start + s * devices))
-
-    zero = Mean(jnp.zeros(()), jnp.zeros(()))
-    total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), "eval/loss"), zero))
-    return jax.lax.psum(total, CLIENTS) if devices > 1 else total

@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.layout import BATCH_SIZE, BATCH_SIZE_ON_CPU, resolve
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.simulator import Program, compiler_options
+from fedjax_ssl.simulation.program import Program, compiler_options
 from launch import command
 from tests import tiny
 

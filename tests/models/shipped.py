@@ -16,7 +16,7 @@ from configs import common, digits
 from fedjax_ssl.data import sources
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.simulation.simulator import compiler_options
+from fedjax_ssl.simulation.program import compiler_options
 from launch import command
 from tests.engine import distance
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.models import registry
-from fedjax_ssl.simulation.simulator import ON_CPU
+from fedjax_ssl.simulation.program import ON_CPU
 from tests.models import shipped
 
 ROOT = pathlib.Path(__file__).parents[2]

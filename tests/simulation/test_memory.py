@@ -6,7 +6,8 @@ import pytest
 
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.simulator import Program, Simulator
+from fedjax_ssl.simulation.program import Program
+from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
 SHORT = "RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nat length"

@@ -1,0 +1,95 @@
+"""A compiled program: traced and compiled once, with the compiler options of its platform."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.simulation.execution import Execution
+
+ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}
+"""LLVM's optimization level 2 compiles faster than 3, the default."""
+ON_GPU: dict[str, str | bool] = {
+    "xla_gpu_exclude_nondeterministic_ops": True,
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_autotune_level": "0",
+}
+"""The same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen by trial while it is
+compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
+
+
+def compiler_options(platform: str) -> dict[str, str | bool]:
+    """What XLA is asked for on `cpu` or `gpu`; the environment variable XLA_FLAGS goes first."""
+    options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {})
+    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
+
+
+class Program:
+    """A function that is compiled at its first call, ahead of time, and never traced again.
+
+    A call with other shapes, dtypes or placements is an error, not a silent second compilation.
+
+    Args:
+        function: what to compile.
+        execution: its precision and the size of its forward passes hold while the function is traced.
+        **jit_options: for `jax.jit`.
+
+    Attributes:
+        compile_s: seconds that tracing and compiling took; 0 before the first call.
+    """
+
+    def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
+        self._jitted = jax.jit(function, **jit_options)
+        self._execution = execution
+        self._compiled: jax.stages.Compiled | None = None
+        self.compile_s = 0.0
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Any:
+        precision = self._execution.precision
+        of_products = contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
+        with of_products, forward_batches_of(self._execution.batch_size):
+            yield
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Shapes and dtypes of the function's results."""
+        with self._tracing():
+            return self._jitted.eval_shape(*args)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that a call needs at most, arguments and results included; 0 before the first call, or unknown."""
+        if (needs := self._needs()) is None:
+            return 0
+        sizes = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
+        return sizes - needs.alias_size_in_bytes
+
+    @property
+    def argument_bytes(self) -> int:
+        """How much of that the arguments take, which are there before the call."""
+        return 0 if (needs := self._needs()) is None else needs.argument_size_in_bytes
+
+    def _needs(self) -> Any:
+        return self._compiled.memory_analysis() if self._compiled is not None else None
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function, compiling it first where this is the first call."""
+        return self.compiled(*args)(*args)
+
+    def compiled(self, *args: Any) -> jax.stages.Compiled:
+        """The program for such arguments, compiled where it is not yet."""
+        if self._compiled is None:
+            start = time.perf_counter()
+            try:
+                with self._tracing():
+                    lowered = self._jitted.lower(*args)
+                self._compiled = lowered.compile(compiler_options(jax.default_backend()))
+            finally:
+                self.compile_s += time.perf_counter() - start
+        return self._compiled
