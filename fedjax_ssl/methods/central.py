@@ -1,8 +1,10 @@
-"""FixMatch and FreeMatch on pooled data: what federated training is measured against ((FL)^2, Figure 1).
+"""FixMatch and FreeMatch on pooled data: centralized baselines of federated training ((FL)^2, Figure 1).
 
-All work is the server's: a round is a number of steps, each on a batch of labeled and a batch of unlabeled examples from the
-whole pool, in one forward pass. Clients take no part. As in the authors' code (USB, TorchSSL; for FixMatch also its own), the
-moving average of the parameters is evaluated, with the statistics of batch norm that the trained network has tracked.
+The server does all the work, clients take no part. A round is a number of steps, each on a batch of labeled and a batch of
+unlabeled examples from the whole pool, in one forward pass. As in the authors' code (USB, TorchSSL), evaluation uses the moving
+average of the parameters, with the batch-norm statistics of the trained network.
+
+`server.fine_tune` is the training: batch size, steps per round and optimizer; its learning rate is evaluated at every step.
 """
 
 from __future__ import annotations
@@ -27,37 +29,32 @@ from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
 PyTree = Any
 
 
-class FixMatchCentralOptions(Options):
+class CentralOptions(Options):
+    """Settings of every method on pooled data."""
+
+    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
+    ema_decay: Decay = Field(default=0.999, description="Decay per step of the moving average of the parameters.")
+
+
+class FixMatchCentralOptions(CentralOptions):
     """FixMatch's settings on pooled data."""
 
-    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
     confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
-    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
 
 
-class FreeMatchCentralOptions(Options):
+class FreeMatchCentralOptions(CentralOptions):
     """FreeMatch's settings on pooled data."""
 
-    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
-    fairness_weight: Weight = Field(default=0.001, description="W_f, as USB's configs have it; 0: without the fairness term.")
-    threshold_decay: Decay = Field(default=0.999, description="Lambda of the status that thresholds follow.")
+    fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
+    threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
     threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0,
-        description="The largest tau: .95 in USB on SVHN; 1: none.",
+        default=1.0, description="Upper limit of tau (SVHN in USB: .95)."
     )
     threshold_quantile: Decay = Field(
-        default=0.0,
-        description="Tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.",
+        default=0.0, description="Tau averages this quantile of a batch's confidences; 0: their mean."
     )
-    least_threshold: Weight = Field(
-        default=0.0,
-        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
-    )
-    most_threshold: Weight = Field(
-        default=1.0,
-        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
-    )
-    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
+    least_threshold: Weight = Field(default=0.0, description="Lower limit of class thresholds (SVHN in TorchSSL: .9).")
+    most_threshold: Weight = Field(default=1.0, description="Upper limit of class thresholds (SVHN in TorchSSL: .95).")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,13 +65,13 @@ class FreeMatchCentralOptions(Options):
 
 
 class CentralState(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
-        weights: the network that is trained, and the statistics that are tested with.
-        average: the moving average of its parameters, which are tested.
-        optimizer: the optimizer's state.
-        status: what the thresholds follow (`freematch.Status`), `()` where they are fixed.
+        weights: the network that is trained.
+        average: the moving average of its parameters.
+        optimizer: the optimizer state.
+        status: `freematch.Status`, from which the thresholds follow; `()` where they are fixed.
     """
 
     weights: Weights
@@ -87,8 +84,8 @@ class Outputs(NamedTuple):
     """The network's outputs on a batch of unlabeled examples.
 
     Attributes:
-        probs: float32 [mu B, C], softmax outputs q of the weak views, without gradient.
-        logits: float32 [mu B, C], of the strong views.
+        probs: float32 [mu B, C], softmax outputs q on weak views, without gradient.
+        logits: float32 [mu B, C], on strong views.
         mask: bool [mu B], which rows are real examples.
         true_labels: int32 [mu B], for diagnostics alone.
     """
@@ -111,24 +108,9 @@ UnlabeledLoss = Callable[[Outputs, PyTree], Unlabeled]
 
 
 def fixmatch_central(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FixMatchCentralOptions = FixMatchCentralOptions(),
+    *, task: Task, client: Training, server: Server, options: FixMatchCentralOptions = FixMatchCentralOptions()
 ) -> Method:
-    """FixMatch on pooled data (Sohn et al. 2020): L = L_s + L_u, a pseudo-label being accepted where max q >= .95.
-
-    Args:
-        task: network and views.
-        client: not used.
-        server: `fine_tune` is the training: B, its steps per round, its optimizer; its learning rate is evaluated at every
-            step. Statistics, where they are static, are those of the evaluated parameters. The rest is not used.
-        options: mu, the threshold, the moving average.
-
-    Returns:
-        The method, without client state.
-    """
+    """FixMatch on pooled data (Sohn et al. 2020): L = L_s + L_u, where pseudo-labels with max q >= confidence are accepted."""
     del client
 
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
@@ -136,29 +118,16 @@ def fixmatch_central(
         accepted = outputs.mask & thresholds.passes(confidence, options.confidence, strict=False)
         return Unlabeled(consistency_loss(outputs, label, accepted), status, diagnostics(outputs, label, accepted))
 
-    return _central(task, server, options.mu, options.ema_decay, lambda num_classes: (), unlabeled_loss)
+    return _central(task, server, options, lambda num_classes: (), unlabeled_loss)
 
 
 def freematch_central(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FreeMatchCentralOptions = FreeMatchCentralOptions(),
+    *, task: Task, client: Training, server: Server, options: FreeMatchCentralOptions = FreeMatchCentralOptions()
 ) -> Method:
-    """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f.
+    """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f, where L_f is the fairness term.
 
-    A pseudo-label is accepted where max q >= tau_t(argmax q), tau_t being updated with the batch's q first, and >= as in the
-    authors' code. L_f is the fairness term.
-
-    Args:
-        task: network and views.
-        client: not used.
-        server: as in `fixmatch_central`.
-        options: mu, w_f, the thresholds, the moving average.
-
-    Returns:
-        The method, without client state.
+    A pseudo-label is accepted where max q >= tau_t(argmax q), after tau_t is updated with the batch's q; >= as in the authors'
+    code.
     """
     del client
 
@@ -179,30 +148,25 @@ def freematch_central(
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
         return Unlabeled(loss, status, {**diagnostics(outputs, label, accepted), "threshold": mean(status.tau)})
 
-    return _central(task, server, options.mu, options.ema_decay, freematch.start, unlabeled_loss)
+    return _central(task, server, options, freematch.start, unlabeled_loss)
 
 
 def diagnostics(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> Metrics:
-    """Of the pseudo-labels int32 [mu B] and which are accepted, bool [mu B]; an example counts as often as it is drawn."""
+    """Quality of pseudo-labels int32 [mu B], accepted bool [mu B]; an example counts as often as it is drawn."""
     found = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
     return {**found, "mask_rate": mean(accepted, outputs.mask)}
 
 
 def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> jax.Array:
-    """L_u: the cross-entropy of the accepted strong views, over the number of all (Sohn et al. 2020, Eq. 4)."""
+    """L_u: the summed cross-entropy of accepted strong views, divided by the batch size (Sohn et al. 2020, Eq. 4)."""
     ce = losses.cross_entropy(outputs.logits, label)
     return losses.masked_mean(ce, accepted, jnp.sum(outputs.mask))
 
 
 def _central(
-    task: Task,
-    server: Server,
-    mu: int,
-    ema_decay: float,
-    start: Callable[[int], PyTree],
-    unlabeled_loss: UnlabeledLoss,
+    task: Task, server: Server, options: CentralOptions, start: Callable[[int], PyTree], unlabeled_loss: UnlabeledLoss
 ) -> Method:
-    """A method that trains on pooled data: `start` gives the first status for C classes."""
+    """A method that trains on pooled data; `start` makes the initial status from the number of classes."""
     training = server.fine_tune
 
     def init(key: jax.Array, spec: DataSpec) -> CentralState:
@@ -214,12 +178,11 @@ def _central(
             gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
             fit = Fit(state.weights, state.optimizer)
             weights, optimizer = apply_gradients(task, training, fit, gradients, inputs.learning_rate)
-            return CentralState(
-                weights, ema.update(state.average, weights.params, ema_decay), optimizer, status
-            ), gradients.metrics
+            average = ema.update(state.average, weights.params, options.ema_decay)
+            return CentralState(weights, average, optimizer, status), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
-        end, metrics, _ = train(begun, step, step_inputs(training, mu, data, key), key)
+        end, metrics, _ = train(begun, step, step_inputs(training, options.mu, data, key), key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
         end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.keep(end.optimizer))
         return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
@@ -237,7 +200,7 @@ def _evaluated(state: CentralState) -> Weights:
 
 
 class StepInputs(NamedTuple):
-    """What a step takes from outside; with leading axis S, those of a round's steps.
+    """Batches, learning rate and key of one step; with leading axis S, of a round's steps.
 
     Attributes:
         labeled: B positions among the labeled examples.
@@ -253,7 +216,7 @@ class StepInputs(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """S."""
+        """The number of steps S."""
         return self.learning_rate.shape[0]
 
     @property
@@ -267,9 +230,9 @@ class StepInputs(NamedTuple):
 
 
 def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -> StepInputs:
-    """The inputs of a round's S steps: full batches, and the schedule's value at round + s / S for step s.
+    """The inputs of a round's S steps: full batches, and the learning rate at time round + s / S for step s.
 
-    S is `training.steps`, or what `training.epochs` over the labeled examples take.
+    S is `training.steps`, or the number of batches in `training.epochs` over the labeled examples.
     """
     labeled_key, unlabeled_key, step_key = jax.random.split(key, 3)
     size = training.batch_size
@@ -286,10 +249,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -
 def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
 ) -> tuple[Gradients, PyTree]:
-    """The gradient of a step's loss L_s + (the unlabeled examples' loss), and the new status.
-
-    One forward pass in training mode sees labeled, weak and strong views together: so does batch norm.
-    """
+    """The gradient of a step's loss, and the new status, by one forward pass of labeled, weak and strong views together."""
     labels = data.labeled.labels
     assert labels is not None
     labeled, unlabeled = inputs.labeled, inputs.unlabeled
