@@ -135,8 +135,8 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
             return (fit, regulators), gradients.metrics
 
         start, phi = client.start(shared.weights, state.optimizer), shared.weights.params
-        c_reg = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
-        regulators = Regulators(*c_reg, state.w, state.w_optimizer)
+        phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
+        regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
         trained = local.train((start, regulators), step, schedule, train_key)
         fit, regulators = trained.carry
         update = task.update(shared.weights, fit.weights)

@@ -2,15 +2,11 @@
 
 theta = sigma + psi. Labels train sigma; unlabeled data train psi, which is sparse and close to sigma. In some rounds a client
 also receives the psi of the clients nearest to it, its helpers, whose outputs it follows and with whom it votes on labels. With
-labels at the server, the server trains sigma and averages the clients' psi. With labels at the clients, they train both parts in
-alternating updates, and the server averages both.
+labels at the server, the server trains sigma and averages the clients' psi. With labels at the clients, they train both parts
+in alternating updates, and the server averages both.
 
-The defaults are the paper's or, where it is silent, those of its released code for labels at the server. Different from it:
-
-- Batches are shuffled, and an epoch goes through all of a client's data; the code's are fixed and leave out the remainder.
-- The learning rate depends on the round alone; the code divides it by 3 when the loss on validation data stops falling.
-- Bytes: what a client receives and sends is counted exactly, with 8 bytes for each entry of psi that differs. The code reports
-  the share of entries that change by more than a threshold.
+Defaults are the paper's, or those of its released code. Unlike there, batches are shuffled and an epoch goes through all data
+of a client, the learning rate depends on the round alone, and the bytes of changed entries are counted exactly.
 """
 
 from __future__ import annotations
@@ -43,23 +39,17 @@ Carry = tuple[Weights, tuple[PyTree, ...]]
 class FedMatchOptions(Options):
     """FedMatch's own settings; weights and thresholds have the names of its code."""
 
-    confidence: Fraction = Field(
-        default=0.85, description="The smallest probability of a confident prediction (.75 in the released code)."
-    )
+    confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
     helpers: Positive = Field(default=2, description="Helpers H per client.")
     helper_period: Positive = Field(default=10, description="Every so many rounds there are helpers.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
     lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
     lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")
     lambda_a: Weight = Field(default=0.01, description="Weight of the cross-entropy of voted labels.")
-    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1 (1e-4 with labels at the clients).")
+    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1.")
     lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
-    l1_thres: Weight = Field(
-        default=1e-5, description="Entries of psi up to this size are 0 in evaluation (5e-6 with labels at the clients)."
-    )
-    delta_thres: Weight = Field(
-        default=1e-5, description="Entries that change by no more are not uploaded (5e-5 with labels at the clients)."
-    )
+    l1_thres: Weight = Field(default=1e-5, description="Entries of psi up to this size are 0 in evaluation.")
+    delta_thres: Weight = Field(default=1e-5, description="Entries that change by no more than this are not uploaded.")
 
 
 class Setup(NamedTuple):
@@ -69,21 +59,11 @@ class Setup(NamedTuple):
     client: Training
     server: Server
     options: FedMatchOptions
-
-    @property
-    def labeled_clients(self) -> bool:
-        """Whether clients have labels, and so train and send both parts."""
-        return "clients" in self.task.labels_at
+    labeled_clients: bool  # whether clients have labels, and so train and send both parts
 
 
 class FedMatchBroadcast(NamedTuple):
-    """What the server sends to every client.
-
-    Attributes:
-        weights: the global model; its params are Parts.
-        learning_rate: float32 scalar, of the round.
-        helping: bool scalar, whether this is a round with helpers.
-    """
+    """The global model, whose params are Parts, the learning rate, and whether this is a round with helpers."""
 
     weights: Weights
     learning_rate: jax.Array
@@ -91,12 +71,7 @@ class FedMatchBroadcast(NamedTuple):
 
 
 class Helpers(NamedTuple):
-    """The helpers of a client, or with leading axis M those of a cohort.
-
-    Attributes:
-        psi: psi with leading axis H; zeros in rounds without helpers.
-        available: bool [H], which of them exist.
-    """
+    """The psi of a client's H helpers, zeros in rounds without them, and which of them exist, bool [H]."""
 
     psi: PyTree
     available: jax.Array
@@ -119,11 +94,8 @@ class FedMatchClientState(NamedTuple):
 
 
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
-    """FedMatch, for labels at the server or at the clients.
-
-    The broadcast reads the states of all clients, which therefore stay on the device.
-    """
-    setup = Setup(task, client, server, options)
+    """FedMatch, for labels at the server or at the clients. Its broadcast reads the states of all clients."""
+    setup = Setup(task, client, server, options, "clients" in task.labels_at)
     work = server_work(setup)
     return Method(
         init=partial(init, setup),
@@ -138,17 +110,16 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
 
 def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedMatchClientState]:
     """A fresh server, and K clients that have not taken part."""
-    task, client, server, _ = setup
+    task, client, server, *_ = setup
     params, stats = task.init(key, spec.image_shape)
     parts, k = decomposed.split(params), spec.num_clients
-    trained = parts if setup.labeled_clients else parts[1:]  # by clients
     optimizer = server.optimizer.init(parts if setup.labeled_clients else parts.psi)
     fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
     clients = FedMatchClientState(
         seen=jnp.zeros(k, bool),
         embedding=jnp.zeros((k, task.num_classes)),
         psi=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi),
-        optimizer=tuple(client.init_clients(part, k) for part in trained),
+        optimizer=tuple(client.init_clients(part, k) for part in (parts if setup.labeled_clients else parts[1:])),
     )
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
@@ -161,15 +132,14 @@ def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
 
 def server_work(setup: Setup) -> ServerWork:
     """The server's work: it averages what the clients trained, trains sigma where it has labels, and collects statistics."""
-    task, _, server, options = setup
+    task, _, server, options, _ = setup
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
-        if setup.labeled_clients:
-            weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
-            return state._replace(weights=weights, optimizer=optimizer)
-        sigma, psi = state.weights.params
-        (psi, stats), optimizer = server_step(server, state.weights._replace(params=psi), state.optimizer, aggregate)
-        return state._replace(weights=Weights(Parts(sigma, psi), stats), optimizer=optimizer)
+        parts, stats = state.weights
+        trained = parts if setup.labeled_clients else parts.psi
+        (trained, stats), optimizer = server_step(server, Weights(trained, stats), state.optimizer, aggregate)
+        parts = trained if setup.labeled_clients else parts._replace(psi=trained)
+        return state._replace(weights=Weights(parts, stats), optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         if "server" not in task.labels_at:
@@ -177,8 +147,8 @@ def server_work(setup: Setup) -> ServerWork:
         order_key, train_key = jax.random.split(key)
         training, sigma = server.fine_tune, state.weights.params.sigma
         gradient, rate = labeled_gradient(setup, data.labeled), training.learning_rate(data.round)
-        _, optimizer = training.start(Weights(sigma, state.weights.stats), state.fine_tune)
         step = step_of_part(task, training, gradient, 0, rate, sigma)
+        _, optimizer = training.start(Weights(sigma, state.weights.stats), state.fine_tune)
         schedule = training.schedule(order_key, data.labeled.mask)
         trained = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
         weights, (optimizer, _) = trained.carry
@@ -204,28 +174,23 @@ def broadcast(
         lambda: jax.tree.map(lambda x: x[ids], clients.psi),
         lambda: jax.tree.map(lambda x: jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype), clients.psi),
     )
-    helpers = Helpers(psi, found & helping)
-    return FedMatchBroadcast(state.weights, setup.client.learning_rate(cohort.round), helping), helpers
+    return FedMatchBroadcast(state.weights, setup.client.learning_rate(cohort.round), helping), Helpers(psi, found & helping)
 
 
 def client_update(
     setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
-    """One client's round: it trains psi, or both parts where it has labels, and uploads the entries that changed.
-
-    The average is uniform over the clients that have data to train on.
-    """
-    task, options = setup.task, setup.options
+    """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
+    task, _, _, options, labeled_clients = setup
     trained = train(setup, shared, helpers, old.optimizer, shard, key)
     ((new_sigma, new_psi), stats), optimizers = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
-    sent = [of_sigma, of_psi] if setup.labeled_clients else [of_psi]
+    sent = [of_sigma, of_psi] if labeled_clients else [of_psi]
     uploaded = Weights(Parts(of_sigma.value, of_psi.value), stats)
     update = task.update(shared.weights, uploaded)
-    if not setup.labeled_clients:
-        update = update._replace(params=update.params.psi)
+    update = update if labeled_clients else update._replace(params=update.params.psi)
     model = uploaded._replace(params=decomposed.add(*uploaded.params))
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
@@ -244,11 +209,7 @@ def client_update(
 
 
 def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
-    """Bytes that a client receives, int32 scalar.
-
-    These are sigma and the statistics, the entries of psi that differ from the client's last upload, and the entries of each
-    helper's psi that differ from psi.
-    """
+    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ."""
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
     of_psi = jnp.where(old.seen, decomposed.differing(psi, old.psi), size)
@@ -283,9 +244,9 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
             + lambda_l1 ||psi||_1 + lambda_l2 ||sigma - psi||_2^2
 
-    Means are over the confident examples of the batch: max f(u) >= confidence on the plain view u. f_h is the model of the
-    broadcast sigma and helper h's psi, in evaluation mode and without gradient. y is the vote of client and helpers. Rounds
-    without helpers have no first term. Running statistics are those of plain views. Metrics are unweighted means.
+    Means are over the batch's confident examples, max f(u) >= confidence on the plain view u. f_h is helper h's model, the
+    broadcast sigma plus its psi, in evaluation mode and without gradient; without helpers there is no first term. y is the vote
+    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means.
     """
     task, options = setup.task, setup.options
 
@@ -302,9 +263,6 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         confident = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
 
-        def alone() -> tuple[PyTree, jax.Array, jax.Array]:
-            return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label
-
         def helped() -> tuple[PyTree, jax.Array, jax.Array]:
             def outputs_of(psi: PyTree) -> jax.Array:
                 helper = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
@@ -319,7 +277,11 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
             cotangent, divergence = jax.grad(consistency, has_aux=True)(logits)
             return *pullback(cotangent), divergence, agreement.label(logits, outputs, helpers.available)
 
-        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
+        grad_i, divergence, label = jax.lax.cond(
+            shared.helping,
+            helped,
+            lambda: (jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label),
+        )
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
@@ -342,25 +304,20 @@ def train(
 ) -> Trained:
     """A client's training, whose carry is (weights with Parts as params, optimizer states of the trained parts).
 
-    Where clients have labels, a step updates sigma on a batch of labeled examples and then psi on one of unlabeled examples; an
-    epoch goes once through the labeled ones. Else steps update psi alone.
+    Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
     """
     order_key, train_key = jax.random.split(key)
-    task, client, _, options = setup
-    (sigma, psi), stats = shared.weights
+    task, client, _, options, _ = setup
+    ((sigma, psi), stats), rate = shared.weights, shared.learning_rate
     size = options.unlabeled_batch_size or client.batch_size
-    rate = shared.learning_rate
     of_psi = step_of_part(task, client, unlabeled_gradient(setup, shared, helpers, shard), 1, rate, psi)
-
-    def begin(part: PyTree, state: PyTree) -> PyTree:
-        return client.start(Weights(part, stats), state).optimizer
-
+    parts = (sigma, psi) if setup.labeled_clients else (psi,)
+    states = [client.start(Weights(part, stats), state).optimizer for part, state in zip(parts, optimizers, strict=True)]
     if not setup.labeled_clients:
         schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
-        trained = local.train((shared.weights, ((), begin(psi, *optimizers))), of_psi, schedule, train_key)
+        trained = local.train((shared.weights, ((), *states)), of_psi, schedule, train_key)
         weights, (_, state) = trained.carry
         return trained._replace(carry=(weights, (client.keep(state),)))
-
     of_sigma = step_of_part(task, client, labeled_gradient(setup, shard.labeled), 0, rate, sigma)
 
     def of_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
@@ -370,7 +327,7 @@ def train(
         return carry, {**labeled_metrics, **metrics}
 
     pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
-    trained = local.train((shared.weights, tuple(map(begin, (sigma, psi), optimizers))), of_both, pairs, train_key)
+    trained = local.train((shared.weights, tuple(states)), of_both, pairs, train_key)
     weights, states = trained.carry
     return trained._replace(carry=(weights, tuple(map(client.keep, states))))
 
