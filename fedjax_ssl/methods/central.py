@@ -65,14 +65,7 @@ class FreeMatchCentralOptions(CentralOptions):
 
 
 class CentralState(NamedTuple):
-    """The server's state.
-
-    Attributes:
-        weights: the network that is trained.
-        average: the moving average of its parameters.
-        optimizer: the optimizer state.
-        status: `freematch.Status`, from which the thresholds follow; `()` where they are fixed.
-    """
+    """The server's network, the moving average of its parameters, the optimizer state, and `freematch.Status` or `()`."""
 
     weights: Weights
     average: PyTree
@@ -81,13 +74,9 @@ class CentralState(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The network's outputs on a batch of unlabeled examples.
+    """The softmax outputs [mu B, C] on weak views of unlabeled examples, without gradient, and the logits on strong views.
 
-    Attributes:
-        probs: float32 [mu B, C], softmax outputs q on weak views, without gradient.
-        logits: float32 [mu B, C], on strong views.
-        mask: bool [mu B], which rows are real examples.
-        true_labels: int32 [mu B], for diagnostics alone.
+    `mask` bool [mu B] says which rows are real examples; `true_labels` int32 [mu B] are for diagnostics alone.
     """
 
     probs: jax.Array
@@ -96,15 +85,10 @@ class Outputs(NamedTuple):
     true_labels: jax.Array
 
 
-class Unlabeled(NamedTuple):
-    """What unlabeled examples add to a step: their loss, the new status, and metrics."""
-
-    loss: jax.Array
-    status: PyTree
-    metrics: Metrics
-
-
+Unlabeled = tuple[jax.Array, PyTree, Metrics]
+"""What unlabeled examples add to a step: their loss, the new status, and metrics."""
 UnlabeledLoss = Callable[[Outputs, PyTree], Unlabeled]
+"""(outputs, status) -> Unlabeled."""
 
 
 def fixmatch_central(
@@ -116,7 +100,8 @@ def fixmatch_central(
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
         label, confidence = pseudo_labels.harden(outputs.probs)
         accepted = outputs.mask & thresholds.passes(confidence, options.confidence, strict=False)
-        return Unlabeled(consistency_loss(outputs, label, accepted), status, diagnostics(outputs, label, accepted))
+        loss, metrics = consistency_loss(outputs, label, accepted)
+        return loss, status, metrics
 
     return _central(task, server, options, lambda num_classes: (), unlabeled_loss)
 
@@ -143,24 +128,22 @@ def freematch_central(
         label, confidence = pseudo_labels.harden(outputs.probs)
         required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
         accepted = outputs.mask & thresholds.passes(confidence, required, strict=False)
-        loss = consistency_loss(outputs, label, accepted)
+        loss, metrics = consistency_loss(outputs, label, accepted)
         if options.fairness_weight:
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
-        return Unlabeled(loss, status, {**diagnostics(outputs, label, accepted), "threshold": mean(status.tau)})
+        return loss, status, {**metrics, "threshold": mean(status.tau)}
 
     return _central(task, server, options, freematch.start, unlabeled_loss)
 
 
-def diagnostics(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> Metrics:
-    """Quality of pseudo-labels int32 [mu B], accepted bool [mu B]; an example counts as often as it is drawn."""
-    found = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
-    return {**found, "mask_rate": mean(accepted, outputs.mask)}
+def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> tuple[jax.Array, Metrics]:
+    """L_u, the summed cross-entropy of accepted strong views over the batch size (Sohn et al. 2020, Eq. 4), and metrics.
 
-
-def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> jax.Array:
-    """L_u: the summed cross-entropy of accepted strong views, divided by the batch size (Sohn et al. 2020, Eq. 4)."""
-    ce = losses.cross_entropy(outputs.logits, label)
-    return losses.masked_mean(ce, accepted, jnp.sum(outputs.mask))
+    `label` int32 [mu B] are the pseudo-labels, `accepted` bool [mu B] those that train.
+    """
+    loss = losses.masked_mean(losses.cross_entropy(outputs.logits, label), accepted, jnp.sum(outputs.mask))
+    metrics = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
+    return loss, {**metrics, "mask_rate": mean(accepted, outputs.mask)}
 
 
 def _central(
@@ -200,14 +183,7 @@ def _evaluated(state: CentralState) -> Weights:
 
 
 class StepInputs(NamedTuple):
-    """Batches, learning rate and key of one step; with leading axis S, of a round's steps.
-
-    Attributes:
-        labeled: B positions among the labeled examples.
-        unlabeled: mu B positions in the pool.
-        learning_rate: float32 scalar.
-        key: PRNG key of views and dropout.
-    """
+    """The batches of B labeled and mu B unlabeled examples, the learning rate and the key of a step; of S steps with axis S."""
 
     labeled: Batch
     unlabeled: Batch
@@ -262,14 +238,15 @@ def gradient(
     )
     masks = (labeled.mask, unlabeled.mask, unlabeled.mask)
 
-    def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, Unlabeled]]:
+    def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree, Metrics]]:
         weights = state.weights._replace(params=params)
-        outputs, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
-        of_labeled, of_weak, of_strong = outputs
+        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
+        of_labeled, of_weak, of_strong = logits
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
-        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions]), state.status)
-        return supervised + result.loss, (batch_stats, result)
+        outputs = Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions])
+        consistency, status, metrics = unlabeled_loss(outputs, state.status)
+        return supervised + consistency, (batch_stats, status, metrics)
 
-    (total, (batch_stats, result)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)
-    return Gradients(grad, batch_stats, {"loss": mean(total), **result.metrics}), result.status
+    (total, (batch_stats, status, metrics)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)
+    return Gradients(grad, batch_stats, {"loss": mean(total), **metrics}), status

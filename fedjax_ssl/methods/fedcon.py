@@ -47,15 +47,7 @@ class FedConOptions(Options):
 
 
 class FedConServerState(NamedTuple):
-    """The server's state.
-
-    Attributes:
-        weights: the whole network; its backbone is sent out.
-        optimizer: state of the server optimizer, of the backbone.
-        fine_tune: optimizer state of the server's training, `()` if not persistent.
-        teacher: parameters of the average of the whole network.
-        steps: int32 scalar, k: training steps so far.
-    """
+    """The server's network, the states of its two optimizers, the teacher's parameters, and the number k of steps so far."""
 
     weights: Weights
     optimizer: PyTree
@@ -65,13 +57,9 @@ class FedConServerState(NamedTuple):
 
 
 class FedConClientState(NamedTuple):
-    """A client's state, which is never sent.
+    """A client's predictor h, the average f' of its backbones, whether it took part before, and its optimizer state.
 
-    Attributes:
-        head: parameters of its predictor h.
-        target: parameters of f', the average of its backbones.
-        seen: bool scalar, whether it took part before; until then f' is the backbone that it receives.
-        optimizer: optimizer state, `()` if not persistent.
+    Before a client has taken part, f' is the backbone that it receives.
     """
 
     head: PyTree

@@ -66,13 +66,7 @@ class FedDureOptions(Options):
 
 
 class FedDureClientState(NamedTuple):
-    """A client's state.
-
-    Attributes:
-        optimizer: optimizer state of theta, `()` if not persistent.
-        w: parameters of F-reg; `()` without F-reg.
-        w_optimizer: state of its Adam, likewise.
-    """
+    """The optimizer state of theta, and the parameters of F-reg with their Adam's state; `()` if not persistent or absent."""
 
     optimizer: PyTree
     w: PyTree
@@ -175,20 +169,6 @@ def largest_batch(counts: np.ndarray, batch_size: int) -> int:
     return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
 
 
-def step_views(task: Task, shard: Shard, pair: Pair, key: jax.Array) -> StepViews:
-    """The views of a step's batches."""
-    at = pair.labeled.positions
-    images = shard.unlabeled.take(pair.unlabeled.positions)
-    return StepViews(
-        labeled=task.views.labeled(substream(key, "labeled"), shard.labeled.take(at)),
-        labels=shard.labeled.labels[at],
-        labeled_mask=pair.labeled.mask,
-        weak=task.views.weak(substream(key, "weak"), images),
-        strong=task.views.strong(key, images),
-        mask=pair.unlabeled.mask,
-    )
-
-
 def gradient(
     setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators
 ) -> tuple[Gradients, Regulators]:
@@ -200,7 +180,15 @@ def gradient(
     The instance weights m_i and the reward d are constants, and all pseudo-labels y_i are used, without a threshold.
     """
     task, options = setup.task, setup.options
-    step = step_views(task, shard, pair, key)
+    at, images = pair.labeled.positions, shard.unlabeled.take(pair.unlabeled.positions)
+    step = StepViews(
+        labeled=task.views.labeled(substream(key, "labeled"), shard.labeled.take(at)),
+        labels=shard.labeled.labels[at],
+        labeled_mask=pair.labeled.mask,
+        weak=task.views.weak(substream(key, "weak"), images),
+        strong=task.views.strong(key, images),
+        mask=pair.unlabeled.mask,
+    )
     views, masks = (step.labeled, step.weak, step.strong), (step.labeled_mask, step.mask, step.mask)
 
     def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:

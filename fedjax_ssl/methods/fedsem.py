@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from fedjax_ssl import local
-from fedjax_ssl.data.federated import Mixture, with_pseudo_labels
+from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Fit, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
@@ -41,14 +41,7 @@ class FedSemOptions(Options):
 
 
 class FedSemBroadcast(NamedTuple):
-    """What the server sends to every client.
-
-    Attributes:
-        weights: the global model.
-        labeler: the last model of the first phase, which makes pseudo-labels.
-        learning_rate: float32 scalar, of the round.
-        round: int32 scalar, from 0.
-    """
+    """The global model, the labeler (the last model of the first phase), the learning rate, and the round from 0."""
 
     weights: Weights
     labeler: Weights
@@ -105,8 +98,13 @@ def client_update(
     order_key, train_key = jax.random.split(key)
     second_phase, mask = shared.round >= options.labeled_rounds, shard.unlabeled.mask
     to_label = second_phase & jnp.any(mask & (state.pseudo < 0))
-    pseudo = label_once(task, shared.labeler, shard, state.pseudo, to_label)
-    examples = training_set(options, shard, pseudo, second_phase)
+    # With a count of 0 the loop over batches has length 0, and there is no forward pass.
+    unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
+    probs = local.class_probabilities(task, shared.labeler, unlabeled, None)
+    pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
+    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, options.labeled_repeats)
+    copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
+    examples = examples._replace(mask=examples.mask & ~(copies & second_phase))
     gradient, start = local.supervised_gradient(task, examples), Fit(shared.weights, state.optimizer)
     schedule, rate = client.schedule(order_key, examples.mask), shared.learning_rate
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
@@ -121,18 +119,3 @@ def client_update(
     }
     state = FedSemClientState(pseudo, trained.carry.optimizer)
     return ClientOutput(update, jnp.where(jnp.any(examples.mask), 1.0, 0.0), state, metrics)
-
-
-def label_once(task: Task, labeler: Weights, shard: Shard, pseudo: jax.Array, to_label: jax.Array) -> jax.Array:
-    """Pseudo-labels int32 [n]: the classes of the labeler's largest outputs if `to_label` is true, else `pseudo`."""
-    # With a count of 0 the loop over batches has length 0, and there is no forward pass.
-    examples = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
-    probs = local.class_probabilities(task, labeler, examples, None)
-    return jnp.where(examples.mask, pseudo_labels.harden(probs).label, pseudo)
-
-
-def training_set(options: FedSemOptions, shard: Shard, pseudo: jax.Array, second_phase: jax.Array) -> Mixture:
-    """What a client trains on: labeled examples `labeled_repeats` times, or in the second phase all data once."""
-    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, options.labeled_repeats)
-    copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
-    return examples._replace(mask=examples.mask & ~(copies & second_phase))

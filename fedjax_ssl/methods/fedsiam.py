@@ -70,12 +70,9 @@ class FedSiamMTOptions(FedSiamPiOptions):
 
 
 class FedSiamBroadcast(NamedTuple):
-    """What the server sends to every client.
+    """The global network or pair of networks, the learning rate, and the largest alpha of the round.
 
-    Attributes:
-        weights: the global network (Pi), or the pair of networks.
-        learning_rate: float32 scalar, of the round.
-        alpha_max: float32 scalar, the largest alpha of the round; 0: the target is the online network, and one is sent.
+    Where alpha is 0 the target is the online network, and only one is sent.
     """
 
     weights: Weights

@@ -64,13 +64,9 @@ class FedTriNetOptions(Options):
 
 
 class FedTriNetBroadcast(NamedTuple):
-    """What the server sends to every client.
+    """The global model, the threshold q on sums of three probabilities, the learning rate, and the round of the second phase.
 
-    Attributes:
-        weights: the global model.
-        threshold: float32 scalar, q, on sums of three probabilities.
-        learning_rate: float32 scalar, of the round.
-        round: int32 scalar, of the second phase, from 0; negative in the first phase.
+    The round counts from 0; it is negative in the first phase.
     """
 
     weights: Weights
@@ -82,12 +78,8 @@ class FedTriNetBroadcast(NamedTuple):
 class FedTriNetClientState(NamedTuple):
     """A client's state.
 
-    Attributes:
-        seen: bool, whether it has trained. If not, `last` means nothing.
-        last: the network that it uploaded last.
-        pseudo: int32 [n], pseudo-labels; -1: none.
-        weighed: bool, whether it has gained ENOUGH of them in one round.
-        optimizer: optimizer state, `()` if not persistent.
+    `last` is the network that it uploaded last, if it has been `seen`; `pseudo` int32 [n] its pseudo-labels, -1 for none;
+    `weighed` whether it has gained ENOUGH of them in one round.
     """
 
     seen: jax.Array

@@ -53,12 +53,7 @@ def direct_gradient(
 ) -> Params:
     """The gradient of Eq. 5 for w in its direct form, -rate grad_w <dG/dz, J v>.
 
-    Args:
-        loss: (w, z) -> G.
-        w: parameters of F-reg.
-        outputs: z.
-        change: J v.
-        rate: the learning rate eta of the look-ahead.
+    `loss` is (w, z) -> G, `outputs` is z, `change` is J v, and `rate` the learning rate eta of the look-ahead.
     """
 
     def along(w: Params) -> Scalar:
