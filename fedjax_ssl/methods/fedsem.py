@@ -103,6 +103,7 @@ def client_update(
     probs = local.class_probabilities(task, shared.labeler, unlabeled, None)
     pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
     examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, options.labeled_repeats)
+    # The repeats of labeled examples take part in the first phase alone.
     copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
     examples = examples._replace(mask=examples.mask & ~(copies & second_phase))
     gradient, start = local.supervised_gradient(task, examples), Fit(shared.weights, state.optimizer)

@@ -38,7 +38,7 @@ from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses
 
 PyTree = Any
-RAMP_EPOCHS = 10  # phi_l (Table 4)
+RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
 
 
 class FedSiamPiOptions(Options):
@@ -124,8 +124,8 @@ def method_of(
         weights = networks.join(one, one) if paired else one
         fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
         state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
-        none = jnp.zeros(spec.num_clients, jnp.int32)
-        return state, FedSiamClientState(none, none, client.init_clients(one.params, spec.num_clients))
+        zeros = jnp.zeros(spec.num_clients, jnp.int32)
+        return state, FedSiamClientState(zeros, zeros, client.init_clients(one.params, spec.num_clients))
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSiamBroadcast, PyTree]:
         return FedSiamBroadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()

@@ -55,7 +55,7 @@ class FedTriNetOptions(Options):
 
     labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
     threshold_protection: bool = Field(
-        default=True, description="Whether the threshold stops falling at round 35 of the second phase."
+        default=True, description="Whether the threshold is constant from round 35 of the second phase on."
     )
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
