@@ -78,13 +78,9 @@ class Helpers(NamedTuple):
 
 
 class FedMatchClientState(NamedTuple):
-    """The last participation of a client.
+    """Whether a client has taken part, the embedding [C] and the psi of its last upload, and the optimizer states of its parts.
 
-    Attributes:
-        seen: bool, whether it has taken part. If not, the next two mean nothing.
-        embedding: float32 [C], the output of its uploaded model on `agreement.embedding_image`.
-        psi: as it uploaded it.
-        optimizer: optimizer states of the parts that it trains, each `()` if not persistent.
+    The embedding is the model's output on `agreement.embedding_image`. Optimizer states are `()` if not persistent.
     """
 
     seen: jax.Array

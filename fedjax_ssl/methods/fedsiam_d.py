@@ -121,15 +121,8 @@ def choose(
 ) -> tuple[ServerState, Aggregate, Metrics]:
     """The weighted mean (Eq. 2) of both networks, with the target's layers in place of online layers that are not uploaded.
 
-    Args:
-        state: the server state, with the weights that were sent.
-        stacked: Upload with leading axis M, and the weights [M].
-        tau: float32 scalar, the share of online layers to upload.
-        round: int32 scalar, from 0.
-        both_sent: bool scalar, whether both networks are sent; if not, tau is 0 and distances are not recorded.
-
-    Returns:
-        The state with the new window, the aggregate of both networks, and metrics of the upload.
+    `stacked` is an Upload with leading axis M, and weights [M]; `tau` is the share of online layers to upload. If not
+    `both_sent`, tau is 0 and distances are not recorded. Returns the state with the new window, the aggregate, and metrics.
     """
     update, distances = stacked.update
     took_part = stacked.weight > 0

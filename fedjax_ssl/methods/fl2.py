@@ -56,14 +56,7 @@ class FL2Options(Options):
 
 
 class Labeling(NamedTuple):
-    """A client's pseudo-labels of a round, made once with the global model.
-
-    Attributes:
-        label: int32 [n].
-        accepted: bool [n], A_k: the examples of L_a.
-        consistent: bool [n]: the examples of L_p and L_cs.
-        tau: float32 scalar, tau_k.
-    """
+    """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k."""
 
     label: jax.Array
     accepted: jax.Array

@@ -18,13 +18,8 @@ EPSILON = 1e-5
 class Decision(NamedTuple):
     """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's.
 
-    Attributes:
-        label: argmax s*.
-        confidence: max s*.
-        local: whether s* is the local expert's.
-        agreed: whether argmax s- is the label.
-        ratio: h(s-) / h(s*), in [0, 1].
-        other: the logits of s-.
+    The fields are argmax s*, max s*, whether s* is of the local expert, whether argmax s- is the label, h(s-) / h(s*) in [0, 1],
+    and the logits of s-.
     """
 
     label: Int32[Array, " B"]
