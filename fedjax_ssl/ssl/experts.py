@@ -18,7 +18,7 @@ EPSILON = 1e-5
 class Decision(NamedTuple):
     """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's.
 
-    The fields are argmax s*, max s*, whether s* is of the local expert, whether argmax s- is the label, h(s-) / h(s*) in [0, 1],
+    The fields are argmax s*, max s*, whether s* is the local expert's, whether argmax s- is the label, h(s-) / h(s*) in [0, 1],
     and the logits of s-.
     """
 
