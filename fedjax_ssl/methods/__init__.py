@@ -59,16 +59,16 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
 
 
 def register_method(name: str, factory: Callable[..., Method], *, replace: bool = False) -> None:
-    """Adds a method to METHODS, so that configs can choose it as `method.name`.
+    """Makes a method known by a name, for `method.name` in configs.
 
     Args:
-        name: letters, digits and underscores.
+        name: the new name, of letters, digits and underscores.
         factory: (*, task, client, server, options) -> Method; the default of `options` is an instance of a subclass of
             `fedjax_ssl.Options`.
-        replace: whether it may replace a method that was registered before; the package's own methods are never replaced.
+        replace: whether a method that was registered under that name before gives way; those of the package never do.
 
     Raises:
-        ValueError: the name is invalid or taken, or the factory lacks one of its four arguments.
+        ValueError: the name is taken or no name, or the factory lacks what a method's factory has.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"register_method: got the name {name!r}, accepted: letters, digits and underscores")
