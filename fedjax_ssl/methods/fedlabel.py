@@ -50,7 +50,7 @@ class FedLabelOptions(Options):
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
     measure: Literal["variance", "entropy"] = Field(
-        default="variance", description="Measure of certainty h: `variance` or inverse `entropy`."
+        default="variance", description="The measure h of certainty: `variance` or inverse `entropy`."
     )
     experts: Literal["both", "local", "global"] = Field(
         default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
