@@ -1,4 +1,9 @@
-"""The methods: one file each, and the table of their names."""
+"""The federated learning methods: one file each, and METHODS, the table of their names.
+
+A method is made by a factory `(*, task, client, server, options) -> Method`: `task` is the network and its views, `client` how
+clients train, `server` the server's optimizer, fine-tuning and batch-norm statistics, `options` the method's own settings.
+Where a docstring does not say otherwise, the client state is the state of the local optimizer, if `client` is persistent.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +49,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedlabel": fedlabel,
     "fedtrinet": fedtrinet,
 }
-
-
 PROX_MU: dict[str, float] = {"fedprox": 0.01}
-"""The default of `method.prox_mu` where it is not 0."""
+"""The default of `method.prox_mu` for the methods whose default is not 0."""
 
 
 def options_class(factory: Callable[..., Method]) -> type[Options]:
-    """The class of a method's own options: the type of the default of its `options` argument."""
+    """The class of a method's own options: the type of its factory's default `options`."""
     return type(inspect.signature(factory).parameters["options"].default)
 
 
@@ -77,7 +80,7 @@ def register_method(name: str, factory: Callable[..., Method]) -> None:
 
 
 def name_of(factory: Callable[..., Method]) -> str:
-    """The name of a factory in METHODS, in which it is entered under its own where it is not yet."""
+    """The name of a factory in METHODS; a factory that is not there yet is registered under its own name."""
     for name, known in METHODS.items():
         if known is factory:
             return name

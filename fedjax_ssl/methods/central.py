@@ -1,8 +1,10 @@
-"""FixMatch and FreeMatch on pooled data: what federated training is measured against ((FL)^2, Figure 1).
+"""FixMatch and FreeMatch on pooled data: centralized baselines of federated training ((FL)^2, Figure 1).
 
-All work is the server's: a round is a number of steps, each on a batch of labeled and a batch of unlabeled examples from the
-whole pool, in one forward pass. Clients take no part. As in the authors' code (USB, TorchSSL; for FixMatch also its own), the
-moving average of the parameters is evaluated, with the statistics of batch norm that the trained network has tracked.
+The server does all the work, clients take no part. A round is a number of steps, each on a batch of labeled and a batch of
+unlabeled examples from the whole pool, in one forward pass. As in the authors' code (USB, TorchSSL), evaluation uses the moving
+average of the parameters, with the batch-norm statistics of the trained network.
+
+`server.fine_tune` is the training: batch size, steps per round and optimizer; its learning rate is evaluated at every step.
 """
 
 from __future__ import annotations
@@ -27,37 +29,32 @@ from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
 PyTree = Any
 
 
-class FixMatchCentralOptions(Options):
+class CentralOptions(Options):
+    """Settings of every method on pooled data."""
+
+    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
+    ema_decay: Decay = Field(default=0.999, description="Decay per step of the moving average of the parameters.")
+
+
+class FixMatchCentralOptions(CentralOptions):
     """FixMatch's settings on pooled data."""
 
-    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
     confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
-    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
 
 
-class FreeMatchCentralOptions(Options):
+class FreeMatchCentralOptions(CentralOptions):
     """FreeMatch's settings on pooled data."""
 
-    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
-    fairness_weight: Weight = Field(default=0.001, description="W_f, as USB's configs have it; 0: without the fairness term.")
-    threshold_decay: Decay = Field(default=0.999, description="Lambda of the status that thresholds follow.")
+    fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
+    threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
     threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0,
-        description="The largest tau: .95 in USB on SVHN; 1: none.",
+        default=1.0, description="Upper limit of tau (SVHN in USB: .95)."
     )
     threshold_quantile: Decay = Field(
-        default=0.0,
-        description="Tau follows this quantile of a batch's confidences (USB's option: .8); 0: their mean.",
+        default=0.0, description="Tau averages this quantile of a batch's confidences; 0: their mean."
     )
-    least_threshold: Weight = Field(
-        default=0.0,
-        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
-    )
-    most_threshold: Weight = Field(
-        default=1.0,
-        description="The thresholds of single examples are moved into this range: .9 and .95 in TorchSSL on SVHN.",
-    )
-    ema_decay: Decay = Field(default=0.999, description="Of the moving average of the parameters, per step.")
+    least_threshold: Weight = Field(default=0.0, description="Lower limit of class thresholds (SVHN in TorchSSL: .9).")
+    most_threshold: Weight = Field(default=1.0, description="Upper limit of class thresholds (SVHN in TorchSSL: .95).")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,14 +65,7 @@ class FreeMatchCentralOptions(Options):
 
 
 class CentralState(NamedTuple):
-    """What the server keeps.
-
-    Attributes:
-        weights: the network that is trained, and the statistics that are tested with.
-        average: the moving average of its parameters, which are tested.
-        optimizer: the optimizer's state.
-        status: what the thresholds follow (`freematch.Status`), `()` where they are fixed.
-    """
+    """The server's network, the moving average of its parameters, the optimizer state, and `freematch.Status` or `()`."""
 
     weights: Weights
     average: PyTree
@@ -84,13 +74,9 @@ class CentralState(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The network's outputs on a batch of unlabeled examples.
+    """The softmax outputs [mu B, C] on weak views of unlabeled examples, without gradient, and the logits on strong views.
 
-    Attributes:
-        probs: float32 [mu B, C], softmax outputs q of the weak views, without gradient.
-        logits: float32 [mu B, C], of the strong views.
-        mask: bool [mu B], which rows are real examples.
-        true_labels: int32 [mu B], for diagnostics alone.
+    `mask` bool [mu B] says which rows are real examples; `true_labels` int32 [mu B] are for diagnostics alone.
     """
 
     probs: jax.Array
@@ -99,66 +85,34 @@ class Outputs(NamedTuple):
     true_labels: jax.Array
 
 
-class Unlabeled(NamedTuple):
-    """What unlabeled examples add to a step: their loss, the new status, and metrics."""
-
-    loss: jax.Array
-    status: PyTree
-    metrics: Metrics
-
-
+Unlabeled = tuple[jax.Array, PyTree, Metrics]
+"""What unlabeled examples add to a step: their loss, the new status, and metrics."""
 UnlabeledLoss = Callable[[Outputs, PyTree], Unlabeled]
+"""(outputs, status) -> Unlabeled."""
 
 
 def fixmatch_central(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FixMatchCentralOptions = FixMatchCentralOptions(),
+    *, task: Task, client: Training, server: Server, options: FixMatchCentralOptions = FixMatchCentralOptions()
 ) -> Method:
-    """FixMatch on pooled data (Sohn et al. 2020): L = L_s + L_u, a pseudo-label being accepted where max q >= .95.
-
-    Args:
-        task: network and views.
-        client: not used.
-        server: `fine_tune` is the training: B, its steps per round, its optimizer; its learning rate is evaluated at every
-            step. Statistics, where they are static, are those of the evaluated parameters. The rest is not used.
-        options: mu, the threshold, the moving average.
-
-    Returns:
-        The method, without client state.
-    """
+    """FixMatch on pooled data (Sohn et al. 2020): L = L_s + L_u, where pseudo-labels with max q >= confidence are accepted."""
     del client
 
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
         label, confidence = pseudo_labels.harden(outputs.probs)
         accepted = outputs.mask & thresholds.passes(confidence, options.confidence, strict=False)
-        return Unlabeled(consistency_loss(outputs, label, accepted), status, diagnostics(outputs, label, accepted))
+        loss, metrics = consistency_loss(outputs, label, accepted)
+        return loss, status, metrics
 
-    return _central(task, server, options.mu, options.ema_decay, lambda num_classes: (), unlabeled_loss)
+    return _central(task, server, options, lambda num_classes: (), unlabeled_loss)
 
 
 def freematch_central(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FreeMatchCentralOptions = FreeMatchCentralOptions(),
+    *, task: Task, client: Training, server: Server, options: FreeMatchCentralOptions = FreeMatchCentralOptions()
 ) -> Method:
-    """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f.
+    """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f, where L_f is the fairness term.
 
-    A pseudo-label is accepted where max q >= tau_t(argmax q), tau_t being updated with the batch's q first, and >= as in the
-    authors' code. L_f is the fairness term.
-
-    Args:
-        task: network and views.
-        client: not used.
-        server: as in `fixmatch_central`.
-        options: mu, w_f, the thresholds, the moving average.
-
-    Returns:
-        The method, without client state.
+    A pseudo-label is accepted where max q >= tau_t(argmax q), after tau_t is updated with the batch's q; >= as in the authors'
+    code.
     """
     del client
 
@@ -174,35 +128,28 @@ def freematch_central(
         label, confidence = pseudo_labels.harden(outputs.probs)
         required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
         accepted = outputs.mask & thresholds.passes(confidence, required, strict=False)
-        loss = consistency_loss(outputs, label, accepted)
+        loss, metrics = consistency_loss(outputs, label, accepted)
         if options.fairness_weight:
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
-        return Unlabeled(loss, status, {**diagnostics(outputs, label, accepted), "threshold": mean(status.tau)})
+        return loss, status, {**metrics, "threshold": mean(status.tau)}
 
-    return _central(task, server, options.mu, options.ema_decay, freematch.start, unlabeled_loss)
-
-
-def diagnostics(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> Metrics:
-    """Of the pseudo-labels int32 [mu B] and which are accepted, bool [mu B]; an example counts as often as it is drawn."""
-    found = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
-    return {**found, "mask_rate": mean(accepted, outputs.mask)}
+    return _central(task, server, options, freematch.start, unlabeled_loss)
 
 
-def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> jax.Array:
-    """L_u: the cross-entropy of the accepted strong views, over the number of all (Sohn et al. 2020, Eq. 4)."""
-    ce = losses.cross_entropy(outputs.logits, label)
-    return losses.masked_mean(ce, accepted, jnp.sum(outputs.mask))
+def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> tuple[jax.Array, Metrics]:
+    """L_u, the summed cross-entropy of accepted strong views over the batch size (Sohn et al. 2020, Eq. 4), and metrics.
+
+    `label` int32 [mu B] are the pseudo-labels, `accepted` bool [mu B] those that train.
+    """
+    loss = losses.masked_mean(losses.cross_entropy(outputs.logits, label), accepted, jnp.sum(outputs.mask))
+    metrics = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
+    return loss, {**metrics, "mask_rate": mean(accepted, outputs.mask)}
 
 
 def _central(
-    task: Task,
-    server: Server,
-    mu: int,
-    ema_decay: float,
-    start: Callable[[int], PyTree],
-    unlabeled_loss: UnlabeledLoss,
+    task: Task, server: Server, options: CentralOptions, start: Callable[[int], PyTree], unlabeled_loss: UnlabeledLoss
 ) -> Method:
-    """A method that trains on pooled data: `start` gives the first status for C classes."""
+    """A method that trains on pooled data; `start` makes the initial status from the number of classes."""
     training = server.fine_tune
 
     def init(key: jax.Array, spec: DataSpec) -> CentralState:
@@ -214,12 +161,11 @@ def _central(
             gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
             fit = Fit(state.weights, state.optimizer)
             weights, optimizer = apply_gradients(task, training, fit, gradients, inputs.learning_rate)
-            return CentralState(
-                weights, ema.update(state.average, weights.params, ema_decay), optimizer, status
-            ), gradients.metrics
+            average = ema.update(state.average, weights.params, options.ema_decay)
+            return CentralState(weights, average, optimizer, status), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
-        end, metrics, _ = train(begun, step, step_inputs(training, mu, data, key), key)
+        end, metrics, _ = train(begun, step, step_inputs(training, options.mu, data, key), key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
         end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.keep(end.optimizer))
         return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
@@ -237,14 +183,7 @@ def _evaluated(state: CentralState) -> Weights:
 
 
 class StepInputs(NamedTuple):
-    """What a step takes from outside; with leading axis S, those of a round's steps.
-
-    Attributes:
-        labeled: B positions among the labeled examples.
-        unlabeled: mu B positions in the pool.
-        learning_rate: float32 scalar.
-        key: PRNG key of views and dropout.
-    """
+    """The batches of B labeled and mu B unlabeled examples, the learning rate and the key of a step; of S steps with axis S."""
 
     labeled: Batch
     unlabeled: Batch
@@ -253,7 +192,7 @@ class StepInputs(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """S."""
+        """The number of steps S."""
         return self.learning_rate.shape[0]
 
     @property
@@ -267,9 +206,9 @@ class StepInputs(NamedTuple):
 
 
 def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -> StepInputs:
-    """The inputs of a round's S steps: full batches, and the schedule's value at round + s / S for step s.
+    """The inputs of a round's S steps: full batches, and the learning rate at time round + s / S for step s.
 
-    S is `training.steps`, or what `training.epochs` over the labeled examples take.
+    S is `training.steps`, or the number of batches in `training.epochs` over the labeled examples.
     """
     labeled_key, unlabeled_key, step_key = jax.random.split(key, 3)
     size = training.batch_size
@@ -286,10 +225,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -
 def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
 ) -> tuple[Gradients, PyTree]:
-    """The gradient of a step's loss L_s + (the unlabeled examples' loss), and the new status.
-
-    One forward pass in training mode sees labeled, weak and strong views together: so does batch norm.
-    """
+    """The gradient of a step's loss, and the new status, by one forward pass of labeled, weak and strong views together."""
     labels = data.labeled.labels
     assert labels is not None
     labeled, unlabeled = inputs.labeled, inputs.unlabeled
@@ -302,14 +238,15 @@ def gradient(
     )
     masks = (labeled.mask, unlabeled.mask, unlabeled.mask)
 
-    def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, Unlabeled]]:
+    def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree, Metrics]]:
         weights = state.weights._replace(params=params)
-        outputs, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
-        of_labeled, of_weak, of_strong = outputs
+        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
+        of_labeled, of_weak, of_strong = logits
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
-        result = unlabeled_loss(Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions]), state.status)
-        return supervised + result.loss, (batch_stats, result)
+        outputs = Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions])
+        consistency, status, metrics = unlabeled_loss(outputs, state.status)
+        return supervised + consistency, (batch_stats, status, metrics)
 
-    (total, (batch_stats, result)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)
-    return Gradients(grad, batch_stats, {"loss": mean(total), **result.metrics}), result.status
+    (total, (batch_stats, status, metrics)), grad = jax.value_and_grad(loss, has_aux=True)(state.weights.params)
+    return Gradients(grad, batch_stats, {"loss": mean(total), **metrics}), status

@@ -1,7 +1,6 @@
-"""FedAvg, FedAvg++ and FedProx on labeled examples: what semi-supervised methods with labels at the clients have to beat.
+"""FedAvg, FedAvg++ and FedProx: supervised federated baselines, whose clients train on their labeled examples.
 
-With `data.reveal_labels` they train on all examples of the clients: the fully supervised references, FedAvg-SL and FedProx-SL.
-With the labels at the server, revealed ones make it FedAvg with server fine-tuning; without them no client could train.
+With `data.reveal_labels` clients train on all of their examples: the fully supervised references, FedAvg-SL and FedProx-SL.
 """
 
 from __future__ import annotations
@@ -26,18 +25,7 @@ class FedAvgOptions(Options):
 
 
 def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedAvg (McMahan et al. 2017): local epochs of mini-batch cross-entropy on labeled examples, averaged by data size.
-
-    Labeled examples are seen in the view `data.labeled`; FedSiam's FedAvg has `none`.
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: aggregation, statistics, and fine-tuning where the server has labels.
-        options: none.
-
-    Returns:
-        The method. Its client state is the local optimizer's, where `client` is persistent.
+    """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size.
 
     Raises:
         ValueError: no client has labels.
@@ -47,10 +35,7 @@ def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptio
 
 
 def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedAvg++ (FedSiam, Section 4.1): FedAvg whose clients see labeled examples in the weak view, whatever `data.labeled` is.
-
-    For arguments and result see `fedavg`.
-    """
+    """FedAvg++ (FedSiam, Section 4.1): FedAvg on weakly augmented examples, whatever `data.labeled` is."""
     del options
     return _fedavg(task, client, server, task.views.weak)
 
@@ -58,8 +43,7 @@ def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOp
 def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
     """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 over trainable parameters in the local objective.
 
-    For arguments and result see `fedavg`; mu is `method.prox_mu`, which every method takes, and is 0.01 here unless given
-    (FedDure's family; FedLabel's has 0.001).
+    Every method takes mu as `method.prox_mu`; here it has to be positive.
 
     Raises:
         ValueError: mu is 0, or no client has labels.
@@ -78,17 +62,11 @@ def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
-        trained = local.minimize(
-            task,
-            client,
-            local.supervised_gradient(task, shard.labeled, view=view),
-            Fit(shared.weights, optimizer),
-            client.schedule(order_key, shard.labeled.mask),
-            learning_rate=shared.learning_rate,
-            key=train_key,
-        )
+        gradient, start = local.supervised_gradient(task, shard.labeled, view=view), Fit(shared.weights, optimizer)
+        schedule, rate = client.schedule(order_key, shard.labeled.mask), shared.learning_rate
+        trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
         update = task.update(shared.weights, trained.carry.weights)
-        # Without a labeled example a client has not trained: its copy of the broadcast model takes no part in the average.
+        # A client without labeled examples has not trained, and takes no part in the average.
         weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
         metrics = local.client_metrics(trained, down=shared.weights, up=update)
         return ClientOutput(update, weight, trained.carry.optimizer, metrics)

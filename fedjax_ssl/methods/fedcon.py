@@ -1,21 +1,18 @@
 """FedCon (Long et al. 2021): labels at the server, contrastive learning without negatives at the clients.
 
-The server trains on its labels, kept consistent with a slow average of itself; each client trains the layers before the
-classifier, the backbone, to predict what a slow average of its own makes of another view of the same image (BYOL). Only
-backbones travel: the classifier stays at the server, the predictor and the average at the client that they belong to.
+The server trains on its labels and on consistency with a teacher, a slow moving average of its network. Each client trains the
+backbone, the layers before the classifier, to predict what a slow moving average of its own makes of another view of the same
+image (BYOL). Only backbones are sent: the classifier stays at the server, a client's predictor and average at the client. These
+are large: with the paper's networks `execution.data=host` stores them off the device.
 
-The losses are the paper's, with its released code's optimizers and schedules, but not that code's slips: there the server's
-average is never used, the clients' LARS has no momentum and its schedule, a warm-up and a cosine, starts anew each round (here
-one cosine spans the run), and what belongs to a client is kept under the number of a batch, so that clients find others'
-predictors. Its last partial batches are dropped, here they are trained on.
-
-Every client keeps a predictor and an average of its own. With the paper's networks on CIFAR-10 the predictor has 100,704,256
-parameters and 100 clients take 41 GB, in memory and in each checkpoint: `execution.data=host` keeps them off the device.
+Losses are the paper's, optimizers and schedules those of its released code, except for apparent mistakes there: the server's
+average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine spans the run), client
+states are stored by batch number, and the last partial batch is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,28 +38,16 @@ PyTree = Any
 class FedConOptions(Options):
     """FedCon's own settings."""
 
-    head_hidden: Count = Field(
-        default=0,
-        description="Hidden units of the clients' predictors; 0: three times the number of features.",
-    )
-    target_decay: Fraction = Field(default=0.999, description="Of a client's average, per step.")
+    head_hidden: Count = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
+    target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
     teacher_rate: Fraction = Field(
-        default=4e-4,
-        description="Of the server's average, whose decay is 1 - teacher_rate in the first step and 1 in the last.",
+        default=4e-4, description="The server's moving average has decay 1 - this at first, 1 at last."
     )
-    ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency term has its whole weight.")
+    ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
 
 
-class FedConState(NamedTuple):
-    """What the server keeps.
-
-    Attributes:
-        weights: the whole network, which is tested; its backbone is sent out.
-        optimizer: state of the server optimizer, of the backbone.
-        fine_tune: state of the optimizer of its training, `()` where that starts afresh each round, as FedCon's does.
-        teacher: parameters of the average of the whole network.
-        steps: int32 scalar, k: training steps so far.
-    """
+class FedConServerState(NamedTuple):
+    """The server's network, the states of its two optimizers, the teacher's parameters, and the number k of steps so far."""
 
     weights: Weights
     optimizer: PyTree
@@ -71,14 +56,10 @@ class FedConState(NamedTuple):
     steps: jax.Array
 
 
-class Personal(NamedTuple):
-    """What a client keeps, and nobody else sees.
+class FedConClientState(NamedTuple):
+    """A client's predictor h, the average f' of its backbones, whether it took part before, and its optimizer state.
 
-    Attributes:
-        head: parameters of its predictor h.
-        target: parameters of f', the average of its backbones.
-        seen: bool scalar, whether it took part before; until then f' is the backbone that it receives.
-        optimizer: state of its optimizer, `()` where that starts afresh each round, as FedCon's does.
+    Before a client has taken part, f' is the backbone that it receives.
     """
 
     head: PyTree
@@ -88,21 +69,12 @@ class Personal(NamedTuple):
 
 
 def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptions = FedConOptions()) -> Method:
-    """FedCon: two views of each image, at the server with labels, at the clients without.
+    """FedCon: a round averages the backbones of the clients that have data, uniformly, then the server trains.
 
-    Args:
-        task: network and views; the network has layers before its classifier. Server and clients draw two views of an image
-            from one recipe, the labeled and the weak one.
-        client: local training.
-        server: aggregation, its training (before round 1 as well: `pretrain`) and statistics.
-        options: sizes and rates.
-
-    Returns:
-        The method. A round is an average of the clients' backbones, uniform over those that have data, then a training of
-        the server; its client states are `Personal`.
+    Two views of each image are drawn from the same recipe, the labeled one at the server and the weak one at the clients.
 
     Raises:
-        ValueError: the network is all classifier.
+        ValueError: the network has no layers before its classifier.
     """
     if not task.model.backbone():
         raise ValueError(
@@ -110,24 +82,19 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
             "accepted: one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
         )
 
-    def init(key: jax.Array, spec: DataSpec) -> tuple[FedConState, PyTree]:
+    def init(key: jax.Array, spec: DataSpec) -> tuple[FedConServerState, FedConClientState]:
         weights = task.init(key, spec.image_shape)
         backbone, _ = task.split(weights)
         image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
         head, _ = head_of(options, num_features).init(jax.random.fold_in(key, 1), (num_features,))
-        state = FedConState(
-            weights,
-            server.optimizer.init(backbone.params),
-            server.fine_tune.init(weights.params),
-            teacher=weights.params,
-            steps=jnp.zeros((), jnp.int32),
-        )
+        optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
+        state = FedConServerState(weights, *optimizers, teacher=weights.params, steps=jnp.zeros((), jnp.int32))
         optimizer = client.init({"backbone": backbone.params, "head": head})
-        one = Personal(head, backbone.params, jnp.zeros((), bool), optimizer)
+        one = FedConClientState(head, backbone.params, jnp.zeros((), bool), optimizer)
         return state, jax.tree.map(lambda x: jnp.broadcast_to(x, (spec.num_clients, *x.shape)), one)
 
-    def broadcast(state: FedConState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+    def broadcast(state: FedConServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
     work = server_work(task, server, options)
@@ -148,11 +115,11 @@ def client_update(
     options: FedConOptions,
     shared: Broadcast,
     _: PyTree,
-    own: Personal,
+    own: FedConClientState,
     shard: Shard,
     key: jax.Array,
 ) -> ClientOutput:
-    """One client's round: trains backbone and head, its target following the backbone; the backbone alone is sent."""
+    """One client's round: it trains backbone and predictor, its average follows, and it sends the backbone."""
     order_key, train_key = jax.random.split(key)
     received = shared.weights
     target = jax.tree.map(lambda last, new: jnp.where(own.seen, last, new), own.target, received.params)
@@ -170,9 +137,9 @@ def client_update(
     ((params, stats), optimizer), target = trained.carry
     update = task.update(received, Weights(params["backbone"], stats))
     takes_part = shard.unlabeled.count > 0
-    personal = Personal(params["head"], target, own.seen | takes_part, client.keep(optimizer))
+    state = FedConClientState(params["head"], target, own.seen | takes_part, client.keep(optimizer))
     metrics = local.client_metrics(trained, down=received, up=update)
-    return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), personal, metrics)
+    return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), state, metrics)
 
 
 def head_of(options: FedConOptions, num_features: int) -> ModelFns:
@@ -181,15 +148,15 @@ def head_of(options: FedConOptions, num_features: int) -> ModelFns:
 
 
 TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]
-"""(weights, batch, key, parameters of what follows the weights) -> Gradients."""
+"""(weights, batch, key, parameters of the moving average) -> Gradients."""
 
 
 def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> TeacherGradient:
-    """The gradient of a client's step, for parameters {backbone f, head h} and the teacher f'.
+    """The gradient of a client's step for its backbone f and predictor h, with the moving average f' of the backbone.
 
         L = -1/2 cos(h(f(x1)), f'(x2)) - 1/2 cos(h(f(x2)), f'(x1)), mean over the batch
 
-    f' normalizes by its batches too, and drops by keys of its own; nothing but its parameters is kept.
+    f' is in training mode, with dropout keys of its own; its batch statistics are dropped.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, target: PyTree) -> Gradients:
@@ -211,16 +178,11 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> T
 
 
 def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Array) -> TeacherGradient:
-    """The gradient of a step of the server, for its parameters and those of its teacher (primed).
+    """The gradient of a server's step, for outputs z of its network and z' of its teacher on two views.
 
         L = 1/2 [CE(z1) + CE(z2)] + w/2 [KL(z2' || z1) + KL(z1' || z2)], mean over the batch
 
-    The teacher normalizes by its batches too, and drops by keys of its own.
-
-    Args:
-        task: network and views.
-        examples: the labeled examples.
-        consistency_weight: w(t), float32 scalar.
+    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`, a float32 scalar.
     """
     assert examples.labels is not None
     all_labels = examples.labels
@@ -246,7 +208,7 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
 def _two_views(
     view: Callable[[jax.Array, jax.Array], jax.Array], images: jax.Array, key: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Two views of a batch, drawn apart; the dropout keys of the network's passes on them, and those of its teacher's."""
+    """Two independent views of a batch; the two dropout keys of the network, and those of its moving average."""
     keys = jax.random.split(key, 4)
     dropout_keys = [dropout_key(k) for k in keys]
     return [view(k, images) for k in keys[:2]], dropout_keys[:2], dropout_keys[2:]
@@ -255,33 +217,33 @@ def _two_views(
 def _both(
     forward: Callable[..., tuple[jax.Array, PyTree]],
     weights: Weights,
-    views: Sequence[jax.Array],
+    views: list[jax.Array],
     mask: jax.Array,
-    keys: Sequence[jax.Array],
+    keys: list[jax.Array],
 ) -> tuple[list[jax.Array], PyTree]:
-    """Outputs of the two views, each normalized by its own batch, and the mean of the two batches' statistics."""
+    """Outputs on two views, each normalized by its own batch, and the mean of the statistics of the two batches."""
     outputs, stats = zip(*(forward(weights, view, mask, key) for view, key in zip(views, keys, strict=True)), strict=True)
     return list(outputs), jax.tree.map(lambda a, b: (a + b) / 2, *stats)
 
 
 def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWork:
-    """The server's work: the average of backbones, a training on its labels that its teacher follows step by step, statistics.
+    """The server's work: the average of backbones, a training on its labels that its teacher follows, and statistics.
 
-    The teacher's decay is 1 - rate (cos(pi k/K) + 1)/2 after step k of K in all, both counted from 0, and the weight of
-    consistency w(t) = exp(-5 (1 - t/ramp_rounds)^2) in training t, which is round t in the released code.
+    After step k of all K steps of the run the teacher's decay is 1 - rate (cos(pi k/K) + 1)/2. In training t the weight of
+    consistency is w(t) = exp(-5 (1 - t/ramp_rounds)^2).
     """
 
-    def step(state: FedConState, aggregate: Aggregate) -> FedConState:
+    def step(state: FedConServerState, aggregate: Aggregate) -> FedConServerState:
         backbone, classifier = task.split(state.weights)
         backbone, optimizer = server_step(server, backbone, state.optimizer, aggregate)
         return state._replace(weights=join(backbone, classifier), optimizer=optimizer)
 
-    def train(state: FedConState, data: ServerData, key: jax.Array) -> tuple[FedConState, Metrics]:
+    def train(state: FedConServerState, data: ServerData, key: jax.Array) -> tuple[FedConServerState, Metrics]:
         order_key, train_key = jax.random.split(key)
         training = server.fine_tune
         schedule = training.schedule(order_key, data.labeled.mask)
         steps = jnp.maximum(schedule.steps, 1)
-        in_all = steps * (server.pretrain + data.rounds)
+        all_steps = steps * (server.pretrain + data.rounds)
         gradient = server_gradient(task, data.labeled, ema.ramp_up(state.steps // steps, options.ramp_rounds))
         rate, anchor = training.learning_rate(data.round), state.weights.params
 
@@ -289,16 +251,16 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
             fit, teacher = carry
             gradients = gradient(fit.weights, batch, key, teacher)
             fit = apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
-            decay = ema.annealed_decay(state.steps + batch.step, in_all, options.teacher_rate)
+            decay = ema.annealed_decay(state.steps + batch.step, all_steps, options.teacher_rate)
             return (fit, ema.update(teacher, fit.weights.params, decay)), gradients.metrics
 
         start = training.start(state.weights, state.fine_tune), state.teacher
         trained = local.train(start, one, schedule, train_key)
         (weights, optimizer), teacher = trained.carry
-        state = FedConState(weights, state.optimizer, training.keep(optimizer), teacher, state.steps + schedule.steps)
+        state = FedConServerState(weights, state.optimizer, training.keep(optimizer), teacher, state.steps + schedule.steps)
         return state, {f"server/{name}": value for name, value in trained.metrics.items()}
 
-    def statistics(state: FedConState, data: ServerData) -> FedConState:
+    def statistics(state: FedConServerState, data: ServerData) -> FedConServerState:
         return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
 
     return ServerWork(step, train, statistics, server.pretrain)

@@ -1,26 +1,23 @@
-"""FedLabel: labels at the clients, and pseudo-labels from the surer of two experts, the global and the local model.
+"""FedLabel (Cho et al. 2023): pseudo-labels from the more certain of two experts, the global and the local model.
 
-A client in a round (Algorithm 1), w the model that it received:
+A client in a round (Algorithm 1), w being the model that it received:
 
     w_L <- w, tau steps on labeled batches of b
     w_U <- w, tau' steps on unlabeled batches of b, whose labels are made by w and by the final w_L, both frozen
     upload (w_L - w) + (w_U - w) and r, the number of examples used; the server averages with weights r
 
-Of an unlabeled x, s* is the output of the expert that is surer of it (the larger h: variance or inverse entropy of its
-probabilities), s- the other's, y = argmax s*. x is kept if max s* > beta, and
+Of an unlabeled x, s* is the output of the more certain expert (larger h: variance or inverse entropy of its probabilities), s-
+the output of the other, y = argmax s*. x is accepted if max s* > beta, and
 
-    L = 1/b sum over kept of CE(f(strong(x)), y) + [argmax s- = y] lambda_0 h(s-)/h(s*) KL(s- || f(x))
-
-An example that is not kept counts in b (Eq. 8).
+    L = 1/b sum over accepted of CE(f(strong(x)), y) + [argmax s- = y] lambda_0 h(s-)/h(s*) KL(s- || f(x))    (Eqs. 3-8)
 
 Where the paper is silent, the choices are those of its released code, FLUTE's FedLabels: h and beta are of probabilities; the
-global expert wins a tie; only kept examples pass w_U, in training mode, strong and plain views apart, so that batch norm
-normalizes each by its own statistics and tracks both, one after the other; a batch without a kept example is no step. A sum of
-two changes of batch-norm statistics could leave variances negative: w_L and w_U each count one half there. A client that takes
-no step on unlabeled data has w_U = w, and so half of w_L's. r counts draws, repeats included.
+global expert wins a tie; w_U sees accepted examples alone, in training mode, strong and plain views in two forward passes with
+batch statistics of their own; a batch without an accepted example is no step. Batch-norm statistics are updated by the mean of
+both changes, since a sum could leave variances negative. r counts draws, repeats included.
 
-FLUTE's other choices contradict the paper and are options (see FedLabelOptions). It never resets w_U's gradients within a
-round, so that they add up over its steps; that is a mistake, and not reproduced.
+FLUTE's choices that contradict the paper are options, marked `released`. One is left out as a mistake: it never resets the
+gradients of w_U within a round, so that they add up over steps.
 """
 
 from __future__ import annotations
@@ -37,92 +34,60 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import (
-    Broadcast,
-    Fit,
-    Gradients,
-    Server,
-    ServerState,
-    Task,
-    Trained,
-    Training,
-    Weights,
-    apply_gradients,
-    dropout_key,
-    semi_supervised,
-    substream,
-)
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, semi_supervised
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight, rounds_of
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
 PyTree = Any
-USES = "uses"  # of a step: how often it used each of the client's examples, int32 [n]
+USES = "uses"
+"""The metric of a step that counts its uses of each of the client's examples, int32 [n]."""
 
 
 class FedLabelOptions(Options):
-    """FedLabel's own settings; tau is `client.steps`. `released` says what FLUTE has instead."""
+    """FedLabel's own settings; tau is `client.steps`."""
 
-    confidence: Fraction = Field(default=0.3, description="Beta in [0, 1], which max s* has to exceed.")
-    measure: Literal["variance", "entropy"] = Field(default="variance", description="H, `variance` or (inverse) `entropy`.")
+    confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
+    measure: Literal["variance", "entropy"] = Field(
+        default="variance", description="The measure h of certainty: `variance` or inverse `entropy`."
+    )
     experts: Literal["both", "local", "global"] = Field(
-        default="both",
-        description=(
-            "`both`, or as ablations one alone, `local` or `global`: s* is its output then, and there is no consistency."
-        ),
+        default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
     )
     expert_view: Literal["plain", "weak"] = Field(
-        default="plain",
-        description="What the experts and KL see: the `plain` image, or one random `weak` view per step (`released`).",
+        default="plain", description="View for experts and KL: the `plain` image or a random `weak` view (`released`)."
     )
     augment: Literal["strong", "none"] = Field(
-        default="strong",
-        description="CE's view: `strong`, or `none`: what the experts see (the paper's Figure 7).",
+        default="strong", description="View for the cross-entropy: `strong`, or `none` for the experts' view (Figure 7)."
     )
-    consistency_weight: Weight = Field(
-        default=0.05,
-        description="Lambda_0; 0: no consistency, and no passes of plain views through w_U.",
-    )
+    consistency_weight: Weight = Field(default=0.05, description="Weight lambda_0 of the consistency loss.")
     consistency_target: Literal["other", "local"] = Field(
-        default="other",
-        description="Of KL: the `other` expert's output s-, or always the `local` one's (`released`).",
+        default="other", description="Target of KL: the output of the `other` expert, or of the `local` one (`released`)."
     )
     kl_order: Literal["target_first", "net_first"] = Field(
         default="target_first",
-        description=(
-            "KL(s- || f) (`target_first`, the usual order of a distillation), or KL(f || s-) (`net_first`, as printed)."
-        ),
+        description="KL(s- || f) (`target_first`, as is usual) or KL(f || s-) (`net_first`, as printed).",
     )
     normalize: Literal["batch", "passing"] = Field(
-        default="batch",
-        description=(
-            "CE and consistency are divided by the `batch`, or each by the number of its own `passing` examples: those "
-            "kept, those kept that agree (`released`)."
-        ),
+        default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
     )
-    unlabeled_steps: Positive = Field(default=10, description="Tau'.")
-    unlabeled_rate: Rate = Field(default=1.0, description="W_U's learning rate, as a multiple of w_L's.")
+    unlabeled_steps: Positive = Field(default=10, description="Steps tau' of w_U.")
+    unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U as a multiple of that of w_L.")
     proximity: Weight = Field(default=0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
-    burn_in: Phase = Field(default=0.0, description="W_U is not trained in this many first rounds (`released`: 50).")
+    burn_in: Phase = Field(default=0.0, description="First rounds in which w_U is not trained (`released`: 50).")
     counts: Literal["draws", "distinct", "passing"] = Field(
         default="draws",
-        description=(
-            "R: `draws` of labeled examples and of kept ones; `distinct` such examples; or `passing`, draws of kept "
-            "ones alone, 1 if none (`released`)."
-        ),
+        description="r counts `draws` of used examples, `distinct` examples, or draws of accepted ones alone (`released`).",
     )
     aggregation: Literal["sum", "halves"] = Field(
         default="sum",
-        description=(
-            "`sum` of both changes; or `halves`, 1/2 the uniform mean of w_L + 1/2 the mean of w_U with weights r "
-            "(`released`), for which both models travel."
-        ),
+        description="The `sum` of both changes, or half the mean of w_L plus half the r-weighted mean of w_U (`released`).",
     )
 
     @property
     def consistent(self) -> bool:
-        """Whether there is a consistency term."""
+        """Whether there is a consistency loss."""
         return self.experts == "both" and self.consistency_weight > 0
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
@@ -139,21 +104,15 @@ class Setup(NamedTuple):
     options: FedLabelOptions
 
 
-class ClientState(NamedTuple):
-    """The optimizer states of w_L and w_U; each `()` if not persistent."""
+class FedLabelClientState(NamedTuple):
+    """A client's state: the optimizer states of w_L and w_U, each `()` if not persistent."""
 
     labeled: PyTree
     unlabeled: PyTree
 
 
 class Halves(NamedTuple):
-    """A client's upload for the aggregation by halves, its weight being 1; averaged over clients, the means of all three.
-
-    Attributes:
-        labeled: Weights, w - w_L.
-        unlabeled: Weights, r (w - w_U).
-        used: float32 scalar, r.
-    """
+    """A client's update w - w_L, its update r (w - w_U), and r, float32 scalar: the upload for `aggregation=halves`."""
 
     labeled: Weights
     unlabeled: Weights
@@ -163,14 +122,7 @@ class Halves(NamedTuple):
 def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelOptions = FedLabelOptions()) -> Method:
     """FedLabel, for labels at the clients.
 
-    Args:
-        task: network and views.
-        client: training of w_L, tau = `steps` of batches drawn anew each, or `epochs`; w_U's is the same but for its steps.
-        server: aggregation and statistics.
-        options: FedLabel's own.
-
-    Returns:
-        The method. Its client state is the local optimizers', where `client` is persistent.
+    `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """
     setup = Setup(task, client, server, options)
     work = local.server_work(task, server)
@@ -180,25 +132,24 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     update = partial(client_update, setup)
     method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
 
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedLabelClientState]:
         state, optimizers = method.init(key, spec)
-        return state, ClientState(optimizers, optimizers)
+        return state, FedLabelClientState(optimizers, optimizers)
 
     return method._replace(init=init)
 
 
 def merge(aggregate: Aggregate) -> Aggregate:
-    """The update of averaged Halves: 1/2 (mean_k (w - w_L,k) + sum_k r_k (w - w_U,k) / sum_k r_k), the latter 0 if no r > 0."""
+    """The update of averaged Halves, 1/2 (mean_k (w - w_L,k) + sum_k r_k (w - w_U,k) / sum_k r_k), where 0/0 = 0."""
     labeled, unlabeled, used = aggregate.update
     safe = jnp.where(used > 0, used, 1.0)
     return aggregate._replace(update=jax.tree.map(lambda of_l, of_u: (of_l + of_u / safe) / 2, labeled, unlabeled))
 
 
-# --- a client ----------------------------------------------------------------------------------------------------------
-
-
-def client_update(setup: Setup, shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
-    """One client's round."""
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedLabelClientState, shard: Shard, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it trains w_L, then w_U, and uploads both changes."""
     task, options = setup.task, setup.options
     labeled_key, unlabeled_key = jax.random.split(key)
     labeled = train_labeled(setup, shared, state.labeled, shard, labeled_key)
@@ -213,21 +164,17 @@ def client_update(setup: Setup, shared: Broadcast, _: PyTree, state: ClientState
         update: PyTree = Halves(changes[0], jax.tree.map(lambda x: used * x, changes[1]), used)
         weight = jnp.where(has_data, 1.0, 0.0)
     else:
-        update = together(*changes)
+        of_labels, of_unlabeled = changes
+        params = jax.tree.map(jnp.add, of_labels.params, of_unlabeled.params)
+        update = Weights(params, jax.tree.map(lambda x, y: (x + y) / 2, of_labels.stats, of_unlabeled.stats))
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
     both = Trained((), metrics, labeled.images + unlabeled.images)
-    optimizers = ClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
+    optimizers = FedLabelClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 
 
-def together(labeled: Weights, unlabeled: Weights) -> Weights:
-    """The sum of both changes of parameters, and the mean of those of batch-norm statistics."""
-    params = jax.tree.map(jnp.add, labeled.params, unlabeled.params)
-    return Weights(params, jax.tree.map(lambda x, y: (x + y) / 2, labeled.stats, unlabeled.stats))
-
-
 def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained) -> jax.Array:
-    """r, float32 scalar, from the USES of both trainings."""
+    """The number r of examples that both trainings used, float32 scalar."""
     uses = [trained.metrics[USES].total for trained in (labeled, unlabeled)]
     if options.counts == "passing":
         return jnp.maximum(jnp.sum(uses[1]), 1).astype(jnp.float32)
@@ -237,7 +184,7 @@ def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained)
 
 
 def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Shard, key: jax.Array) -> Trained:
-    """w_L, by cross-entropy of labeled examples."""
+    """The training of w_L, by cross-entropy of labeled examples."""
     task, client, _, _ = setup
     order_key, train_key = jax.random.split(key)
     supervised = local.supervised_gradient(task, shard.labeled)
@@ -256,7 +203,7 @@ def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Sha
 def train_unlabeled(
     setup: Setup, shared: Broadcast, expert: Weights, optimizer: PyTree, shard: Shard, key: jax.Array
 ) -> Trained:
-    """w_U, by the labels of the global model and of the local `expert`, w_L."""
+    """The training of w_U, with labels of the global model and of the local `expert`, w_L."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     schedule = batching.draws(order_key, shard.unlabeled.mask, client.batch_size, options.unlabeled_steps)
@@ -266,7 +213,7 @@ def train_unlabeled(
 
     def step(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
         gradients, taken = gradient(fit.weights, batch, key)
-        return apply_gradients(task, client, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
+        return local.apply_gradients(task, client, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
 
     trained = local.train(client.start(shared.weights, optimizer), step, schedule, train_key)
     return trained._replace(carry=trained.carry._replace(optimizer=client.keep(trained.carry.optimizer)))
@@ -275,35 +222,31 @@ def train_unlabeled(
 def unlabeled_gradient(
     task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights
 ) -> Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array]]:
-    """The gradient of L on a batch, with respect to w_U, and whether there is an example to take a step on.
+    """The gradient of L for w_U on a batch, and whether the batch has an accepted example.
 
-    Args:
-        task: network and views.
-        options: thresholds, weights, and what is divided by what.
-        shard: the client's data; the true labels are for diagnostics alone.
-        anchor: w, the global expert.
-        expert: w_L, the local one.
+    `anchor` is w, the global expert, and `expert` is w_L, the local one.
     """
     distance = {"target_first": losses.kl_divergence, "net_first": losses.reverse_kl}[options.kl_order]
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
         images = shard.unlabeled.take(batch.positions)
         plain = options.expert_view == "plain"
-        view = task.views.plain(images) if plain else task.views.weak(substream(key, "weak"), images)
+        view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
         augmented = task.views.strong(key, images) if options.augment == "strong" else view
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
-        kept = batch.mask & thresholds.passes(decision.confidence, options.confidence, strict=True)
-        agreeing = kept & decision.agreed
+        accepted = batch.mask & thresholds.passes(decision.confidence, options.confidence, strict=True)
+        agreeing = accepted & decision.agreed
         divisor = batch.real if options.normalize == "batch" else None
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array, PyTree]]:
             net = weights._replace(params=params)
-            outputs, stats = task.train_logits(net, augmented, kept, dropout_key(key))
+            outputs, stats = task.train_logits(net, augmented, accepted, local.dropout_key(key))
             ce = losses.cross_entropy(outputs, decision.label)
-            value, kl = losses.masked_mean(ce, kept, divisor), jnp.zeros_like(ce)
+            value, kl = losses.masked_mean(ce, accepted, divisor), jnp.zeros_like(ce)
             if options.consistent:
                 if options.augment == "strong":
-                    outputs, second = task.train_logits(net, view, kept, dropout_key(substream(key, "plain")))
+                    plain_key = local.dropout_key(local.substream(key, "plain"))
+                    outputs, second = task.train_logits(net, view, accepted, plain_key)
                     stats = task.in_turn(weights.stats, stats, second)
                 kl = distance(target, outputs)
                 consistency = losses.masked_mean(decision.ratio * kl, agreeing, divisor)
@@ -314,14 +257,14 @@ def unlabeled_gradient(
             return value, (ce, kl, stats)
 
         grad, (ce, kl, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"unlabeled_loss": mean(ce, kept), **semi_supervised.step_metrics(decision.label, kept, shard, batch)}
+        metrics = {"unlabeled_loss": mean(ce, accepted), **semi_supervised.step_metrics(decision.label, accepted, shard, batch)}
         if options.experts == "both":
-            metrics["local_expert_rate"] = mean(decision.local, kept)
+            metrics["local_expert_rate"] = mean(decision.local, accepted)
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)
         if options.consistent:
             metrics["consistency_loss"] = mean(kl, agreeing)
-        gradients = _counted(Gradients(grad, stats, metrics), batch, kept, len(shard.unlabeled.mask))
-        return gradients, jnp.any(kept)
+        gradients = _counted(Gradients(grad, stats, metrics), batch, accepted, len(shard.unlabeled.mask))
+        return gradients, jnp.any(accepted)
 
     return gradient
 
@@ -329,19 +272,19 @@ def unlabeled_gradient(
 def decide(
     task: Task, options: FedLabelOptions, anchor: Weights, expert: Weights, view: jax.Array, mask: jax.Array
 ) -> tuple[experts.Decision, jax.Array]:
-    """What the experts decide on a view [B, H, W, ch], and KL's target [B, C]; one expert alone agrees with itself."""
+    """The decision of the experts on a view [B, H, W, ch], and the target [B, C] of KL; one expert alone agrees with itself."""
     which = {"both": (anchor, expert), "local": (expert,), "global": (anchor,)}[options.experts]
     logits = [task.eval_logits(weights, view, mask) for weights in which]
     if options.experts == "both":
         decision = experts.decide(logits[0], logits[1], options.measure)
         return decision, decision.other if options.consistency_target == "other" else logits[1]
     label, confidence = pseudo_labels.harden(jax.nn.softmax(logits[0]))
-    local_alone = jnp.full_like(mask, options.experts == "local")
-    alone = experts.Decision(label, confidence, local_alone, jnp.ones_like(mask), jnp.ones_like(confidence), logits[0])
+    is_local = jnp.full_like(mask, options.experts == "local")
+    alone = experts.Decision(label, confidence, is_local, jnp.ones_like(mask), jnp.ones_like(confidence), logits[0])
     return alone, logits[0]
 
 
 def _counted(gradients: Gradients, batch: Batch, used: jax.Array, n: int) -> Gradients:
-    """`gradients` with a metric that counts which of the n examples were `used` bool [B]."""
+    """`gradients` with the metric USES of n examples, of which those of a batch where `used` bool [B] count."""
     uses = jnp.zeros(n, jnp.int32).at[batch.positions].add(used.astype(jnp.int32))
     return gradients._replace(metrics={**gradients.metrics, USES: Sum(uses)})

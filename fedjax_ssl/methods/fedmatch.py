@@ -1,19 +1,12 @@
-"""FedMatch (ICLR 2021): parameters in two parts, one for labels and one for unlabeled data, and clients that help each other.
+"""FedMatch (Jeong et al. 2021): parameters in two parts, for labeled and for unlabeled data, and clients that help each other.
 
-theta = sigma + psi. Labels train sigma; unlabeled data train psi, which is kept sparse and close to sigma. Every tenth round a
-client also receives the psi of the two clients nearest to it, its helpers, whose outputs it follows and with whom it votes on
-labels. Labels at the server: the server trains sigma and averages the clients' psi. Labels at the clients: they train both
-parts in turns, and the server averages both.
+theta = sigma + psi. Labels train sigma; unlabeled data train psi, which is sparse and close to sigma. In some rounds a client
+also receives the psi of the clients nearest to it, its helpers, whose outputs it follows and with whom it votes on labels. With
+labels at the server, the server trains sigma and averages the clients' psi. With labels at the clients, they train both parts
+in alternating updates, and the server averages both.
 
-The defaults are the paper's; where the paper is silent they are its released code's, for labels at the server. Of that code are
-psi_0 = .2 sigma_0 (so theta_0 = 1.2 sigma_0), helper rounds, thresholds and weights. Different from it:
-
-- Batches are shuffled, and an epoch goes through all of a client's data; the code's are fixed and leave out the remainder.
-- The learning rate follows the round alone. The code divides it by 3, for each holder apart, when the loss on labeled
-  validation data stops falling; that is not implemented, and what a split holds out for validation reaches no method here.
-- Bytes: the code reports the share of entries that change by more than a threshold, and downloads all of psi nevertheless. Here
-  what a client receives is exact, and every entry that differs is counted. sigma travels down whole: training moves all of it.
-  An entry costs 8 bytes of a message, so that none are saved where half of psi changes.
+Defaults are the paper's, or those of its released code. Unlike there, batches are shuffled and an epoch goes through all data
+of a client, the learning rate depends on the round alone, and the bytes of changed entries are counted exactly.
 """
 
 from __future__ import annotations
@@ -29,19 +22,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import (
-    Fit,
-    Gradients,
-    Server,
-    ServerState,
-    ServerWork,
-    Task,
-    Trained,
-    Training,
-    Weights,
-    apply_gradients,
-    dropout_key,
-)
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import requirements, server_step, with_statistics
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -56,37 +37,19 @@ Carry = tuple[Weights, tuple[PyTree, ...]]
 
 
 class FedMatchOptions(Options):
-    """FedMatch's own settings; weights and thresholds have its code's names."""
+    """FedMatch's own settings; weights and thresholds have the names of its code."""
 
-    confidence: Fraction = Field(
-        default=0.85,
-        description=(
-            "The smallest probability of a confident prediction (.75 in the released code, .95 in FedSiam's comparison)."
-        ),
-    )
-    helpers: Positive = Field(default=2, description="H, helpers per client.")
+    confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
+    helpers: Positive = Field(default=2, description="Helpers H per client.")
     helper_period: Positive = Field(default=10, description="Every so many rounds there are helpers.")
-    unlabeled_batch_size: Count = Field(
-        default=0,
-        description=(
-            "Unlabeled examples per step; 0: `client.batch_size`, which with labels at the clients counts the labeled "
-            "ones. In the released code all of a client's are then shared out over an epoch's steps: 102 of 510 to "
-            "each of 5."
-        ),
-    )
+    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
     lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
     lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")
-    lambda_a: Weight = Field(default=0.01, description="Weight of the agreement's labels.")
-    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1 (1e-4 with labels at the clients).")
+    lambda_a: Weight = Field(default=0.01, description="Weight of the cross-entropy of voted labels.")
+    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1.")
     lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
-    l1_thres: Weight = Field(
-        default=1e-5,
-        description="Entries of psi up to this size are 0 in evaluation (5e-6 with labels at the clients).",
-    )
-    delta_thres: Weight = Field(
-        default=1e-5,
-        description="Entries that change by no more are not uploaded (5e-5 with labels at the clients).",
-    )
+    l1_thres: Weight = Field(default=1e-5, description="Entries of psi up to this size are 0 in evaluation.")
+    delta_thres: Weight = Field(default=1e-5, description="Entries that change by no more than this are not uploaded.")
 
 
 class Setup(NamedTuple):
@@ -96,21 +59,11 @@ class Setup(NamedTuple):
     client: Training
     server: Server
     options: FedMatchOptions
-
-    @property
-    def labeled_clients(self) -> bool:
-        """Whether clients have labels, and so train and send both parts."""
-        return "clients" in self.task.labels_at
+    labeled_clients: bool  # whether clients have labels, and so train and send both parts
 
 
-class Broadcast(NamedTuple):
-    """What goes down to every client.
-
-    Attributes:
-        weights: the global model; its params are Parts.
-        learning_rate: float32 scalar, this round's.
-        helping: bool scalar, whether this is a round with helpers.
-    """
+class FedMatchBroadcast(NamedTuple):
+    """The global model, whose params are Parts, the learning rate, and whether this is a round with helpers."""
 
     weights: Weights
     learning_rate: jax.Array
@@ -118,25 +71,16 @@ class Broadcast(NamedTuple):
 
 
 class Helpers(NamedTuple):
-    """A client's helpers; with leading axis M, those of a cohort.
-
-    Attributes:
-        psi: psi with leading axis H; zeros in rounds without helpers.
-        available: bool [H], which of them there are.
-    """
+    """The psi of a client's H helpers, zeros in rounds without them, and which of them exist, bool [H]."""
 
     psi: PyTree
     available: jax.Array
 
 
-class ClientState(NamedTuple):
-    """What is kept of a client's last participation, by the server but for the optimizer's state.
+class FedMatchClientState(NamedTuple):
+    """Whether a client has taken part, the embedding [C] and the psi of its last upload, and the optimizer states of its parts.
 
-    Attributes:
-        seen: bool, whether it has taken part. If not, the next two mean nothing.
-        embedding: float32 [C], its uploaded model's output on `agreement.embedding_image`.
-        psi: as it uploaded it.
-        optimizer: optimizer states of the parts that it trains, as a tuple; each `()` if not persistent.
+    The embedding is the model's output on `agreement.embedding_image`. Optimizer states are `()` if not persistent.
     """
 
     seen: jax.Array
@@ -146,21 +90,8 @@ class ClientState(NamedTuple):
 
 
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
-    """FedMatch, for labels at the server and for labels at the clients: `task.labels_at` says where they are.
-
-    Labels at the server, a round: clients train psi, the server averages it and trains sigma; `server.pretrain` trainings of
-    sigma precede round 1. A round of the released code begins with the server's training: with one of them, the same cycle.
-
-    Args:
-        task: network and views. Confidence, consistency and helpers see plain views.
-        client: local training, of batches of unlabeled examples, or of labeled ones if the labels are at the clients.
-        server: aggregation of what the clients train, the server's training of sigma, and statistics.
-        options: weights, thresholds and helpers.
-
-    Returns:
-        The method. Its broadcast reads the states of all clients, so that they stay on the device.
-    """
-    setup = Setup(task, client, server, options)
+    """FedMatch, for labels at the server or at the clients. Its broadcast reads the states of all clients."""
+    setup = Setup(task, client, server, options, "clients" in task.labels_at)
     work = server_work(setup)
     return Method(
         init=partial(init, setup),
@@ -173,64 +104,51 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
     )
 
 
-def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedMatchClientState]:
     """A fresh server, and K clients that have not taken part."""
-    task, client, server, _ = setup
+    task, client, server, *_ = setup
     params, stats = task.init(key, spec.image_shape)
-    parts = decomposed.split(params)
-    k = spec.num_clients
-    trained = parts if setup.labeled_clients else parts[1:]  # by clients
+    parts, k = decomposed.split(params), spec.num_clients
     optimizer = server.optimizer.init(parts if setup.labeled_clients else parts.psi)
     fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
-    clients = ClientState(
+    clients = FedMatchClientState(
         seen=jnp.zeros(k, bool),
         embedding=jnp.zeros((k, task.num_classes)),
         psi=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi),
-        optimizer=tuple(client.init_clients(part, k) for part in trained),
+        optimizer=tuple(client.init_clients(part, k) for part in (parts if setup.labeled_clients else parts[1:])),
     )
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
 
 def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
-    """The network that is tested: sigma + sparse(psi)."""
+    """The evaluated network: sigma + sparse(psi)."""
     sigma, psi = weights.params
     return weights._replace(params=decomposed.add(sigma, decomposed.sparse(psi, options.l1_thres)))
 
 
-# --- the server --------------------------------------------------------------------------------------------------------
-
-
 def server_work(setup: Setup) -> ServerWork:
     """The server's work: it averages what the clients trained, trains sigma where it has labels, and collects statistics."""
-    task, _, server, options = setup
+    task, _, server, options, _ = setup
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
-        if setup.labeled_clients:
-            weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
-            return state._replace(weights=weights, optimizer=optimizer)
-        sigma, psi = state.weights.params
-        trained = state.weights._replace(params=psi)
-        (psi, stats), optimizer = server_step(server, trained, state.optimizer, aggregate)
-        return state._replace(weights=Weights(Parts(sigma, psi), stats), optimizer=optimizer)
+        parts, stats = state.weights
+        trained = parts if setup.labeled_clients else parts.psi
+        (trained, stats), optimizer = server_step(server, Weights(trained, stats), state.optimizer, aggregate)
+        parts = trained if setup.labeled_clients else parts._replace(psi=trained)
+        return state._replace(weights=Weights(parts, stats), optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        """One training of sigma on the server's labels, if it has any; psi stays."""
         if "server" not in task.labels_at:
             return state, {}
         order_key, train_key = jax.random.split(key)
-        training, (sigma, psi) = server.fine_tune, state.weights.params
-        gradient = labeled_gradient(setup, data.labeled)
-        rate, anchor = training.learning_rate(data.round), sigma
-
-        def one(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
-            weights = fit.weights._replace(params=Parts(fit.weights.params, psi))
-            gradients, taken = gradient(weights, batch, key)
-            return apply_gradients(task, training, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
-
-        start = training.start(state.weights._replace(params=sigma), state.fine_tune)
-        trained = local.train(start, one, training.schedule(order_key, data.labeled.mask), train_key)
-        (sigma, stats), optimizer = trained.carry
-        state = state._replace(weights=Weights(Parts(sigma, psi), stats), fine_tune=training.keep(optimizer))
+        training, sigma = server.fine_tune, state.weights.params.sigma
+        gradient, rate = labeled_gradient(setup, data.labeled), training.learning_rate(data.round)
+        step = step_of_part(task, training, gradient, 0, rate, sigma)
+        _, optimizer = training.start(Weights(sigma, state.weights.stats), state.fine_tune)
+        schedule = training.schedule(order_key, data.labeled.mask)
+        trained = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
+        weights, (optimizer, _) = trained.carry
+        state = state._replace(weights=weights, fine_tune=training.keep(optimizer))
         return state, {"server/loss": trained.metrics["loss"]}
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
@@ -240,47 +158,40 @@ def server_work(setup: Setup) -> ServerWork:
     return ServerWork(step, train, statistics, server.pretrain)
 
 
-def broadcast(setup: Setup, state: ServerState, clients: ClientState, cohort: Cohort) -> tuple[Broadcast, Helpers]:
-    """The global model, and to each client its helpers: none in most rounds, and never any to a client that is new."""
+def broadcast(
+    setup: Setup, state: ServerState, clients: FedMatchClientState, cohort: Cohort
+) -> tuple[FedMatchBroadcast, Helpers]:
+    """The global model, and the helpers of each client; only rounds with helpers have any, and new clients never do."""
     helping = (cohort.round + 1) % setup.options.helper_period == 0
     ids, found = agreement.nearest(clients.embedding, clients.seen, cohort.ids, setup.options.helpers)
 
-    def gather() -> PyTree:
-        return jax.tree.map(lambda x: x[ids], clients.psi)
-
-    def nothing() -> PyTree:
-        return jax.tree.map(lambda x: jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype), clients.psi)
-
-    psi = jax.lax.cond(helping, gather, nothing)
-    return Broadcast(state.weights, setup.client.learning_rate(cohort.round), helping), Helpers(psi, found & helping)
-
-
-# --- a client ----------------------------------------------------------------------------------------------------------
+    psi = jax.lax.cond(
+        helping,
+        lambda: jax.tree.map(lambda x: x[ids], clients.psi),
+        lambda: jax.tree.map(lambda x: jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype), clients.psi),
+    )
+    return FedMatchBroadcast(state.weights, setup.client.learning_rate(cohort.round), helping), Helpers(psi, found & helping)
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, helpers: Helpers, old: ClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
-    """One client's round: trains psi, or both parts where clients have labels, and uploads the entries that changed.
-
-    The average is uniform over the clients that have data to train on.
-    """
-    task, options = setup.task, setup.options
+    """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
+    task, _, _, options, labeled_clients = setup
     trained = train(setup, shared, helpers, old.optimizer, shard, key)
     ((new_sigma, new_psi), stats), optimizers = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
-    sent = [of_sigma, of_psi] if setup.labeled_clients else [of_psi]
+    sent = [of_sigma, of_psi] if labeled_clients else [of_psi]
     uploaded = Weights(Parts(of_sigma.value, of_psi.value), stats)
     update = task.update(shared.weights, uploaded)
-    if not setup.labeled_clients:
-        update = update._replace(params=update.params.psi)
+    update = update if labeled_clients else update._replace(params=update.params.psi)
     model = uploaded._replace(params=decomposed.add(*uploaded.params))
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     took_part = trained.images > 0
-    new = ClientState(jnp.array(True), embedding, of_psi.value, optimizers)
+    new = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers)
     size = num_bytes(psi) // 4
     entries = jnp.stack([message.entries for message in sent])
     metrics = {
@@ -293,12 +204,8 @@ def client_update(
     return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
 
 
-def bytes_down(shared: Broadcast, helpers: Helpers, old: ClientState) -> jax.Array:
-    """Bytes that a client receives, int32 scalar.
-
-    sigma and the statistics whole; of psi what differs from the client's own copy, its last upload; of each helper's psi what
-    differs from psi.
-    """
+def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
+    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ."""
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
     of_psi = jnp.where(old.seen, decomposed.differing(psi, old.psi), size)
@@ -312,14 +219,11 @@ def bytes_down(shared: Broadcast, helpers: Helpers, old: ClientState) -> jax.Arr
 
 
 PartGradient = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
-"""(weights whose params are Parts, batch, key) -> (gradients for one of them, bool: whether to take the step; None: yes)."""
+"""(weights whose params are Parts, batch, key) -> (gradients of one part, bool: whether the step is taken; None: always)."""
 
 
 def labeled_gradient(setup: Setup, examples: Examples) -> PartGradient:
-    """The gradient for sigma of lambda_s CE(y, f(x)), at Parts. A batch without examples leaves sigma as it is.
-
-    The metric `loss` is the cross-entropy, without the weight.
-    """
+    """The gradient for sigma of lambda_s CE(y, f(x)), with the unweighted metric `loss`. An empty batch is no step."""
     of_theta = local.supervised_gradient(setup.task, examples)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
@@ -330,44 +234,37 @@ def labeled_gradient(setup: Setup, examples: Examples) -> PartGradient:
     return gradient
 
 
-def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard: Shard) -> PartGradient:
-    """The gradient for psi, at Parts, of the loss of a batch of unlabeled examples.
+def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, shard: Shard) -> PartGradient:
+    """The gradient for psi of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
             + lambda_l1 ||psi||_1 + lambda_l2 ||sigma - psi||_2^2
 
-    Means are over the batch's confident examples: max f(u) >= confidence on the plain view u. Helper h is the sigma of the
-    broadcast plus h's psi, outside of training and without gradient; y is what client and helpers agree on. The first term, and
-    its cost, are there in rounds with helpers alone, the last two always. Tracked statistics are the plain views'. In metrics
-    the two means are without their weights.
+    Means are over the batch's confident examples, max f(u) >= confidence on the plain view u. f_h is helper h's model, the
+    broadcast sigma plus its psi, in evaluation mode and without gradient; without helpers there is no first term. y is the vote
+    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means.
     """
     task, options = setup.task, setup.options
 
-    def helper_logits(views: jax.Array, mask: jax.Array) -> jax.Array:
-        def one(psi: PyTree) -> jax.Array:
-            weights = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
-            return task.eval_logits(weights, views, mask)
-
-        return jax.lax.map(one, helpers.psi)
-
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, None]:
         (sigma, psi), stats = weights
-        theta = decomposed.add(sigma, psi)
         images = shard.unlabeled.take(batch.positions)
         plain, strong = task.views.plain(images), task.views.strong(key, images)
 
         def forward(theta: PyTree, views: jax.Array) -> tuple[jax.Array, PyTree]:
-            return task.train_logits(Weights(theta, stats), views, batch.mask, dropout_key(key))
+            return task.train_logits(Weights(theta, stats), views, batch.mask, local.dropout_key(key))
 
+        theta = decomposed.add(sigma, psi)
         logits, pullback, batch_stats = jax.vjp(lambda theta: forward(theta, plain), theta, has_aux=True)
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         confident = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
 
-        def alone() -> tuple[PyTree, jax.Array, jax.Array]:
-            return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label
-
         def helped() -> tuple[PyTree, jax.Array, jax.Array]:
-            outputs = helper_logits(plain, batch.mask)
+            def outputs_of(psi: PyTree) -> jax.Array:
+                helper = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
+                return task.eval_logits(helper, plain, batch.mask)
+
+            outputs = jax.lax.map(outputs_of, helpers.psi)
 
             def consistency(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
                 divergence = agreement.divergence(logits, outputs, helpers.available)
@@ -376,7 +273,11 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             cotangent, divergence = jax.grad(consistency, has_aux=True)(logits)
             return *pullback(cotangent), divergence, agreement.label(logits, outputs, helpers.available)
 
-        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
+        grad_i, divergence, label = jax.lax.cond(
+            shared.helping,
+            helped,
+            lambda: (jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label),
+        )
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
@@ -387,8 +288,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
         metrics = {
             "unlabeled_loss" if setup.labeled_clients else "loss": mean(ce, confident),
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
-            "mask_rate": mean(confident, batch.mask),
-            **pseudo_labels.diagnostics(label, shard.true_labels[batch.positions], confident, batch.mask),
+            **local.semi_supervised.step_metrics(label, confident, shard, batch),
         }
         return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics), None
 
@@ -396,51 +296,50 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
 
 def train(
-    setup: Setup, shared: Broadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
+    setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
 ) -> Trained:
-    """A client's training; the result's carry is (weights whose params are Parts, the optimizer states to keep).
+    """A client's training, whose carry is (weights with Parts as params, optimizer states of the trained parts).
 
-    Where clients have labels, in every step sigma on a batch of labeled examples and then psi on one of unlabeled ones; the
-    labeled ones count the steps (`batching.paired`). Else psi alone.
+    Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
     """
     order_key, train_key = jax.random.split(key)
-    task, client, _, options = setup
-    (_, psi), stats = shared.weights
-    of_psi = unlabeled_gradient(setup, shared, helpers, shard)
+    task, client, _, options, _ = setup
+    ((sigma, psi), stats), rate = shared.weights, shared.learning_rate
     size = options.unlabeled_batch_size or client.batch_size
-    rate, anchors = shared.learning_rate, shared.weights.params
+    of_psi = step_of_part(task, client, unlabeled_gradient(setup, shared, helpers, shard), 1, rate, psi)
+    parts = (sigma, psi) if setup.labeled_clients else (psi,)
+    states = [client.start(Weights(part, stats), state).optimizer for part, state in zip(parts, optimizers, strict=True)]
+    if not setup.labeled_clients:
+        schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
+        trained = local.train((shared.weights, ((), *states)), of_psi, schedule, train_key)
+        weights, (_, state) = trained.carry
+        return trained._replace(carry=(weights, (client.keep(state),)))
+    of_sigma = step_of_part(task, client, labeled_gradient(setup, shard.labeled), 0, rate, sigma)
 
-    def update(gradient: PartGradient, index: int, carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
-        """The step of one of the parts, sigma or psi, on its batch."""
+    def of_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
+        first, second = jax.random.split(key)
+        carry, labeled_metrics = of_sigma(carry, pair.labeled, first)
+        carry, metrics = of_psi(carry, pair.unlabeled, second)
+        return carry, {**labeled_metrics, **metrics}
+
+    pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
+    trained = local.train((shared.weights, tuple(states)), of_both, pairs, train_key)
+    weights, states = trained.carry
+    return trained._replace(carry=(weights, tuple(map(client.keep, states))))
+
+
+def step_of_part(
+    task: Task, training: Training, gradient: PartGradient, index: int, rate: jax.Array, anchor: PyTree
+) -> Callable[[Carry, Batch, jax.Array], tuple[Carry, Metrics]]:
+    """The local step of one part, sigma (index 0) or psi (index 1); `anchor` is what FedProx's term pulls it towards."""
+
+    def step(carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
         (parts, stats), states = carry
         gradients, taken = gradient(Weights(parts, stats), batch, key)
         fit = Fit(Weights(parts[index], stats), states[index])
-        fit = apply_gradients(task, client, fit, gradients, rate, anchor=anchors[index], where=taken)
-        (part, stats), state = fit
+        (part, stats), state = local.apply_gradients(task, training, fit, gradients, rate, anchor=anchor, where=taken)
         parts = Parts(*(part if i == index else other for i, other in enumerate(parts)))
         states = tuple(state if i == index else other for i, other in enumerate(states))
         return (Weights(parts, stats), states), gradients.metrics
 
-    def on_unlabeled(carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
-        return update(of_psi, 1, carry, batch, key)
-
-    def on_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
-        first, second = jax.random.split(key)
-        carry, of_sigma = update(labeled_gradient(setup, shard.labeled), 0, carry, pair.labeled, first)
-        carry, metrics = update(of_psi, 1, carry, pair.unlabeled, second)
-        return carry, {**of_sigma, **metrics}
-
-    def begin(part: PyTree, state: PyTree) -> PyTree:
-        return client.start(Weights(part, stats), state).optimizer
-
-    if setup.labeled_clients:
-        start = (shared.weights, tuple(map(begin, anchors, optimizers)))
-        pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
-        trained = local.train(start, on_both, pairs, train_key)
-        weights, states = trained.carry
-    else:
-        start = (shared.weights, ((), begin(psi, *optimizers)))
-        schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
-        trained = local.train(start, on_unlabeled, schedule, train_key)
-        weights, (_, *states) = trained.carry
-    return trained._replace(carry=(weights, tuple(map(client.keep, states))))
+    return step

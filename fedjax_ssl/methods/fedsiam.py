@@ -1,20 +1,19 @@
-"""FedSiam (Pi, MT and D): siamese networks whose outputs on two views of an image should agree.
+"""FedSiam (Long et al. 2020), in its forms Pi and MT: siamese networks whose outputs on two views of an image should agree.
 
-Every client trains an online network theta_s by SGD on L + beta_k J: L is the cross-entropy of its labeled examples, J how far
-the online network's outputs are from those of a target network theta_t, a moving average of theta_s. With labels at the server
-the clients have J alone, and the server trains on L after it has averaged (Eqs. 7, 8).
+Every client trains an online network theta_s by SGD on L + beta_k J (Eq. 7). L is the cross-entropy of its labeled examples, J
+the distance between the outputs of the online network and of a target network theta_t, a moving average of theta_s. With labels
+at the server the clients minimize J alone, and the server trains on L after it has averaged (Eq. 8).
 
-- Pi: one network. The target is the online network's own second pass (alpha = 0).
-- MT (mean teacher): both networks travel, and both are averaged.
-- D (`fedsiam_d.py`): Pi for `pi_rounds` rounds, then MT whose clients upload layers that are far from the target's alone.
+- Pi: one network. The target is the second forward pass of the online network (alpha = 0).
+- MT (mean teacher): both networks are sent and averaged.
+- D (`fedsiam_d.py`): Pi in the first rounds, then MT whose clients upload only the layers that are far from the target's.
 
-Where the paper is silent: alpha ramps with m, a client's SGD steps over all rounds, and beta_k with n, its local epochs (the
-released code's), both with the one under way. The target passes in training mode with a view and dropout of its own, and tracks
-batch-norm statistics of its own (the code's); while alpha = 0 they are the online network's. With labels at the server all
-follows the paper, as the code's clients do not use their data there; m then counts the server's own steps, from round 1 on.
+Where the paper is silent: alpha depends on m, a client's SGD steps over all rounds, and beta_k on n, its local epochs, both
+including the current one. The target is in training mode, with a view, dropout and batch-norm statistics of its own (the online
+network's while alpha = 0). With labels at the server, m counts the server's steps from round 1 on.
 
-Where the released code differs and no option follows it: it averages clients uniformly (here by size, Eq. 2), draws one order
-of batches a round for all epochs, and keeps the model that does best on the test set (here the last).
+No option follows the released code where it averages clients uniformly (here by size, Eq. 2), draws one order of batches for
+all epochs of a round, and returns the model that is best on the test set (here the last one).
 """
 
 from __future__ import annotations
@@ -30,20 +29,7 @@ from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import (
-    Fit,
-    Gradients,
-    Server,
-    ServerState,
-    ServerWork,
-    Task,
-    Trained,
-    Training,
-    Weights,
-    apply_gradients,
-    dropout_key,
-    networks,
-)
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import requirements, with_statistics
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
@@ -52,48 +38,41 @@ from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses
 
 PyTree = Any
-RAMP_EPOCHS = 10  # phi_l (Table 4)
+RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
 
 
 class FedSiamPiOptions(Options):
-    """Settings of all three."""
+    """Settings of Pi, MT and D."""
 
-    consistency: Literal["mse", "kl"] = Field(default="mse", description="J, `mse` (Eq. 4) or `kl` (Eq. 5).")
-    consistency_weight: Weight = Field(default=1.0, description="A factor of beta_k J; 0: no siamese network.")
+    consistency: Literal["mse", "kl"] = Field(default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5).")
+    consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
     normalization: Literal["paper", "released"] = Field(
         default="paper",
         description=(
-            "`paper`: the squared error is summed over classes, L is the mean over a batch's labeled examples; "
-            "`released`: both are smaller, by the number of classes, and divided by all of the batch's examples; and "
-            "the epochs that beta_k and alpha ramp up with are one participation ahead, so that both start well up."
+            "`released` takes the mean of the squared error over classes, divides L by all examples of a batch, and counts "
+            "epochs for beta_k and alpha one participation ahead."
         ),
     )
     labeled_repeats: Positive = Field(
-        default=1,
-        description="How often an epoch goes through the labeled examples (`released`: 3 or 2).",
+        default=1, description="How often an epoch goes through the labeled examples (`released`: 3 or 2)."
     )
 
 
 class FedSiamMTOptions(FedSiamPiOptions):
-    """Settings of MT and D, besides those of all three."""
+    """Settings of MT and D, besides those of Pi."""
 
     alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.999,
-        description="The largest decay of the target network, in (0, 1).",
+        default=0.999, description="The largest decay alpha of the target network."
     )
     alpha_counts: Literal["steps", "epochs"] = Field(
-        default="steps",
-        description="What a client's alpha ramps up with: its local `steps`, or its local `epochs` (`released`).",
+        default="steps", description="A client's alpha rises with its local `steps` or its local `epochs` (`released`)."
     )
 
 
-class Broadcast(NamedTuple):
-    """What goes down to every client.
+class FedSiamBroadcast(NamedTuple):
+    """The global network or pair of networks, the learning rate, and the largest alpha of the round.
 
-    Attributes:
-        weights: the global network (Pi), or the pair of networks.
-        learning_rate: float32 scalar, this round's.
-        alpha_max: float32 scalar, the largest alpha of this round; 0: the target is the online network, and one travels.
+    Where alpha is 0 the target is the online network, and only one is sent.
     """
 
     weights: Weights
@@ -101,8 +80,8 @@ class Broadcast(NamedTuple):
     alpha_max: jax.Array
 
 
-class ClientState(NamedTuple):
-    """What a client keeps: its SGD steps and its epochs over all rounds, int32 scalars, and its optimizer's state."""
+class FedSiamClientState(NamedTuple):
+    """A client's SGD steps and epochs over all rounds, int32 scalars, and its optimizer state, `()` if not persistent."""
 
     steps: jax.Array
     epochs: jax.Array
@@ -114,34 +93,14 @@ AlphaMax = Callable[[jax.Array], jax.Array]
 
 
 def fedsiam_pi(*, task: Task, client: Training, server: Server, options: FedSiamPiOptions = FedSiamPiOptions()) -> Method:
-    """FedSiam-Pi: one network, whose second pass over a view of its own is the target (alpha = 0).
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: aggregation by data size (Eq. 2), training on labels at the server (Eq. 8), statistics.
-        options: losses.
-
-    Returns:
-        The method, for labels at the server and at the clients. Its client state counts local steps and epochs, and has the
-        local optimizer's state where `client` is persistent.
-    """
+    """FedSiam-Pi: one network, whose second forward pass on another view is the target (alpha = 0)."""
     return method_of(task, client, server, options, lambda _: jnp.zeros(()))
 
 
 def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiamMTOptions = FedSiamMTOptions()) -> Method:
-    """FedSiam-MT: the target is a mean teacher (Eqs. 3, 9), which travels and is averaged beside the online network.
+    """FedSiam-MT: the target is a mean teacher (Eqs. 3, 9), which is sent and averaged as the online network is.
 
-    The target is evaluated, and the online network's accuracy is logged besides (`eval/accuracy_online`).
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: as in `fedsiam_pi`.
-        options: losses, and the target's decay.
-
-    Returns:
-        The method, as of `fedsiam_pi`.
+    The target is evaluated; the accuracy of the online network is logged as `eval/accuracy_online`.
     """
     return method_of(task, client, server, options, lambda _: jnp.float32(options.alpha_max))
 
@@ -154,24 +113,26 @@ def method_of(
     alpha_max: AlphaMax,
     finish: Callable[[ClientOutput, Networks, jax.Array], ClientOutput] = lambda output, *_: output,
 ) -> Method:
-    """A method of one network, or of two.
+    """FedSiam with one network or two, by the class of `options`.
 
-    `finish` makes what a client returns of `train_client`'s results and of whether both networks travel, a bool scalar.
+    `finish` changes what a client returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
     paired = isinstance(options, FedSiamMTOptions)
 
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         one = task.init(key, spec.image_shape)
         weights = networks.join(one, one) if paired else one
         fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
         state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
-        none = jnp.zeros(spec.num_clients, jnp.int32)
-        return state, ClientState(none, none, client.init_clients(one.params, spec.num_clients))
+        zeros = jnp.zeros(spec.num_clients, jnp.int32)
+        return state, FedSiamClientState(zeros, zeros, client.init_clients(one.params, spec.num_clients))
 
-    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
-        return Broadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSiamBroadcast, PyTree]:
+        return FedSiamBroadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
 
-    def client_update(shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(
+        shared: FedSiamBroadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array
+    ) -> ClientOutput:
         return finish(*train_client(task, client, options, shared, state, shard, key), shared.alpha_max > 0)
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
@@ -190,9 +151,15 @@ def method_of(
 
 
 def train_client(
-    task: Task, client: Training, options: FedSiamPiOptions, shared: Broadcast, state: ClientState, shard: Shard, key: jax.Array
+    task: Task,
+    client: Training,
+    options: FedSiamPiOptions,
+    shared: FedSiamBroadcast,
+    state: FedSiamClientState,
+    shard: Shard,
+    key: jax.Array,
 ) -> tuple[ClientOutput, Networks]:
-    """A client's local training: what it returns, and the two networks that it ends with."""
+    """A client's local training: what the client returns, and its two trained networks."""
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats)
@@ -203,31 +170,24 @@ def train_client(
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
-    trained = train_pair(
-        task,
-        client,
-        client_gradient(task, options, examples, epochs),
-        Fit(shared.weights, state.optimizer),
-        schedule,
-        alpha,
-        learning_rate=shared.learning_rate,
-        key=train_key,
-    )
+    gradient, start = client_gradient(task, options, examples, epochs), Fit(shared.weights, state.optimizer)
+    rate = shared.learning_rate
+    trained = train_pair(task, client, gradient, start, schedule, alpha, learning_rate=rate, key=train_key)
     weights, optimizer = trained.carry
     update = task.update(shared.weights, weights)
     one = networks.networks(shared.weights).target
-    both_travel = shared.alpha_max > 0
+    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(one))
     metrics = {
         **local.client_metrics(trained, down=shared.weights, up=update),
-        "comm/bytes_down": Sum(jnp.where(both_travel, num_bytes(shared.weights), num_bytes(one)).astype(jnp.int32)),
+        "comm/bytes_down": Sum(received.astype(jnp.int32)),
     }
-    state = ClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
+    state = FedSiamClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     return ClientOutput(update, weight, state, metrics), networks.networks(weights)
 
 
 PairGradient = Callable[[Weights, Batch, jax.Array, Weights], tuple[Gradients, PyTree]]
-"""(online network, batch, key, target network) -> (its gradients, norm statistics of the target's own batch or `()`)."""
+"""(online network, batch, key, target network) -> (gradients of the online network, batch statistics of the target or `()`)."""
 
 
 def train_pair(
@@ -241,20 +201,9 @@ def train_pair(
     learning_rate: jax.Array,
     key: jax.Array,
 ) -> Trained:
-    """Trains the online network; of a pair, the target follows it after every step.
+    """Trains the online network of `fit`, whose weights are one network or a pair; a target follows after every step.
 
-    Args:
-        task: the network.
-        training: of the online network.
-        gradient: of the online network.
-        fit: weights of one network or of a pair, and the optimizer state that was kept.
-        schedule: the batches.
-        alpha: a step's batch -> the target's decay after that step.
-        learning_rate: float32 scalar.
-        key: PRNG key.
-
-    Returns:
-        Trained, its carry like `fit`.
+    `alpha` gives the target's decay after the step on a batch. The carry of the result is like `fit`.
     """
     online, target = networks.networks(fit.weights)
     paired, anchor = networks.is_pair(fit.weights), online.params
@@ -262,7 +211,7 @@ def train_pair(
     def step(carry: tuple[Fit, Any], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, Any], Metrics]:
         one, target = carry
         gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
-        one = apply_gradients(task, training, one, gradients, learning_rate, anchor=anchor)
+        one = local.apply_gradients(task, training, one, gradients, learning_rate, anchor=anchor)
         if paired:
             target = networks.follow(task, target, one.weights, target_stats, alpha(batch))
         return (one, target), gradients.metrics
@@ -275,15 +224,10 @@ def train_pair(
 
 
 def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> PairGradient:
-    """The gradient of L + beta_k J on a batch (Eq. 7), with respect to the online network.
+    """The gradient of L + beta_k J for the online network on a batch (Eq. 7).
 
-    Args:
-        task: network and views.
-        options: losses.
-        examples: the client's.
-        epochs: int32 scalar, the client's local epochs before this training.
-
-    Where J has no weight the target has no pass: batch-norm statistics of its own would be the online network's.
+    `epochs` int32 scalar are the client's local epochs before this training. If J has no weight, there is no forward pass of
+    the target, whose statistics are then those of the online network.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
     released = options.normalization == "released"
@@ -297,7 +241,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
         def logits(network: Weights, key: jax.Array) -> tuple[jax.Array, PyTree]:
             views, unlabeled_views = task.views.labeled(key, images), task.views.weak(key, images)
             views = jnp.where(labeled.reshape(-1, *[1] * (views.ndim - 1)), views, unlabeled_views)
-            return task.train_logits(network, views, batch.mask, dropout_key(key))
+            return task.train_logits(network, views, batch.mask, local.dropout_key(key))
 
         online_key, target_key = jax.random.split(key)
         if siamese:
@@ -322,10 +266,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
 
 
 def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
-    """The server's work: the average (Eq. 2), its training on labels, if it has any, statistics of every network.
-
-    The target takes a step after each of the online network's (Eqs. 8, 9).
-    """
+    """The server's work: the average (Eq. 2), training where it has labels (Eqs. 8, 9), and statistics of every network."""
     usual = local.server_work(task, server)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
@@ -338,16 +279,11 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
         def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights) -> tuple[Gradients, PyTree]:
             return on_labels(online, batch, key), ()
 
-        trained = train_pair(
-            task,
-            training,
-            gradient,
-            Fit(state.weights, state.fine_tune),
-            schedule,
-            lambda batch: ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1)),
-            learning_rate=training.learning_rate(data.round),
-            key=train_key,
-        )
+        def alpha(batch: Batch) -> jax.Array:
+            return ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1))
+
+        start, rate = Fit(state.weights, state.fine_tune), training.learning_rate(data.round)
+        trained = train_pair(task, training, gradient, start, schedule, alpha, learning_rate=rate, key=train_key)
         weights, optimizer = trained.carry
         return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
 

@@ -1,29 +1,25 @@
 """FedTriNet (Che et al. 2021): permanent pseudo-labels by three networks, under a threshold that falls.
 
-First phase: FedAvg on labels. Second phase: each client drawn joins the global model's first blocks to the rest of the network
-that it last trained, fine-tunes that rest on its labels, and adds up the softmax outputs of three networks: its last one, the
-joined one and the global one. An example whose largest sum passes the threshold has its label from then on. Training starts
-from the joined network, and the whole network is uploaded.
+In the first phase it is FedAvg on labels. In the second phase each client of a round joins the first blocks of the global model
+to the other layers of the network that it trained last, fine-tunes these layers on its labels, and adds up the softmax outputs
+of three networks: its last one, the joined one and the global one. An example whose largest sum passes the threshold has its
+label from then on. Training starts from the joined network, and the whole network is uploaded. The average is uniform.
 
-All settings are the released code's, which alone is at hand for them. Clients are averaged alike whatever their data. Averaging
-first blocks apart gives those of the averaged networks, so the global model alone travels; what the server keeps of each client
-is the client's state here, a network each. Different from the code:
+The settings are those of the released code. Different from it:
 
-- All three networks make pseudo-labels, outside of training, on plain images. The code drops one by default, under a threshold
-  made for three, and its networks are in training mode at batch size 1.
-- The first blocks are the same two convolutions throughout, and frozen in fine-tuning, their statistics too. The code splits
-  CIFAR-10's network after the first in places, and freezes nothing there.
-- The base confidence is that of the last model of the first phase on all data of the clients drawn for the round to come, each
-  of which reports two numbers. The code takes the test set's.
-- Fine-tuning and CE_l are on labeled examples alone. In the code pseudo-labeled ones join that set, and in fine-tuning with
-  their true labels.
-- An epoch on pairs of batches goes through the larger of both sets, and a pair is one forward pass. The code's ends with the
-  shorter one of pseudo-labeled examples and of all, in two passes.
-- Before its first phase the code draws every client once. Here that round of training is part of the first phase, and of the
-  second for a client that the first never drew: it then trains once on its labels, from the global model of that time.
-- A client without labels takes no part in the first phase; its last network is the global one as long as it has trained none.
+- All three networks make pseudo-labels, on plain images and in evaluation mode. By default the code drops one of them, under a
+  threshold made for three, and its networks are in training mode at batch size 1.
+- The first blocks are two convolutions throughout, and frozen in fine-tuning, with their statistics. The code splits in places
+  after one, and freezes nothing there.
+- The base confidence is measured on all data of the clients of the next round, not on the test set.
+- Fine-tuning and CE_l are on labeled examples alone. The code adds pseudo-labeled ones, in fine-tuning with their true labels.
+- An epoch on pairs of batches goes through the larger set. The code's ends with the smaller one.
+- The code trains every client once before the first phase. Here a client that the first phase never draws trains once on its
+  labels in the second, from the global model of that time.
+- A client without labels takes no part in the first phase; its last network is the global one until it has trained.
 
-With `method.prox_mu` a training is pulled towards where it starts, in the second phase the joined network; fine-tuning is not.
+FedProx's term (`method.prox_mu`) pulls a training towards its start, the global or the joined network; fine-tuning has no such
+term.
 """
 
 from __future__ import annotations
@@ -49,18 +45,17 @@ from fedjax_ssl.options import FirstPhase, Options, rounds_of
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 PyTree = Any
-ENOUGH = 10  # pseudo-labels that a client gains in one round, from which round on they are weighed by alpha
-RAMP, LARGEST = (50, 150), 0.15  # local epochs over which alpha rises, and to what
-EPOCHS = 5  # local epochs that a round counts as in alpha's ramp, as in the code, where E = 5
+ENOUGH = 10  # after a client gains so many pseudo-labels in one round, alpha weighs them
+RAMP, MAX_ALPHA = (50, 150), 0.15  # alpha rises over these local epochs, to this value
+EPOCHS = 5  # local epochs that a round counts in alpha's ramp
 
 
 class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
-    labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase; all others are the second's.")
+    labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
     threshold_protection: bool = Field(
-        default=True,
-        description="Whether the threshold stays at 1.4 m from round 35 of the second phase on, or falls to 0 by round 50.",
+        default=True, description="Whether the threshold is constant from round 35 of the second phase on."
     )
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
@@ -68,14 +63,10 @@ class FedTriNetOptions(Options):
         return self.model_copy(update={"labeled_rounds": rounds_of("labeled_rounds", self.labeled_rounds, rounds)})
 
 
-class Broadcast(NamedTuple):
-    """What goes down to every client.
+class FedTriNetBroadcast(NamedTuple):
+    """The global model, the threshold q on sums of three probabilities, the learning rate, and the round of the second phase.
 
-    Attributes:
-        weights: the global model.
-        threshold: float32 scalar, q, on sums of three probabilities.
-        learning_rate: float32 scalar, this round's.
-        round: int32 scalar, the number in the second phase, from 0; negative in the first phase.
+    The round counts from 0; it is negative in the first phase.
     """
 
     weights: Weights
@@ -84,15 +75,11 @@ class Broadcast(NamedTuple):
     round: jax.Array
 
 
-class ClientState(NamedTuple):
-    """What is kept of a client.
+class FedTriNetClientState(NamedTuple):
+    """A client's state.
 
-    Attributes:
-        seen: bool, whether it has trained. If not, `last` means nothing.
-        last: the network that it uploaded last.
-        pseudo: int32 [n], pseudo-labels; -1: none.
-        weighed: bool, whether a round has brought ENOUGH of them.
-        optimizer: its optimizer's state, `()` if not persistent.
+    `last` is the network that it uploaded last, if it has been `seen`; `pseudo` int32 [n] its pseudo-labels, -1 for none;
+    `weighed` whether it has gained ENOUGH of them in one round.
     """
 
     seen: jax.Array
@@ -103,28 +90,21 @@ class ClientState(NamedTuple):
 
 
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
-    """FedTriNet, for labels at the clients. Every example that trains is seen in the view `data.labeled`.
+    """FedTriNet, for labels at the clients. All training sees examples in the view `data.labeled`.
 
-    Args:
-        task: network and views. The network says which are its first blocks (`ModelFns.first_blocks`).
-        client: local training; fine-tuning is the same with a fresh optimizer.
-        server: aggregation and statistics, with the number of rounds.
-        options: the first phase, and the threshold.
-
-    Returns:
-        The method. Its client states have a network each.
+    `ModelFns.first_blocks` says which layers of the network are its first blocks.
     """
 
-    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedTriNetBroadcast, PyTree]:
         round = cohort.round - options.labeled_rounds
         threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
-        return Broadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
+        return FedTriNetBroadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
 
     method = local.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
 
-    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, ClientState]:
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
-        clients = ClientState(
+        clients = FedTriNetClientState(
             seen=jnp.zeros(k, bool),
             last=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights),
             pseudo=jnp.full((k, spec.client_rows), -1, jnp.int32),
@@ -136,7 +116,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
     def server_update(
         state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
     ) -> tuple[ServerState, Metrics]:
-        """At the end of the first phase the base confidence m is measured, the state's `own`."""
+        """The usual work; at the end of the first phase also measures the base confidence m, the state's `own`."""
         state, metrics = method.server_update(state, aggregate, data, key)
 
         def measure() -> jax.Array:
@@ -147,20 +127,26 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         last_of_phase = data.round + 1 == options.labeled_rounds
         return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
 
-    requires = method.requires._replace(next_cohort=True)  # its data give m
+    requires = method.requires._replace(next_cohort=True)
     return method._replace(init=init, broadcast=broadcast, server_update=server_update, requires=requires)
 
 
-# --- a client ----------------------------------------------------------------------------------------------------------
-
-
 def client_update(
-    task: Task, client: Training, shared: Broadcast, _: PyTree, state: ClientState, shard: Shard, key: jax.Array
+    task: Task,
+    client: Training,
+    shared: FedTriNetBroadcast,
+    _: PyTree,
+    state: FedTriNetClientState,
+    shard: Shard,
+    key: jax.Array,
 ) -> ClientOutput:
-    """One client's round. What is of the other phase is a loop of length 0."""
+    """One client's round, in either phase; the loops of the other phase have length 0."""
     first_key, tune_key, train_key = jax.random.split(key, 3)
     second_phase, start = shared.round >= 0, Fit(shared.weights, state.optimizer)
-    on_labels = train_on_labels(task, client, shared, start, shard, ~second_phase | ~state.seen, first_key)
+    order_key, step_key = jax.random.split(first_key)
+    gradient = local.supervised_gradient(task, shard.labeled)
+    schedule = client.schedule(order_key, shard.labeled.mask & (~second_phase | ~state.seen))
+    on_labels = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=step_key)
     last = _where(state.seen, state.last, on_labels.carry.weights)
     tuned = fine_tune(task, client, shared, last, shard, second_phase, tune_key)
     joined = tuned.carry.weights
@@ -174,7 +160,7 @@ def client_update(
     took_part = uploaded.images > 0
     update = task.update(shared.weights, _where(took_part, weights, shared.weights))
     trained = uploaded._replace(images=on_labels.images + tuned.images + on_both.images)
-    sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # its confidence on all its data, and their number
+    sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
     metrics = {
         **local.client_metrics(trained, down=shared.weights, up=update),
         **pseudo_labels.diagnostics(new, shard.true_labels, new >= 0, shard.unlabeled.mask & second_phase),
@@ -183,36 +169,20 @@ def client_update(
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
     }
     last = _where(took_part, weights, state.last)
-    state = ClientState(state.seen | took_part, last, new, weighed, optimizer)
+    state = FedTriNetClientState(state.seen | took_part, last, new, weighed, optimizer)
     return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
 
 
 def splice(task: Task, shared: Weights, last: Weights) -> Weights:
-    """The joined network: the first blocks of `shared`, and all other layers of `last`; their statistics likewise."""
+    """The joined network: the first blocks of `shared` and all other layers of `last`, with their statistics."""
     names = task.model.first_blocks()
     return join(task.split(shared, names)[0], task.split(last, names)[1])
 
 
-def train_on_labels(
-    task: Task, client: Training, shared: Broadcast, start: Fit, shard: Shard, trains: jax.Array, key: jax.Array
-) -> Trained:
-    """The global model after E epochs on a client's labels, as in FedAvg, where the bool scalar `trains` is set."""
-    order_key, train_key = jax.random.split(key)
-    return local.minimize(
-        task,
-        client,
-        local.supervised_gradient(task, shard.labeled),
-        start,
-        client.schedule(order_key, shard.labeled.mask & trains),
-        learning_rate=shared.learning_rate,
-        key=train_key,
-    )
-
-
 def fine_tune(
-    task: Task, client: Training, shared: Broadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
+    task: Task, client: Training, shared: FedTriNetBroadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
 ) -> Trained:
-    """The joined network after E epochs on a client's labels, its first blocks as they are, where `trains` is set."""
+    """The joined network after E epochs on a client's labels with frozen first blocks; no steps unless `trains`."""
     order_key, train_key = jax.random.split(key)
     names = task.model.first_blocks()
     frozen, rest = task.split(splice(task, shared.weights, last), names)
@@ -223,24 +193,20 @@ def fine_tune(
         _, (grad, stats) = task.split(Weights(gradients.grad, gradients.batch_stats), names)
         return gradients._replace(grad=grad, batch_stats=stats)
 
-    trained = local.minimize(
-        task,
-        client._replace(persistent=False, prox_mu=0.0),
-        gradient,
-        Fit(rest, ()),
-        client.schedule(order_key, shard.labeled.mask & trains),
-        learning_rate=shared.learning_rate,
-        key=train_key,
-    )
+    training, rate = client._replace(persistent=False, prox_mu=0.0), shared.learning_rate
+    schedule = client.schedule(order_key, shard.labeled.mask & trains)
+    trained = local.minimize(task, training, gradient, Fit(rest, ()), schedule, learning_rate=rate, key=train_key)
     return trained._replace(carry=Fit(join(frozen, trained.carry.weights), ()))
 
 
-def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast) -> jax.Array:
-    """Pseudo-labels int32 [n]: `pseudo`, and in the second phase new ones of those without whose summed outputs pass q.
+def pseudo_label(
+    task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: FedTriNetBroadcast
+) -> jax.Array:
+    """Pseudo-labels int32 [n] after adding new ones to `pseudo`: argmax_c s_c where max_c s_c >= q, in the second phase.
 
-    max_c sum_i softmax(f_i(u))_c >= q,  i over the networks
+        s = sum_i softmax(f_i(u)),  i over the networks
 
-    Those without come first, and they alone pass through the networks.
+    Forward passes are computed for examples u without a pseudo-label alone, which are sorted to the front.
     """
     without = shard.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
     order = jnp.argsort(~without, stable=True)
@@ -252,7 +218,7 @@ def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo
 
 
 def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
-    """The weight of CE_p: 0 up to local epoch 50 of the second phase, .15 from 150 on, linear in between; float32 scalar.
+    """The weight of CE_p: it rises linearly from 0 to MAX_ALPHA over the local epochs RAMP of the second phase.
 
     Args:
         round: int32 scalar, of the second phase, from 0.
@@ -260,34 +226,24 @@ def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
     """
     start, end = RAMP
     progress = (EPOCHS * round + epoch - start).astype(jnp.float32) / (end - start)
-    return LARGEST * jnp.clip(progress, 0.0, 1.0)
+    return MAX_ALPHA * jnp.clip(progress, 0.0, 1.0)
 
 
 def train_on_both(
     task: Task,
     client: Training,
-    shared: Broadcast,
+    shared: FedTriNetBroadcast,
     start: Fit,
     shard: Shard,
     labels: tuple[jax.Array, jax.Array],
     key: jax.Array,
 ) -> Trained:
-    """E epochs of the second phase on labeled and pseudo-labeled examples.
+    """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
-    Together as one set until a round has brought a client ENOUGH pseudo-labels; then in pairs of batches, on
-    (CE_l + alpha CE_p) / 2. Nothing in the first phase.
+    Both are one set until a client has gained ENOUGH pseudo-labels in one round; then steps take pairs of batches, with the
+    loss (CE_l + alpha CE_p) / 2. The metrics are `loss` (of one set, or CE_l) and `unlabeled_loss` (CE_p).
 
-    Args:
-        task: network and views.
-        client: local training.
-        shared: what the server broadcast.
-        start: the joined network, and the client's optimizer state.
-        shard: the client's data.
-        labels: (pseudo-labels int32 [n], bool scalar: whether they are weighed).
-        key: PRNG key.
-
-    Returns:
-        Trained, with the metrics `loss` (of one set, or CE_l) and `unlabeled_loss` (CE_p).
+    `labels` are the pseudo-labels, int32 [n], and whether they are weighed by alpha, a bool scalar.
     """
     one_keys, pair_keys = jax.random.split(key, (2, 2))
     pseudo, weighed = labels
@@ -306,7 +262,7 @@ def train_on_both(
 
 
 def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> GradientFn:
-    """The gradient of (CE_l + alpha CE_p) / 2 on a pair of batches, each term the mean over its batch, in one forward pass."""
+    """The gradient of (CE_l + alpha CE_p) / 2, each term the mean over its batch of a pair, in one forward pass."""
 
     def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Gradients:
         labeled, unlabeled = pair
@@ -315,7 +271,7 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
             task.views.labeled(substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions)),
         )
         masks, labels = (labeled.mask, unlabeled.mask), shard.labeled.labels[labeled.positions]
-        # The larger set's batches count the epochs of this round; the other's go through more.
+        # The batches of the larger set count the epochs; the smaller set is repeated.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:

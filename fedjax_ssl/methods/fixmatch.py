@@ -1,12 +1,11 @@
-"""FixMatch with FedAvg or FedProx: a baseline of (FL)^2, FedDure and FedLabel, for labels at the server or at the clients.
+"""FixMatch (Sohn et al. 2020) with FedAvg or FedProx, for labels at the server or at the clients.
 
-As (FL)^2 has it, the default: clients pseudo-label with the global model once per round, keep what passes a fixed threshold,
-and train on strong views; the server averages them uniformly and fine-tunes on its labels. It equals (FL)^2 with a fixed
-threshold, no consistency term and uniform weights, which a test checks bit for bit.
+The default is the baseline of (FL)^2: clients pseudo-label with the global model once per round, accept what exceeds a fixed
+threshold, and train on strong views; the server averages them uniformly and fine-tunes on its labels.
 
-As Sohn et al. (2020) have it (`pseudo_labels=local`, `divisor=batch`, `strict=False`): in each step the current local weights
-label a batch's weak views, and the loss of the accepted ones is divided by the whole batch. With labels at the clients a step
-also takes a labeled batch.
+FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`: in each step the current local weights label a
+batch's weak views, and the loss of the accepted ones is divided by the whole batch. With labels at the clients a step takes a
+labeled batch, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
-from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledObjective, UnlabeledOutputs
+from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Weight
@@ -32,33 +31,20 @@ PyTree = Any
 class FixMatchOptions(Options):
     """FixMatch's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
+    confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
     strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
     pseudo_labels: Literal["global", "local"] = Field(
         default="global",
-        description=(
-            "Made once per round by the `global` model ((FL)^2, SemiFL), or in each step by the `local` weights "
-            "(FixMatch, Eq. 4)."
-        ),
+        description="Made once per round by the `global` model ((FL)^2), or per step by the `local` one (FixMatch, Eq. 4).",
     )
     divisor: Literal["accepted", "batch"] = Field(
         default="accepted",
-        description=(
-            "Of a batch's summed loss: the number of its `accepted` examples ((FL)^2, Eq. 10) or of all in the `batch` "
-            "(FixMatch, Eq. 4)."
-        ),
+        description="Divide a batch's loss by its `accepted` examples ((FL)^2, Eq. 10) or the whole `batch` (FixMatch, Eq. 4).",
     )
-    unlabeled_weight: Weight = Field(default=1.0, description="Lambda_u, the weight of the unlabeled loss; 1 in all papers.")
-    unlabeled_batch_size: Count = Field(
-        default=0,
-        description="B_u; 0: as the labeled batch, `client.batch_size`. FixMatch's mu is B_u over that.",
-    )
+    unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
+    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
     batches: Literal["all", "accepted"] = Field(
-        default="all",
-        description=(
-            "With global pseudo-labels, local batches from `all` of a client's data, the rest masked, or from the "
-            "`accepted` examples alone."
-        ),
+        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
     )
 
     @pydantic.model_validator(mode="after")
@@ -68,28 +54,12 @@ class FixMatchOptions(Options):
         return self
 
 
-def fixmatch(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FixMatchOptions = FixMatchOptions(),
-) -> Method:
+def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchOptions = FixMatchOptions()) -> Method:
     """FedAvg + FixMatch, with server fine-tuning where the labels are at the server ((FL)^2, Section 3.2 and Table 2).
 
         L_u = 1/divisor sum over accepted of CE(argmax q, p_strong),  accepted: max q > confidence
 
-    q = softmax of the weak view, without gradient; no detached strong outputs, as some released code of federated baselines has
-    them, which leaves nothing to learn from.
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: aggregation, fine-tuning and statistics.
-        options: whose labels, threshold, weight.
-
-    Returns:
-        The method. Its client state is the local optimizer's, where `client` is persistent.
+    q is the softmax output on the weak view, without gradient.
     """
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
@@ -107,7 +77,7 @@ def fixmatch(
 def _once_per_round(
     task: Task, options: FixMatchOptions, weights: Weights, shard: Shard, key: jax.Array
 ) -> tuple[Objective, Metrics]:
-    """The objective with the global model's pseudo-labels, and their diagnostics."""
+    """The objective on pseudo-labels that the global model makes once per round, and their diagnostics."""
     mask = shard.unlabeled.mask
     probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
@@ -118,11 +88,12 @@ def _once_per_round(
         return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
 
     metrics = {**pseudo_labels.diagnostics(label, shard.true_labels, accepted, mask), "client/mask_rate": mean(accepted, mask)}
-    return _objective(options, unlabeled, local.trainable(accepted, mask, options.batches), weak=False), metrics
+    drawn = local.trainable(accepted, mask, options.batches)
+    return Objective(unlabeled, drawn, False, options.unlabeled_weight, options.unlabeled_batch_size), metrics
 
 
 def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
-    """The objective whose steps label their own batches; diagnostics come from the steps."""
+    """The objective on pseudo-labels that each step makes of its own batch; the steps report diagnostics."""
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
         label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
@@ -130,11 +101,7 @@ def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
         loss = _loss(options, outputs.strong, label, accepted, batch)
         return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, shard, batch))
 
-    return _objective(options, unlabeled, shard.unlabeled.mask, weak=True)
-
-
-def _objective(options: FixMatchOptions, unlabeled: UnlabeledObjective, drawn: jax.Array, *, weak: bool) -> Objective:
-    return Objective(unlabeled, drawn, weak, options.unlabeled_weight, options.unlabeled_batch_size)
+    return Objective(unlabeled, shard.unlabeled.mask, True, options.unlabeled_weight, options.unlabeled_batch_size)
 
 
 def _loss(options: FixMatchOptions, strong: jax.Array, label: jax.Array, used: jax.Array, batch: Batch) -> UnlabeledLoss:

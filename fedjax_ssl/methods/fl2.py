@@ -1,11 +1,8 @@
-"""(FL)^2 (NeurIPS 2024): few labels at the server, none at the clients.
+"""(FL)^2 (Lee et al. 2024): few labels at the server, none at the clients.
 
 Each round every client pseudo-labels its images with the global model and accepts them by its own adaptive thresholds (CAT),
-trains with sharpness-aware consistency regularization (SACR), and is averaged by its learning status (LSAA); the server then
-fine-tunes on its few labels.
-
-The defaults are the paper's; where the paper is silent, they are its released code's. Values marked `released` are the
-code's where the two differ.
+trains with sharpness-aware consistency regularization (SACR), and is averaged by its learning status (LSAA). The server then
+fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
 """
 
 from __future__ import annotations
@@ -26,56 +23,40 @@ from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
 PyTree = Any
-# Weight of a client whose tau_k is 1: nothing beside any other client's 1 - tau_k, yet equal weights where all are so sure.
-LEAST_WEIGHT = 1e-20
+MIN_WEIGHT = 1e-20
+"""The smallest LSAA weight, of a client whose tau_k is 1: negligible beside others, and equal weights where all are 1."""
 
 
 class FL2Options(Options):
     """(FL)^2's own settings."""
 
     threshold: Literal["cat", "fixed"] = Field(
-        default="cat",
-        description="`cat` (client-specific adaptive thresholds, Eqs. 7-9) or `fixed`.",
+        default="cat", description="Thresholds of acceptance: adaptive for each client (`cat`, Eqs. 7-9) or `fixed`."
     )
-    confidence: Fraction = Field(
-        default=0.95,
-        description="The fixed threshold: of F_k (Eq. 11), and of acceptance where `threshold` is `fixed`.",
-    )
+    confidence: Fraction = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
     strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
     batches: Literal["all", "accepted"] = Field(
-        default="all",
-        description=(
-            "Local batches from `all` of a client's data, the rest masked (Algorithm 1, line 12), or from the "
-            "`accepted` examples alone (`released`)."
-        ),
+        default="all", description="Draw batches from `all` of a client's data, or the `accepted` examples alone (`released`)."
     )
     consistency: Literal["sacr", "sam", "none"] = Field(
-        default="sacr",
-        description="`sacr` (Eqs. 11-14), `sam` (the standard SAM objective in its place, Figure 4) or `none`.",
+        default="sacr", description="The second loss: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4) or `none`."
     )
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
         default="confident",
-        description=(
-            "The examples of L_p and L_cs: the `confident` ones, F_k; those `confident_accepted`, F_k and A_k "
-            "(`released`); all `accepted` ones; or those accepted whose pseudo-label is `correct`, an oracle (Figure "
-            "4)."
-        ),
+        description="Examples of the second loss: F_k (`confident`), F_k and A_k (`released`), A_k, or its `correct` ones (oracle).",
     )
-    perturbation: Literal["asam", "sam"] = Field(default="asam", description="`asam` (Section 5.1) or `sam` (Eq. 12).")
-    rho: Weight = Field(default=0.1, description="The perturbation's radius.")
-    consistency_weight: Weight = Field(default=1.0, description="W_cs (Eq. 14).")
-    aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="`lsaa` (Eq. 15) or `uniform`.")
+    perturbation: Literal["asam", "sam"] = Field(
+        default="asam", description="The perturbation: `asam` (Section 5.1) or `sam` (Eq. 12)."
+    )
+    rho: Weight = Field(default=0.1, description="The radius of the perturbation.")
+    consistency_weight: Weight = Field(default=1.0, description="Weight w_cs of the second loss (Eq. 14).")
+    aggregation: Literal["lsaa", "uniform"] = Field(
+        default="lsaa", description="Weights of clients: by learning status (`lsaa`, Eq. 15) or `uniform`."
+    )
 
 
 class Labeling(NamedTuple):
-    """A client's pseudo-labels of a round, made once with the global model.
-
-    Attributes:
-        label: int32 [n].
-        accepted: bool [n], A_k: the examples of L_a.
-        consistent: bool [n]: the examples of L_p and L_cs.
-        tau: float32 scalar, tau_k.
-    """
+    """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k."""
 
     label: jax.Array
     accepted: jax.Array
@@ -84,31 +65,16 @@ class Labeling(NamedTuple):
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
-    """(FL)^2, Algorithm 1.
-
-    Args:
-        task: network and views.
-        client: local training.
-        server: aggregation, fine-tuning and statistics.
-        options: thresholds, consistency, aggregation weights.
-
-    Returns:
-        The method. Its client state is the local optimizer's, where `client` is persistent.
-    """
+    """(FL)^2, Algorithm 1."""
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
         mask = shard.unlabeled.mask
         labeling = pseudo_label(task, options, shared.weights, shard, label_key)
-        trained = local.minimize(
-            task,
-            client,
-            client_gradient(task, options, shard, labeling),
-            Fit(shared.weights, optimizer),
-            client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches)),
-            learning_rate=shared.learning_rate,
-            key=train_key,
-        )
+        gradient, start = client_gradient(task, options, shard, labeling), Fit(shared.weights, optimizer)
+        schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
+        rate = shared.learning_rate
+        trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
         update = task.update(shared.weights, trained.carry.weights)
         by_status = options.aggregation == "lsaa"
         weight = lsaa_weight(labeling.tau) if by_status else jnp.ones(())
@@ -125,15 +91,12 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
 
 
 def lsaa_weight(tau: jax.Array) -> jax.Array:
-    """Learning-status-aware aggregation's weight before normalization, 1 - tau_k (Eq. 15); data size plays no part.
-
-    Where all tau_k are 1 the weights are equal.
-    """
-    return jnp.maximum(1.0 - tau, LEAST_WEIGHT)
+    """The weight 1 - tau_k of learning-status-aware aggregation, before normalization (Eq. 15)."""
+    return jnp.maximum(1.0 - tau, MIN_WEIGHT)
 
 
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:
-    """Pseudo-labels of a client's images under one weak view each, and which of them are accepted (Eqs. 7-11)."""
+    """Pseudo-labels of one weak view of each of a client's images, and which of them are accepted (Eqs. 7-11)."""
     mask = shard.unlabeled.mask
     probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
@@ -167,7 +130,7 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
         if options.consistency == "none":
             return local.cross_entropy_gradients(task, weights, views, labeling.label[at], accepted, batch.mask, key)
         grad, values, batch_stats = sharpness.consistency_gradient(
-            # One dropout key, so that the passes at W and at W* drop the same units.
+            # One dropout key, so that the forward passes at W and at W* drop the same units.
             lambda params: task.train_logits(weights._replace(params=params), views, batch.mask, dropout_key(key)),
             weights.params,
             sharpness.Targets(labeling.label[at], accepted, consistent),
@@ -176,10 +139,7 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
             weights=(1.0, options.consistency_weight),
         )
         weight = jnp.sum(accepted, dtype=jnp.float32)
-        losses = {
-            "loss": Mean(values.accepted * weight, weight),
-            "consistency_loss": Mean(values.second * weight, weight),
-        }
-        return Gradients(grad, batch_stats, losses)
+        metrics = {"loss": values.accepted, "consistency_loss": values.second}
+        return Gradients(grad, batch_stats, {name: Mean(value * weight, weight) for name, value in metrics.items()})
 
     return gradient

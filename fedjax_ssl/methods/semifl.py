@@ -1,11 +1,11 @@
-"""SemiFL (NeurIPS 2022): few labels at the server, none at the clients, which train in turns.
+"""SemiFL (Diao et al. 2022): few labels at the server, none at the clients, and alternating training of both.
 
-Each round every client labels its images once with the model that it received and keeps the confident ones, its fix set. It
-trains on strong views of these, and on mixtures of them with any of its images. The server averages the clients that had a
-confident image, with momentum, and fine-tunes on its labels.
+Each round every client labels its images once with the model that it received. The confident ones are its fix set. It trains on
+strong views of these, and on mixtures of them with any of its images. The server averages the clients that have a confident
+image, with momentum, and fine-tunes on its labels.
 
-Where the paper is silent the choices are its released code's: mixtures are of two weak views; their partners are drawn with
-replacement, whatever their confidence; a client without a confident image is left out of the average.
+Where the paper is silent the choices are those of its released code: mixtures are of two weak views, their partners are drawn
+with replacement, and a client without a confident image is left out of the average.
 """
 
 from __future__ import annotations
@@ -33,20 +33,15 @@ PyTree = Any
 class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="Tau; a pseudo-label trains where its confidence is >= tau.")
+    confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that trains.")
     pseudo_labels: Literal["global", "batch"] = Field(
         default="global",
-        description=(
-            "Made once a round by the `global` model that was received; or, as an ablation, for every `batch` by the "
-            "local model as it then is, in evaluation mode. The latter has no mixtures, as in the released code, and "
-            "with `server.training=parallel` it is the paper's FedAvg + FixMatch."
-        ),
+        description="Made once a round by the `global` model, or (ablation, needs mix=none) per `batch` by the local model.",
     )
     mix: Literal["mixup", "none"] = Field(
-        default="mixup",
-        description="Train on mixtures as well (`mixup`), or on the fix set alone (`none`; (FL)^2's comparison on texts does).",
+        default="mixup", description="Whether to train on mixtures as well (`mixup`) or on the fix set alone (`none`)."
     )
-    mixup_alpha: Rate = Field(default=0.75, description="A; the mixing ratio of a batch is drawn from Beta(a, a).")
+    mixup_alpha: Rate = Field(default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -58,14 +53,7 @@ class SemiFLOptions(Options):
 def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptions = SemiFLOptions()) -> Method:
     """SemiFL, and the ablations of its two parts: global pseudo-labels (`options`) and fine-tuning (`server.training`).
 
-    Args:
-        task: network and views.
-        client: local training.
-        server: aggregation, fine-tuning and statistics.
-        options: pseudo-labels and mixtures.
-
-    Returns:
-        The method. Its client state is the local optimizer's, where `client` is persistent.
+    With `pseudo_labels=batch` and `server.training=parallel` it is the paper's FedAvg + FixMatch.
     """
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
@@ -97,37 +85,31 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
 
 
 StepFn = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
-"""(weights, batch, key) -> (gradients, bool scalar: whether the step is taken; None: it is)."""
+"""(weights, batch, key) -> (gradients, bool scalar: whether the step is taken; None: always)."""
 
 
 def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> StepFn:
-    """The gradient of a local step on a batch of the fix set, whose pseudo-labels are y.
+    """The gradient of a local step on a batch of the fix set.
 
         L = CE(s(x), y) + lambda CE(x_mix, y) + (1 - lambda) CE(x_mix, y')
         x_mix = lambda w(x) + (1 - lambda) w(x')
 
-    s and w are a strong and a weak view, lambda ~ Beta(a, a), each mean is over the batch, and each x' is drawn uniformly
-    with replacement from all of the client's examples. The strong views and the mixtures pass the network apart, so that
-    batch norm normalizes each by its own statistics, as in the released code; running averages track the strong views'.
-
-    Args:
-        task: network and views.
-        options: whether to mix, and a.
-        unlabeled: the client's examples.
-        label: int32 [n], their pseudo-labels, confident or not.
+    y is the pseudo-label of x (`label` int32 [n], confident or not), s and w are a strong and a weak view, lambda ~ Beta(a, a),
+    each mean is over the batch, and each x' is drawn uniformly with replacement from all of the client's examples. As in the
+    released code, strong views and mixtures are separate forward passes, so that batch norm normalizes each by its own
+    statistics, and running statistics are those of strong views.
     """
 
     def mixed(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         ratio_key, partner_key, own_view_key, partner_view_key = jax.random.split(key, 4)
         ratio = mixup.ratio(ratio_key, options.mixup_alpha)
-        own = batch.positions
-        partner = jax.random.randint(partner_key, own.shape, 0, jnp.maximum(unlabeled.count, 1))
-        own_views = task.views.weak(own_view_key, unlabeled.take(own))
-        partner_views = task.views.weak(partner_view_key, unlabeled.take(partner))
-        views = mixup.mix(own_views, partner_views, ratio)
+        first = batch.positions
+        second = jax.random.randint(partner_key, first.shape, 0, jnp.maximum(unlabeled.count, 1))
+        first_views = task.views.weak(own_view_key, unlabeled.take(first))
+        views = mixup.mix(first_views, task.views.weak(partner_view_key, unlabeled.take(second)), ratio)
 
         def loss(logits: jax.Array) -> tuple[jax.Array, Mean]:
-            values = mixup.cross_entropy(logits, first=label[own], second=label[partner], ratio=ratio)
+            values = mixup.cross_entropy(logits, first=label[first], second=label[second], ratio=ratio)
             return local.mean_loss(values, batch.mask)
 
         return local.loss_gradients(task, weights, views, loss, batch.mask, key)
@@ -145,10 +127,10 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
 
 
 def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> StepFn:
-    """The gradient of a local step without global pseudo-labels: on the examples of a batch that the local model is sure of.
+    """The gradient of a local step without global pseudo-labels, on the examples of a batch of which the local model is sure.
 
-    The local model labels one weak view of each, in evaluation mode (with the statistics received, in static batch norm).
-    Only the confident ones pass the network in training, and a batch without any is no step, as in the released code.
+    The local model labels one weak view of each, in evaluation mode. As in the released code, only the confident examples are
+    part of the training forward pass, and a batch without any is no step.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:

@@ -1,4 +1,4 @@
-"""Supervised training on the server's labels alone: the line that every semi-supervised method has to beat."""
+"""Supervised training on the server's labels alone: the baseline that every semi-supervised method has to beat."""
 
 from __future__ import annotations
 
@@ -15,24 +15,8 @@ class SupervisedOptions(Options):
     """Supervised training has no settings of its own."""
 
 
-def supervised(
-    *,
-    task: Task,
-    client: Training,
-    server: Server,
-    options: SupervisedOptions = SupervisedOptions(),
-) -> Method:
-    """The server trains on its labels each round; the clients take no part and nothing is sent.
-
-    Args:
-        task: network and views.
-        client: not used.
-        server: the training, as fine-tuning without an aggregation.
-        options: none.
-
-    Returns:
-        The method, without client state.
-    """
+def supervised(*, task: Task, client: Training, server: Server, options: SupervisedOptions = SupervisedOptions()) -> Method:
+    """The server fine-tunes on its labels each round; clients have no state, take no part, and nothing is sent."""
     del client, options
     work = local.server_work(task, server)
     return method_without_clients(

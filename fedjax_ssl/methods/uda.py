@@ -1,8 +1,8 @@
-"""UDA (Xie et al. 2020) with FedAvg or FedProx: a baseline of FedDure and FedLabel, for labels at the clients or at the server.
+"""UDA, unsupervised data augmentation (Xie et al. 2020), with FedAvg or FedProx.
 
-Loss, temperature and threshold are the released code's for CIFAR-10. Labels at the clients: a step takes a labeled and an
-unlabeled batch. Labels at the server: the clients learn from consistency alone, and the server fine-tunes on its labels after
-each aggregation.
+With labels at the clients a step takes a labeled and an unlabeled batch. With labels at the server the clients learn from
+consistency alone, and the server fine-tunes on its labels after each aggregation. Loss, temperature and threshold are those of
+the released code for CIFAR-10.
 """
 
 from __future__ import annotations
@@ -30,39 +30,21 @@ PyTree = Any
 class UDAOptions(Options):
     """UDA's own settings."""
 
-    temperature: Rate = Field(
-        default=0.4, description="T, by which the weak outputs of the target are divided; 1: not sharpened."
-    )
-    confidence: Fraction = Field(
-        default=0.8,
-        description="An example counts where the weak output's largest probability, not sharpened, is above this.",
-    )
-    unlabeled_weight: Weight = Field(default=1.0, description="The weight of the unlabeled loss.")
-    unlabeled_batch_size: Count = Field(default=0, description="B_u; 0: as the labeled batch, `client.batch_size`.")
+    temperature: Rate = Field(default=0.4, description="Temperature T of the target's logits; 1: not sharpened.")
+    confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
+    unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
+    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
     tsa: Literal["none", "linear", "log", "exp"] = Field(
-        default="none",
-        description=(
-            "Training signal annealing of the labeled loss, of the clients and of the server: `none`, or the schedule "
-            "of its threshold over the run's rounds."
-        ),
+        default="none", description="Schedule of training signal annealing over the rounds, for every labeled loss."
     )
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:
-    """FedAvg + UDA.
+    """FedAvg + UDA, for labels at the server or at the clients (Xie et al. 2020, Eq. 1 and Section 3.2).
 
         L_u = 1/B_u sum over max softmax(z_weak) > confidence of KL(softmax(z_weak / T) || softmax(z_strong))
 
-    Both views pass through the step's own weights, the weak one without gradient. B_u counts the batch's real examples.
-
-    Args:
-        task: network and views.
-        client: local training; TSA's t/T is the round, from 0, over the run's rounds.
-        server: aggregation, fine-tuning and statistics.
-        options: temperature, threshold, annealing.
-
-    Returns:
-        The method. Its client state is the local optimizer's, where `client` is persistent.
+    Both views pass through the weights of the step, the weak one without gradient. B_u counts the batch's real examples.
     """
 
     def selection(round: jax.Array, rounds: jax.Array | int) -> Selection | None:

@@ -1,4 +1,4 @@
-"""Pure functions of semi-supervised methods: thresholds, losses, mixup, averages, perturbations, experts, regulators."""
+"""The building blocks of semi-supervised learning as pure functions: thresholds, losses, mixup, averages and others."""
 
 from fedjax_ssl.ssl import (
     agreement,
@@ -16,16 +16,6 @@ from fedjax_ssl.ssl import (
 )
 
 __all__ = [
-    "agreement",
-    "ema",
-    "experts",
-    "freematch",
-    "losses",
-    "mixup",
-    "pseudo_labels",
-    "regulators",
-    "sharpness",
-    "siamese",
-    "thresholds",
-    "tsa",
-]
+    "agreement", "ema", "experts", "freematch", "losses", "mixup", "pseudo_labels", "regulators", "sharpness", "siamese",
+    "thresholds", "tsa",
+]  # fmt: skip

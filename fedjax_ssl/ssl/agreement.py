@@ -1,4 +1,4 @@
-"""Inter-client consistency (FedMatch): which clients help which, and what a client and its helpers agree on."""
+"""Inter-client consistency (FedMatch): the helpers of a client, their common pseudo-labels, and the distance between them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,19 @@ class Neighbors(NamedTuple):
 def nearest(embeddings: Float[Array, "K E"], seen: Bool[Array, " K"], ids: Int[Array, " M"], count: int) -> Neighbors:
     """For each client in `ids` the nearest other clients, by Euclidean distance of embeddings; the lower id wins a tie.
 
-    Args:
-        embeddings: of all clients.
-        seen: which clients have an embedding. The others are nobody's neighbors and have none.
-        ids: the clients.
-        count: neighbors per client; H is the smaller of this and K.
+    Clients that are not `seen` have no embedding: they have no neighbors and are nobody's. H is the smaller of `count` and K.
     """
     chex.assert_rank([embeddings, seen, ids], [2, 1, 1])
     clients = jnp.arange(len(seen))
-    apart = embeddings[ids][:, None] - embeddings
+    difference = embeddings[ids][:, None] - embeddings
     eligible = seen & seen[ids][:, None] & (clients != ids[:, None])
-    distance = jnp.where(eligible, jnp.sum(jnp.square(apart), axis=-1), jnp.inf)
+    distance = jnp.where(eligible, jnp.sum(jnp.square(difference), axis=-1), jnp.inf)
     order = jnp.argsort(distance, axis=1, stable=True)[:, :count].astype(jnp.int32)
     return Neighbors(order, jnp.take_along_axis(eligible, order, axis=1))
 
 
 def label(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[Array, " H"]) -> Int32[Array, " B"]:
-    """Agreement-based pseudo-labels: the class with most votes, one vote each of the client and its available helpers.
-
-    The lowest class wins a tie: with two helpers that is possible where all three disagree.
-    """
+    """Agreement-based pseudo-labels: the client and its available helpers vote for a class; the lowest class wins a tie."""
     chex.assert_rank([logits, helper_logits, available], [2, 3, 1])
     votes = jax.nn.one_hot(jnp.argmax(helper_logits, axis=-1), logits.shape[-1], dtype=jnp.int32)
     votes = jnp.sum(jnp.where(available[:, None, None], votes, 0), axis=0)
@@ -51,18 +44,12 @@ def label(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[
 
 
 def divergence(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[Array, " H"]) -> PerExample:
-    """1/H sum_h KL(softmax(helper_h) || softmax(client)) over the available helpers, 0 without any.
-
-    No gradient reaches the helpers.
-    """
+    """1/H sum_h KL(softmax(helper_h) || softmax(client)) over H available helpers, 0 without any; helpers get no gradient."""
     kl = jax.vmap(losses.kl_divergence, (0, None))(helper_logits, logits)
     total = jnp.sum(jnp.where(available[:, None], kl, 0.0), axis=0)
     return total / jnp.maximum(jnp.sum(available), 1)
 
 
 def embedding_image(shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
-    """The fixed image that models are embedded with: noise N(125, 125^2) truncated to 0..255, the same in every run.
-
-    A model's embedding is its softmax output on this image. `shape` is that of one stored image, (H, W, ch).
-    """
+    """The image on which a model's softmax output is its embedding: fixed noise N(125, 125^2) truncated to [0, 255]."""
     return 125.0 + 125.0 * jax.random.truncated_normal(jax.random.key(0), -1.0, 130.0 / 125.0, shape)

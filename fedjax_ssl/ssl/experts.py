@@ -1,4 +1,4 @@
-"""Pseudo-labels by the surer of two experts (FedLabel), and how much the other one's opinion counts."""
+"""Pseudo-labels by the more certain of two experts (FedLabel), and how much the other one counts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from jaxtyping import Bool, Int32
 
 from fedjax_ssl.arrays import Array, Logits, PerExample, Probs
 
-LEAST_ENTROPY = 1e-5
-"""Added to an entropy before its inverse is taken, in nats (FLUTE's)."""
+EPSILON = 1e-5
 
 
 class Decision(NamedTuple):
-    """What two experts decide on a batch; s* are the outputs of the expert that is surer of an example, s- the other's.
+    """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's.
 
-    Attributes:
-        label: argmax s*.
-        confidence: max s*.
-        local: whether s* is the local expert's.
-        agreed: whether argmax s- is the label, too.
-        ratio: h(s-) / h(s*), in [0, 1].
-        other: the logits of s-.
+    The fields are argmax s*, max s*, whether s* is the local expert's, whether argmax s- is the label, h(s-) / h(s*) in [0, 1],
+    and the logits of s-.
     """
 
     label: Int32[Array, " B"]
@@ -37,24 +31,21 @@ class Decision(NamedTuple):
 
 
 def variance(probs: Probs) -> PerExample:
-    """h(s) = 1/(C - 1) sum_c (s_c - 1/C)^2: 0 for a uniform output, 1/C for a certain one (FedLabel, Section 4)."""
+    """The certainty h(s) = 1/(C - 1) sum_c (s_c - 1/C)^2, from 0 if uniform to 1/C (FedLabel, Section 4)."""
     return jnp.var(probs, axis=-1, ddof=1)
 
 
 def inverse_entropy(probs: Probs) -> PerExample:
-    """h(s) = 1 / (-sum_c s_c log s_c + 1e-5), the entropy in nats, 0 log 0 = 0 (FedLabel; the constant is FLUTE's)."""
-    return 1.0 / (jnp.sum(jax.scipy.special.entr(probs), axis=-1) + LEAST_ENTROPY)
+    """The certainty h(s) = 1 / (-sum_c s_c log s_c + 1e-5), the entropy in nats (FedLabel; the constant is FLUTE's)."""
+    return 1.0 / (jnp.sum(jax.scipy.special.entr(probs), axis=-1) + EPSILON)
 
 
 MEASURES: dict[str, Callable[[Probs], PerExample]] = {"variance": variance, "entropy": inverse_entropy}
-"""How sure an output is: h, by name."""
+"""The measures h of certainty, by name."""
 
 
 def decide(global_logits: Logits, local_logits: Logits, measure: str) -> Decision:
-    """The surer expert's label of each example (FedLabel, Eqs. 3 and 4): the output of larger h decides.
-
-    Where both are equally sure the global expert decides, as in FLUTE. `measure` is a key of MEASURES.
-    """
+    """The label of each example by the expert of larger h (FedLabel, Eqs. 3 and 4); the global expert wins a tie."""
     chex.assert_equal_shape([global_logits, local_logits])
     probs = [jax.nn.softmax(logits.astype(jnp.float32)) for logits in (global_logits, local_logits)]
     of_global, of_local = map(MEASURES[measure], probs)
@@ -63,6 +54,6 @@ def decide(global_logits: Logits, local_logits: Logits, measure: str) -> Decisio
     other = jnp.where(local[:, None], global_logits, local_logits)
     label = jnp.argmax(best, axis=-1).astype(jnp.int32)
     largest, smallest = jnp.maximum(of_global, of_local), jnp.minimum(of_global, of_local)
-    # Two uniform outputs have no variance; they are equally sure.
+    # Two uniform outputs have no variance, and are equally certain.
     ratio = jnp.where(largest > 0, smallest / jnp.where(largest > 0, largest, 1.0), 1.0)
     return Decision(label, jnp.max(best, axis=-1), local, jnp.argmax(other, axis=-1) == label, ratio, other)

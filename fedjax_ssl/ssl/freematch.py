@@ -1,6 +1,6 @@
-"""FreeMatch (Wang et al. 2023): thresholds that follow the model's state of learning, and a fairness term over classes.
+"""FreeMatch (Wang et al. 2023): thresholds that follow the model's confidence, and a fairness term over classes.
 
-Both read a status that is averaged over batches of unlabeled data. q_b is the softmax output on the weak view of example b.
+Both read moving averages over batches of unlabeled data. q_b is the softmax output on the weak view of example b.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from fedjax_ssl.ssl import ema, thresholds
 
 
 class Status(NamedTuple):
-    """The state of learning, as moving averages over batches.
-
-    Attributes:
-        tau: tau_t, the mean confidence: the threshold of the class with the largest entry of `probs`.
-        probs: p_t, the mean softmax output; sums to 1.
-        histogram: h_t, the shares of the pseudo-labels; sums to 1.
-    """
+    """Moving averages over batches: of confidence tau_t, of softmax outputs p_t, and of the shares h_t of pseudo-labels."""
 
     tau: Float32[Array, ""]
     probs: Float32[Array, " C"]
@@ -37,19 +31,14 @@ def start(num_classes: int) -> Status:
 
 
 def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: float = 1.0, quantile: float = 0.0) -> Status:
-    """The status after one more batch, B its number of real examples (self-adaptive thresholding, SAT).
+    """The status after one more batch of B real examples (self-adaptive thresholding, SAT).
 
         tau_t = lambda tau_{t-1} + (1 - lambda) 1/B sum_b max_c q_b(c)
         p_t   = lambda p_{t-1}   + (1 - lambda) 1/B sum_b q_b
         h_t   = lambda h_{t-1}   + (1 - lambda) Hist(argmax_c q_b(c)) / B
 
-    Args:
-        status: before the batch.
-        probs: q_b; no gradient flows through the status.
-        mask: which rows are real examples; without any the status does not change.
-        decay: lambda, in [0, 1).
-        largest: upper limit of tau_t, in the status too (the authors' code on SVHN: .95).
-        quantile: if > 0, this quantile of max_c q_b(c) replaces their mean (the authors' option: .8).
+    `probs` are q_b, `mask` the real examples, and `decay` is lambda. tau_t is at most `largest`, and a `quantile` > 0 of
+    max_c q_b(c) replaces their mean. Without real examples the status does not change. No gradient flows through it.
     """
     chex.assert_rank([probs, mask], [2, 1])
     probs = jax.lax.stop_gradient(probs)
@@ -59,34 +48,24 @@ def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: f
         of_batch = jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, confidence, jnp.nan), quantile))  # 0 of an empty batch
     else:
         of_batch = jnp.sum(jnp.where(mask, confidence, 0.0)) / count
-    batch = Status(
-        of_batch,
-        jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / count,
-        _counts(probs, mask) / count,
-    )
-    new = ema.update(status, batch, decay)
+    mean_probs = jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / count
+    new = ema.update(status, Status(of_batch, mean_probs, _counts(probs, mask) / count), decay)
     new = new._replace(tau=jnp.minimum(new.tau, largest))
     return jax.tree.map(lambda x, y: jnp.where(jnp.any(mask), x, y), new, status)
 
 
 def class_thresholds(status: Status) -> Float32[Array, " C"]:
-    """tau_t(c) = p_t(c) / max_c' p_t(c') * tau_t; an example passes with max q_b >= tau_t(argmax q_b)."""
+    """The thresholds tau_t(c) = p_t(c) / max_c' p_t(c') * tau_t of the classes."""
     return thresholds.per_class(status.tau, status.probs)
 
 
 def fairness_loss(logits: Logits, accepted: Mask, status: Status) -> Scalar:
-    """Self-adaptive fairness (SAF), which is added to the loss with a small weight.
+    """The loss of self-adaptive fairness (SAF), over the strong views of accepted examples.
 
         L_f = sum_c a_c log(b_c + 1e-12),  a = SumNorm(p_t / h_t),  b = SumNorm(pbar / hbar),  with 1 / 0 := 0
 
-    pbar is the mean softmax output on the strong views of the accepted examples, hbar the histogram of the largest class of
-    these outputs. So L_f = -H(a, b) <= 0, with the sign of the paper and of both of its code bases: lowering it drives b away
-    from a. The gradient flows through pbar alone.
-
-    Args:
-        logits: of the strong views.
-        accepted: which examples count; without any the loss and its gradient are 0.
-        status: after the batch.
+    pbar is the mean softmax output, hbar the histogram of its largest classes. L_f = -H(a, b) <= 0 has the sign of the paper
+    and of its code. The gradient flows through pbar alone; without accepted examples loss and gradient are 0.
     """
     chex.assert_rank([logits, accepted], [2, 1])
     probs = jax.nn.softmax(logits.astype(jnp.float32))
@@ -99,13 +78,13 @@ def fairness_loss(logits: Logits, accepted: Mask, status: Status) -> Scalar:
 
 
 def _counts(probs: Probs, mask: Mask) -> Float32[Array, " C"]:
-    """For each class the number of examples in `mask` whose largest probability it has."""
-    leads = jax.nn.one_hot(jnp.argmax(probs, axis=1), probs.shape[1])
-    return jnp.sum(jnp.where(mask[:, None], leads, 0.0), axis=0)
+    """The number of examples in `mask` whose largest probability is that of each class."""
+    largest = jax.nn.one_hot(jnp.argmax(probs, axis=1), probs.shape[1])
+    return jnp.sum(jnp.where(mask[:, None], largest, 0.0), axis=0)
 
 
 def _reciprocal(x: Array) -> Array:
-    """1 / x, and 0 where that is infinite: the share of a class without pseudo-labels fades to 0."""
+    """1 / x, and 0 where that is infinite."""
     inverse = 1.0 / x
     return jnp.where(jnp.isfinite(inverse), inverse, 0.0)
 

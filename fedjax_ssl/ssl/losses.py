@@ -20,8 +20,7 @@ def cross_entropy(logits: Logits, labels: Labels) -> PerExample:
 def kl_divergence(target_logits: Logits, logits: Logits) -> PerExample:
     """KL(softmax(target_logits) || softmax(logits)), in nats; no gradient reaches the target.
 
-    (FL)^2, Eq. 13: the target is the clean model's output Q, the other side the perturbed model's Q*. FedSiam, Eq. 5 before
-    its mean: the target is the target network's output. FedLabel, Eq. 6 in the usual order: the target is the other expert's.
+    (FL)^2, Eq. 13; FedSiam, Eq. 5; FedLabel, Eq. 6 in the usual order.
     """
     target, output = _log_probs(target_logits, logits)
     return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
@@ -43,7 +42,7 @@ def _log_probs(target_logits: Logits, logits: Logits) -> tuple[Float32[Array, "B
 def sharpened_kl(weak_logits: Logits, strong_logits: Logits, temperature: float) -> PerExample:
     """UDA's consistency loss, KL(softmax(z_weak / T) || softmax(z_strong)), in nats; no gradient reaches the weak side.
 
-    Xie et al. 2020, Eq. 1 with the target of Section 3.2, which a temperature T < 1 sharpens.
+    Xie et al. 2020, Eq. 1 and Section 3.2.
     """
     return kl_divergence(weak_logits.astype(jnp.float32) / temperature, strong_logits)
 
@@ -56,10 +55,7 @@ def squared_error(target_logits: Logits, logits: Logits) -> PerExample:
 
 
 def negative_cosine(outputs: Float[Array, "B F"], targets: Float[Array, "B F"]) -> PerExample:
-    """-cos of the angle between an output and its target; no gradient reaches the target (BYOL's loss is 2 plus twice this).
-
-    It is 0, with a zero gradient, where either vector is 0.
-    """
+    """-cos of the angle between an output and its target, 0 if either is 0; no gradient reaches the target (BYOL, FedCon)."""
     chex.assert_equal_shape([outputs, targets])
     return -jnp.sum(_unit(outputs) * jax.lax.stop_gradient(_unit(targets)), axis=-1)
 
@@ -72,12 +68,10 @@ def _unit(vectors: Float[Array, "B F"]) -> Float32[Array, "B F"]:
 
 
 def masked_mean(values: Float[Array, " B"], where: Mask, denominator: Number | None = None) -> Scalar:
-    """Mean of `values` over `where`; 0 where nothing is selected, with a zero gradient.
+    """The mean of `values` over `where`; 0, with a zero gradient, if nothing is selected.
 
-    Args:
-        values: entries outside of `where` may be NaN, but their gradients must be finite.
-        where: which entries count.
-        denominator: divides in place of the number of selected entries; if it is 0, so is the result.
+    Values outside of `where` may be NaN, but their gradients must be finite. A `denominator` replaces the number of selected
+    entries; if it is 0, so is the result.
     """
     chex.assert_equal_shape([values, where])
     divisor = jnp.asarray(jnp.sum(where) if denominator is None else denominator, jnp.float32)
@@ -86,10 +80,7 @@ def masked_mean(values: Float[Array, " B"], where: Mask, denominator: Number | N
 
 
 def masked_quantile(values: Float[Array, "*shape"], where: Bool[Array, "*shape"], q: Number) -> Scalar:
-    """The q-quantile of `values` over `where`, q in [0, 1], interpolated linearly as NumPy does; infinity if none is selected.
-
-    Entries outside of `where` may be NaN.
-    """
+    """The q-quantile of `values` over `where`, interpolated linearly; infinity if none is selected. Others may be NaN."""
     chex.assert_equal_shape([values, where])
     ordered = jnp.sort(jnp.where(where, values, jnp.inf), axis=None)
     last = jnp.sum(where) - 1

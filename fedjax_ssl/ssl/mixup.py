@@ -11,10 +11,7 @@ from fedjax_ssl.ssl import losses
 
 
 def ratio(key: Key, alpha: float) -> Scalar:
-    """The mixing ratio lambda ~ Beta(alpha, alpha) of a whole batch, not folded to max(lambda, 1 - lambda).
-
-    With alpha = 1 it is uniform in [0, 1]; a small alpha > 0 puts it near 0 or 1.
-    """
+    """The mixing ratio lambda ~ Beta(alpha, alpha) of a whole batch."""
     return jax.random.beta(key, alpha, alpha)
 
 

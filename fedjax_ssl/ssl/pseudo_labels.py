@@ -1,4 +1,4 @@
-"""Pseudo-labels, and how good they are."""
+"""Hard pseudo-labels of softmax outputs, and diagnostics of their quality."""
 
 from __future__ import annotations
 
@@ -26,19 +26,10 @@ def harden(probs: Float[Array, "n C"]) -> PseudoLabels:
 def diagnostics(
     label: Int[Array, " n"], true_labels: Int[Array, " n"], accepted: Bool[Array, " n"], mask: Bool[Array, " n"]
 ) -> Metrics:
-    """The pseudo-label diagnostics of (FL)^2's Figure 3.
+    """Metrics of the quality of accepted pseudo-labels ((FL)^2, Figure 3), summed over a cohort and then divided.
 
     label ratio = accepted / all; pseudo-label accuracy = correct / accepted; correct (wrong) ratio = accepted and correct
-    (wrong) / all; correct-wrong ratio = correct / wrong. Summed over a cohort, then divided.
-
-    Args:
-        label: pseudo-labels.
-        true_labels: of the same examples.
-        accepted: which pseudo-labels train.
-        mask: which rows are real examples.
-
-    Returns:
-        Metrics under `diagnostics/`: fractions in [0, 1], and `correct_wrong_ratio` >= 0, without a value if nothing is wrong.
+    (wrong) / all; correct-wrong ratio = correct / wrong, without a value if none is wrong.
     """
     accepted = accepted & mask
     total, used = (jnp.sum(m, dtype=jnp.float32) for m in (mask, accepted))

@@ -1,15 +1,15 @@
-"""FedDure's fine-grained regulator (F-reg), the small network that weighs unlabeled examples, and the gradient it learns by.
+"""FedDure's fine-grained regulator (F-reg), a small network that weighs unlabeled examples, and the gradient it learns by.
 
-F-reg learns from what labeled examples say of a look-ahead network (a step of gradient descent that F-reg's weights shaped):
+F-reg of parameters w minimizes the labeled loss of a look-ahead network, one step of gradient descent on the weighed loss G:
 
     phi-(w) = phi - eta grad_phi G(w, phi)                      (Eq. 4)
     the gradient for w of CE(y, f(x; phi-(w)))                  (Eq. 5)
 
-With z = f(u; phi) the outputs that G is a function of, J their Jacobian and v = grad_phi CE at phi-, it equals
+With the outputs z = f(u; phi) of which G is a function, their Jacobian J and v = grad_phi CE at phi-, this gradient equals
 
     -eta grad_w <grad_phi G(w, phi), v> = -eta grad_w <dG/dz, J v>
 
-where only the small network is differentiated twice: z, J v and v take one pass of the large network each.
+where only the small network is differentiated twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIDDEN = 128
 
 
 def init(key: Key, num_classes: int) -> Params:
-    """A fresh F-reg, C -> HIDDEN -> 1, with PyTorch's default initialization: 1,537 parameters for C = 10."""
+    """Fresh parameters of F-reg, C -> HIDDEN -> 1, with PyTorch's default initialization."""
     torch = INITIALIZATIONS["torch"]
 
     def linear(key: Key, fan_in: int, features: int) -> Params:
@@ -51,14 +51,9 @@ def instance_weights(w: Params, probs: Probs) -> PerExample:
 def direct_gradient(
     loss: Callable[[Params, Logits], Scalar], w: Params, outputs: Logits, change: Logits, rate: float
 ) -> Params:
-    """Eq. 5's gradient for w in the form above, -rate grad_w <dG/dz, J v>.
+    """The gradient of Eq. 5 for w in its direct form, -rate grad_w <dG/dz, J v>.
 
-    Args:
-        loss: (w, z) -> G.
-        w: F-reg's parameters.
-        outputs: z.
-        change: J v, how z changes along v.
-        rate: the look-ahead's learning rate.
+    `loss` is (w, z) -> G, `outputs` is z, `change` is J v, and `rate` the learning rate eta of the look-ahead.
     """
 
     def along(w: Params) -> Scalar:
@@ -70,14 +65,9 @@ def direct_gradient(
 def nested_gradient(
     loss: Callable[[Params, Params], Scalar], labeled_loss: Callable[[Params], Scalar], w: Params, phi: Params, rate: float
 ) -> Params:
-    """Eq. 5's gradient for w as it is written: the gradient through the look-ahead step, which contains a gradient itself.
+    """The gradient of Eq. 5 for w as it is written, through the look-ahead step, which contains a gradient itself.
 
-    Args:
-        loss: (w, phi) -> G.
-        labeled_loss: phi -> CE(y, f(x; phi)).
-        w: F-reg's parameters.
-        phi: the network's parameters.
-        rate: the look-ahead's learning rate.
+    `loss` is (w, phi) -> G, `labeled_loss` is phi -> CE(y, f(x; phi)), and `rate` the learning rate eta of the look-ahead.
     """
 
     def ahead(w: Params) -> Scalar:

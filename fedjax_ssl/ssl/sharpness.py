@@ -1,4 +1,4 @@
-"""Sharpness-aware perturbations (SAM, ASAM) and the gradients that use them."""
+"""Sharpness-aware perturbations of parameters (SAM, ASAM), and the consistency gradient of (FL)^2 that uses them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,20 @@ def global_norm(tree: Params) -> Scalar:
 
 
 def _per_norm(rho: float, norm: Scalar) -> Scalar:
-    # An empty confident set has a zero gradient: the perturbation is then 0, not 0/0.
+    # Without confident examples the gradient is 0, and so is the perturbation.
     return jnp.where(norm > 0, rho / jnp.where(norm > 0, norm, 1.0), 0.0)
 
 
 def sam_perturbation(grad: Params, rho: float) -> Params:
-    """SAM's perturbation, eps = rho g / ||g||_2 with one norm over all parameters ((FL)^2, Eqs. 6 and 12); zeros if g = 0.
-
-    No gradient flows through it.
-    """
+    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12)."""
     scale = _per_norm(rho, global_norm(grad))
     return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
 
 
 def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.01) -> Params:
-    """ASAM's perturbation, eps = rho T^2 g / ||T g||_2 (Kwon et al. 2021, p = 2; used by (FL)^2 in place of Eq. 12).
+    """ASAM's perturbation eps = rho T^2 g / ||T g||_2, constant, 0 if g = 0 (Kwon et al. 2021, p = 2; (FL)^2, Section 5.1).
 
     T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
-    The perturbation is zero if g = 0, and no gradient flows through it.
-
-    Args:
-        params: w.
-        grad: g.
-        rho: radius, >= 0.
-        eta: stabilizer of |w|.
     """
 
     def scaling(path: tuple, w: Array) -> Array:
@@ -86,19 +76,18 @@ def consistency_gradient(
         L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i), 0 if none is    (Eq. 13)
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
-    Q_i and Q*_i are the outputs on the same strong view at W and W*. Two forward passes and three backward passes: the
-    first forward serves Q, L_a and L_p.
+    Q_i and Q*_i are the outputs on the same strong view at W and W*.
 
     Args:
-        forward: params -> (logits, auxiliary), the strong views' outputs in training mode.
+        forward: params -> (logits, auxiliary), the outputs on strong views in training mode.
         params: W.
         targets: the batch's pseudo-labels and masks.
         perturb: (params, gradient of L_p) -> eps.
-        objective: `sacr` for L_cs as above, or `sam` for the standard SAM objective, L_p at W*, in its place (Figure 4).
+        objective: `sacr`, or `sam` for the standard SAM objective, L_p at W*, in place of L_cs (Figure 4).
         weights: (w_a, w_cs).
 
     Returns:
-        (g, StepLosses, auxiliary of the forward pass at W). The one at W* updates no batch-norm statistics.
+        (g, StepLosses, auxiliary of the forward pass at W).
     """
 
     def clean(p: Params) -> tuple[tuple[Array, Array], tuple[Array, PyTree]]:

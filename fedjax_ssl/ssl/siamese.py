@@ -1,7 +1,7 @@
-"""FedSiam's layer selection: how far two networks are apart, layer by layer, and which layers are uploaded.
+"""FedSiam's layer selection: the distances between the layers of two networks, and which layers are uploaded.
 
-A layer is one module's parameters together (a convolution's kernel and bias, a batch norm's scale and bias), in the order of
-the parameters' pytree; J is the number of layers. Rounds count from 1 here, as in the paper.
+A layer is all parameters of one module, such as kernel and bias of a convolution; J is the number of layers. As in the paper,
+rounds count from 1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from jaxtyping import Bool, Float, Int, Int32, PyTree
 from fedjax_ssl.arrays import Array, Number, Params, Scalar
 from fedjax_ssl.ssl import losses
 
-LEAST_NORM = 1e-12
-"""Lower limit of a layer's norm: FSM stays finite, and large where the other network's layer is not 0."""
-
-
+MIN_NORM = 1e-12
+"""The norm of a layer is at least this in FSM, which is then finite."""
 Rounds = Int[Array, "..."]
 Shares = Float[Array, "..."]
 
@@ -36,7 +34,7 @@ def layers(params: Params) -> tuple[str, ...]:
 
 
 def layer_bytes(names: tuple[str, ...], *trees: Params) -> Int32[np.ndarray, " J"]:
-    """Bytes of each layer, in parameters and, where they are sent, batch-norm statistics."""
+    """The bytes of each layer in `trees`, parameters and possibly batch-norm statistics."""
     size = dict.fromkeys(names, 0)
     for name, leaf in (item for tree in trees for item in _leaves(tree)):
         size[name] += leaf.size * leaf.dtype.itemsize
@@ -44,9 +42,9 @@ def layer_bytes(names: tuple[str, ...], *trees: Params) -> Int32[np.ndarray, " J
 
 
 def layer_distances(target: Params, online: Params) -> Float[Array, " J"]:
-    """FSM[j] = ||theta_t[j] - theta_s[j]|| / ||theta_s[j]||, Euclidean norms over a layer's entries (FedSiam, Eq. 10).
+    """The distance FSM[j] = ||theta_t[j] - theta_s[j]|| / ||theta_s[j]|| of each layer (FedSiam, Eq. 10).
 
-    theta_t is the target network, theta_s the online network.
+    theta_t is the target network, theta_s the online network, and norms are Euclidean.
     """
     chex.assert_trees_all_equal_shapes(target, online)
     names = layers(online)
@@ -57,7 +55,7 @@ def layer_distances(target: Params, online: Params) -> Float[Array, " J"]:
             squares[name] += jnp.sum(jnp.square(leaf))
         return jnp.sqrt(jnp.stack(list(squares.values())))
 
-    return norms(jax.tree.map(jnp.subtract, target, online)) / jnp.maximum(norms(online), LEAST_NORM)
+    return norms(jax.tree.map(jnp.subtract, target, online)) / jnp.maximum(norms(online), MIN_NORM)
 
 
 def linear_share(number: Rounds, *, saved: float, pi_rounds: float, rounds: int | Rounds) -> Shares:
@@ -65,13 +63,8 @@ def linear_share(number: Rounds, *, saved: float, pi_rounds: float, rounds: int 
 
         tau = 0 for R_g <= phi_g, else 2 (1 - mu) R_G (R_G - R_g) / (R_G - phi_g)^2, cut to [0, 1]
 
-    Before it is cut to [0, 1] it adds up to (1 - mu) R_G over a run. It is a share of layers, whatever their sizes.
-
-    Args:
-        number: R_g, the round, from 1.
-        saved: mu in [0, 1], the share of the online network's layers that is not uploaded.
-        pi_rounds: phi_g.
-        rounds: R_G > phi_g.
+    R_g is `number`, the round; R_G is `rounds`, phi_g < R_G is `pi_rounds`, and mu in [0, 1] is `saved`, the share of layers
+    that is not uploaded: before it is cut, tau adds up to (1 - mu) R_G over a run.
     """
     tau = 2.0 * (1.0 - saved) * rounds / (rounds - pi_rounds) ** 2 * (rounds - number)
     return jnp.where(number <= pi_rounds, 0.0, jnp.clip(tau, 0.0, 1.0))
@@ -82,19 +75,14 @@ def rectangle_share(number: Rounds, *, saved: float, pi_rounds: float, end_round
 
         tau = (1 - mu) R_G / (varphi_g - phi_g) for phi_g < R_g < varphi_g, cut to [0, 1], else 0
 
-    Args:
-        number: R_g, the round, from 1.
-        saved: mu in [0, 1].
-        pi_rounds: phi_g.
-        end_round: varphi_g > phi_g.
-        rounds: R_G.
+    varphi_g = `end_round` > phi_g; for the other arguments see `linear_share`.
     """
     tau = jnp.minimum((1.0 - saved) * rounds / (end_round - pi_rounds), 1.0)
     return jnp.where((number > pi_rounds) & (number < end_round), tau, 0.0)
 
 
 class Window(NamedTuple):
-    """Lambda: the distances that M clients sent in each of the last W rounds, as a ring, and which clients' distances count."""
+    """The distances that M clients sent in each of the last W rounds, as a ring, and which clients count (Lambda)."""
 
     values: Float[Array, "W M J"]
     used: Bool[Array, "W M"]
@@ -113,7 +101,7 @@ def remember(window: Window, round: Number, distances: Float[Array, "M J"], used
 
 
 def boundary(window: Window, tau: Number) -> Scalar:
-    """The (1 - tau)-quantile of the window's distances, interpolated linearly as NumPy does; infinity if there is none."""
+    """The (1 - tau)-quantile of the window's distances, interpolated linearly; infinity if there is none."""
     return losses.masked_quantile(window.values, jnp.broadcast_to(window.used[..., None], window.values.shape), 1.0 - tau)
 
 
@@ -123,10 +111,7 @@ def uploaded(distances: Float[Array, "... J"], bound: Number, tau: Number) -> Bo
 
 
 def select_layers(names: tuple[str, ...], chosen: Bool[Array, "M J"], tree: Params, other: Params) -> Params:
-    """The chosen layers of `tree`, and the other layers of `other`.
-
-    Both have leading axis M and hold parameters, or the statistics of their batch norms; `names` are the J layers.
-    """
+    """The chosen layers of `tree`, and the other layers of `other`, both parameters or statistics with leading axis M."""
     which = {name: chosen[:, j] for j, name in enumerate(names)}
 
     def select(path: tuple, a: Array, b: Array) -> Array:

@@ -12,12 +12,7 @@ from fedjax_ssl.arrays import Array, Number
 
 
 class ClientThresholds(NamedTuple):
-    """A client's adaptive thresholds.
-
-    Attributes:
-        tau: tau_k in [1/C, 1], the client's learning status (Eq. 7); 0 for a client without data.
-        per_class: tau_k(c) in [0, tau] (Eq. 9).
-    """
+    """A client's learning status tau_k in [1/C, 1], 0 without data, and its thresholds tau_k(c) in [0, tau_k]."""
 
     tau: Float32[Array, ""]
     per_class: Float32[Array, " C"]
@@ -30,9 +25,7 @@ def client_adaptive(probs: Float[Array, "n C"], mask: Bool[Array, " n"]) -> Clie
         pbar(c)  = mean_i q_i(c)                            (Eq. 8)
         tau_k(c) = pbar(c) / max_c' pbar(c') * tau_k        (Eq. 9)
 
-    Args:
-        probs: the global model's softmax outputs q_i on weakly augmented unlabeled images.
-        mask: which rows are real examples.
+    q_i are the global model's softmax outputs on weak views of the real examples, `probs` where `mask`.
     """
     chex.assert_rank([probs, mask], [2, 1])
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
@@ -53,11 +46,7 @@ def falling(base: Number, round: Int[Array, ""], *, protected: bool) -> Float[Ar
 
         q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m, or as before if not `protected`
 
-    Args:
-        base: m in [0, 1], the mean confidence of the first phase's model.
-        round: r, rounds of the second phase before this one.
-        protected: whether q rises to 1.4 m at r = 35, where it has fallen to .84 m. Otherwise q <= 0 from r = 50 on, and
-            everything passes.
+    m = `base` in [0, 1] is the mean confidence of the first phase's model, r the round of the second phase, from 0.
     """
     fallen = 1.0 - 0.02 * round.astype(jnp.float32)
     factor = jnp.where(round < 10, 1.0, jnp.where(protected & (round >= 35), 0.5, fallen))

@@ -1,4 +1,4 @@
-"""Training signal annealing (TSA) of UDA: a labeled example that is learned trains again only once the threshold has risen."""
+"""Training signal annealing (TSA) of UDA: labeled examples train while their probability is below a rising threshold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from jaxtyping import Bool
 
 from fedjax_ssl.arrays import Array, Labels, Logits, Number, Scalar
 
-SCHEDULES = ("none", "linear", "exp", "log")
-
 
 def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
     """TSA's threshold, which rises from about 1/C to about 1 (Xie et al. 2020, Section 3.2, and its released code).
@@ -18,10 +16,7 @@ def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
         eta_t = a_t (1 - 1/C) + 1/C
         a_t   = t/T (linear), exp(5 (t/T - 1)) (exp), 1 - exp(-5 t/T) (log)
 
-    Args:
-        schedule: `linear`, `exp` or `log`.
-        progress: t/T in [0, 1].
-        num_classes: C.
+    `progress` is t/T in [0, 1], and C the number of classes.
     """
     progress = jnp.asarray(progress, jnp.float32)
     a = {
@@ -33,10 +28,7 @@ def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
 
 
 def selected(logits: Logits, labels: Labels, eta: Number) -> Bool[Array, " B"]:
-    """Which labeled examples train: those whose correct class has a probability of at most the threshold `eta`.
-
-    The supervised loss is their total cross-entropy, divided by max(their number, 1).
-    """
+    """Which labeled examples train: those whose correct class has a probability of at most the threshold `eta`."""
     chex.assert_rank([logits, labels], [2, 1])
     probs = jax.nn.softmax(jax.lax.stop_gradient(logits).astype(jnp.float32))
     return jnp.take_along_axis(probs, labels[:, None], axis=1)[:, 0] <= eta

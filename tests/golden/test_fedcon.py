@@ -18,7 +18,7 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import ServerData, Shard
-from fedjax_ssl.methods.fedcon import FedConOptions, FedConState, Personal, fedcon, server_work
+from fedjax_ssl.methods.fedcon import FedConClientState, FedConOptions, FedConServerState, fedcon, server_work
 from fedjax_ssl.ssl import losses
 from tests.golden.linear_clients import (
     InOrder,
@@ -163,7 +163,7 @@ class Client:
         unlabeled = examples(self.pool, self.index, 7)
         shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
         shared = Broadcast(Weights(received, {}), jnp.float32(RATE))
-        return client_update()(shared, (), Personal(head, target, jnp.asarray(seen), kept), shard, jax.random.key(0))
+        return client_update()(shared, (), FedConClientState(head, target, jnp.asarray(seen), kept), shard, jax.random.key(0))
 
 
 SGD, TARGET_DECAY = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), 0.7
@@ -248,7 +248,7 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
         teacher = combine(lambda t, w, decay=decay: decay * t + (1 - decay) * w, teacher, w)
 
     params, average = map(named, start)
-    state = FedConState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
+    state = FedConServerState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
     # One batch of all labels: the mean over it does not feel the order.
     labeled = examples(pool, np.arange(LABELS), LABELS, y)
     data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)), ROUNDS)

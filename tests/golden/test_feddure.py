@@ -16,7 +16,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.methods.feddure import ClientState, FedDureOptions, Regulators, Seen, Setup, feddure, regulate
+from fedjax_ssl.methods.feddure import FedDureClientState, FedDureOptions, Regulators, Setup, StepViews, feddure, regulate
 from fedjax_ssl.ssl import regulators
 from tests.golden.linear_clients import (
     BATCH,
@@ -227,10 +227,10 @@ def got(client, options, optimizer, w, adam, stats):
     task = task._replace(model=in_front_of(task.model)) if stats else task
     training = InOrder(optimizer, lambda _: None, BATCH, epochs=EPOCHS, persistent=False)
     method = feddure(task=task, client=training, server=Server(None, None, 0, None), options=options)
-    kept = ClientState((), (), ())
+    kept = FedDureClientState((), (), ())
     if options.regulators != "no_f":
         moments = (float32(unflat(leaf)) for leaf in (adam.m, adam.v))
-        kept = ClientState((), float32(unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
+        kept = FedDureClientState((), float32(unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
     shared = Broadcast(Weights(named(client.params), float32(stats)), jnp.float32(RATE))
     update, *output = with_costs(method.client_update)(shared, (), kept, client.shard(), jax.random.key(0))
     return update.params["Dense_0"], update.stats, *output
@@ -310,7 +310,7 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
     views = rng.standard_normal((11, *shape)).astype(np.float32)
     views[[4, 9, 10]] = np.nan
     masks = np.isfinite(views[:, 0, 0, 0])
-    seen = Seen(views[:5], np.array([0, 2, 1, 1, 0]), masks[:5], None, views[5:], masks[5:])
+    seen = StepViews(views[:5], np.array([0, 2, 1, 1, 0]), masks[:5], None, views[5:], masks[5:])
     w = regulators.init(jax.random.key(2), CLASSES)
     label, passed = np.array([1, 0, 2, 2, 1, 0]), np.ones(6, bool)
     gradients = []
@@ -342,7 +342,7 @@ def reward_of():
     setup = Setup(task, Training(optax.identity(), lambda _: None, 4, epochs=1), options)
     w = regulators.init(jax.random.key(2), CLASSES)
     before = Regulators(weights.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
-    seen = Seen(views, labels, mask, views, views, mask)
+    seen = StepViews(views, labels, mask, views, views, mask)
     return jax.jit(lambda label: regulate(setup, seen, label, mask, weights, before, jax.random.key(0))[1])
 
 

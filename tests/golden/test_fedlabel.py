@@ -20,7 +20,7 @@ from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Wei
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm, mean_of_stack
 from fedjax_ssl.method import Aggregate, ServerData, Shard
-from fedjax_ssl.methods.fedlabel import ClientState, FedLabelOptions, Halves, fedlabel
+from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
 from tests.golden.linear_clients import (
     assert_metrics,
@@ -198,7 +198,7 @@ class Problem:
         shard = Shard(labeled, examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         states = [with_leaves(client.optimizer.init(float32(self.w)), float32(m)) for m in self.momenta]
         shared = Broadcast(Weights(float32(self.w), float32(self.v)), jnp.float32(RATE), jnp.int32(0))
-        return update(shared, (), ClientState(*states), shard, jax.random.key(0))
+        return update(shared, (), FedLabelClientState(*states), shard, jax.random.key(0))
 
 
 def in_order(key, mask, batch_size, steps):

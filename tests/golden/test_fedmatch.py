@@ -16,7 +16,7 @@ from fedjax_ssl.local import Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods.fedmatch import Broadcast, ClientState, FedMatchOptions, Helpers, fedmatch
+from fedjax_ssl.methods.fedmatch import FedMatchBroadcast, FedMatchClientState, FedMatchOptions, Helpers, fedmatch
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
 from tests.golden import linear_clients
@@ -148,8 +148,10 @@ class Problem:
         shard = Shard(labeled, examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         momenta = self.momenta if at_clients else self.momenta[1:]
         momenta = tuple(with_leaves(SGD.init(named(tree)), named(tree)) for tree in momenta)
-        kept = ClientState(jnp.array(seen), jnp.zeros(CLASSES), named(self.known), momenta)
-        shared = Broadcast(Weights(Parts(named(self.sigma), named(self.psi)), {}), jnp.float32(RATE), jnp.array(bool(helpers)))
+        kept = FedMatchClientState(jnp.array(seen), jnp.zeros(CLASSES), named(self.known), momenta)
+        shared = FedMatchBroadcast(
+            Weights(Parts(named(self.sigma), named(self.psi)), {}), jnp.float32(RATE), jnp.array(bool(helpers))
+        )
         psi = jax.tree.map(lambda *x: jnp.stack(x), *(named(h) for h in self.helpers))
         own = Helpers(psi, jnp.arange(2) < len(helpers))
         return update(shared, own, kept, shard, jax.random.key(0))

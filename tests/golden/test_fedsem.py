@@ -14,7 +14,7 @@ import pytest
 from fedjax_ssl.local import Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData
-from fedjax_ssl.methods.fedsem import Broadcast, ClientState, FedSemOptions, fedsem
+from fedjax_ssl.methods.fedsem import FedSemBroadcast, FedSemClientState, FedSemOptions, fedsem
 from tests import toy
 from tests.golden.linear_clients import (
     BATCH,
@@ -66,10 +66,10 @@ def problem(norm="static"):
 
 def got(round, pseudo, *, labeled=LABELED, unlabeled=UNLABELED):
     _, update, client, start = problem()
-    shared = Broadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
+    shared = FedSemBroadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
     optimizer = with_leaves(SGD.init(named(start)), jax.tree.map(jnp.zeros_like, named(start)))
     shard = client.shard(labeled, unlabeled)
-    return update(shared, (), ClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
+    return update(shared, (), FedSemClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
 
 
 def expected(x, y):

@@ -248,7 +248,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     sent = data.weights(*([data.online] if name == "fedsiam_pi" else [data.online, data.target]), stats=stats)
     state = empty_state(method)._replace(weights=sent)
     shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
-    kept = fedsiam.ClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
+    kept = fedsiam.FedSiamClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
     output = with_costs(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)

@@ -17,7 +17,15 @@ from fedjax_ssl.local import Server, Task, Weights
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods.fedtrinet import Broadcast, ClientState, FedTriNetOptions, alpha, fedtrinet, fine_tune, splice
+from fedjax_ssl.methods.fedtrinet import (
+    FedTriNetBroadcast,
+    FedTriNetClientState,
+    FedTriNetOptions,
+    alpha,
+    fedtrinet,
+    fine_tune,
+    splice,
+)
 from fedjax_ssl.ssl import thresholds
 from tests import toy
 from tests.golden.linear_clients import (
@@ -154,8 +162,10 @@ class Problem:
         shard = Shard(rows, others, jnp.asarray(self.true_labels, jnp.int32))
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
         optimizer = with_leaves(SGD.init(named(self.shared)), named(self.momentum))
-        kept = ClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
-        shared = Broadcast(Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round))
+        kept = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
+        shared = FedTriNetBroadcast(
+            Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round)
+        )
         return shared, (), kept, shard, jax.random.key(0)
 
     def got(self, **case):
@@ -347,7 +357,7 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     labeled = examples(images, np.arange(LABELED), LABELED, LABELS)
     shared, last = (task.init(jax.random.key(seed), (8, 8, 1)) for seed in (1, 2))
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
-    message = Broadcast(shared, None, jnp.float32(RATE), jnp.int32(0))
+    message = FedTriNetBroadcast(shared, None, jnp.float32(RATE), jnp.int32(0))
     first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
     joined = splice(task, shared, last)
     run = jax.jit(lambda: fine_tune(task, training, message, last, Shard(labeled, None, None), True, jax.random.key(3)))

@@ -174,7 +174,7 @@ CHOSEN = [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
 def test_d_takes_the_targets_layers_under_the_boundary_and_averages_by_size():
     example = Round()
     state, aggregate, metrics = CHOOSE(
-        example.state(2), example.stacked(DISTANCES), jnp.float32(0.5), round=jnp.int32(3), both_travel=jnp.array(True)
+        example.state(2), example.stacked(DISTANCES), jnp.float32(0.5), round=jnp.int32(3), both_sent=jnp.array(True)
     )
     assert aggregate.weight == 3
     for sent, update, expected in zip(example.sent, aggregate.update.params, example.expected(CHOSEN), strict=True):
@@ -188,14 +188,14 @@ def test_d_takes_the_targets_layers_under_the_boundary_and_averages_by_size():
     # The next round looks back on both: the median is .345 then, and .375 of these values alone.
     more = [[0.4, 0.2, 0.34], [0.5, 0.35, 0.9], [np.nan] * 3]
     np.testing.assert_allclose(np.median([*DISTANCES[0], *DISTANCES[1], *more[0], *more[1]]), 0.345)
-    _, _, metrics = CHOOSE(state, example.stacked(more), jnp.float32(0.5), round=jnp.int32(4), both_travel=jnp.array(True))
+    _, _, metrics = CHOOSE(state, example.stacked(more), jnp.float32(0.5), round=jnp.int32(4), both_sent=jnp.array(True))
     assert metrics["comm/bytes_up"].total.tolist() == [28 + 12 + 8, 28 + 12 + 28, 28 + 12]
 
 
 def test_while_one_network_travels_the_target_alone_is_sent_and_becomes_both():
     example = Round()
     state, aggregate, metrics = CHOOSE(
-        example.state(2), example.stacked(np.zeros((3, 3))), jnp.float32(0), round=jnp.int32(0), both_travel=jnp.array(False)
+        example.state(2), example.stacked(np.zeros((3, 3))), jnp.float32(0), round=jnp.int32(0), both_sent=jnp.array(False)
     )
     assert metrics["comm/bytes_up"].total.tolist() == [28, 28, 28]
     assert metrics["client/upload_fraction"].total == 0
@@ -217,7 +217,7 @@ def test_batch_norm_statistics_go_with_their_layer_where_they_travel():
         example.stacked(DISTANCES, update),
         jnp.float32(0.5),
         round=jnp.int32(0),
-        both_travel=jnp.array(True),
+        both_sent=jnp.array(True),
     )
     got = [s["b"]["mean"] - u["b"]["mean"] for s, u in zip(sent, aggregate.update.stats, strict=True)]
     np.testing.assert_allclose(got, [[(2 * 10 + 22) / 3], [(2 * 11 + 22) / 3]], rtol=1e-5)
@@ -227,9 +227,7 @@ def test_batch_norm_statistics_go_with_their_layer_where_they_travel():
 def test_clients_of_weight_zero_leave_the_model_alone():
     example = Round()
     stacked = example.stacked(np.full((3, 3), np.nan))._replace(weight=jnp.zeros(3))
-    state, aggregate, metrics = CHOOSE(
-        example.state(2), stacked, jnp.float32(1), round=jnp.int32(0), both_travel=jnp.array(True)
-    )
+    state, aggregate, metrics = CHOOSE(example.state(2), stacked, jnp.float32(1), round=jnp.int32(0), both_sent=jnp.array(True))
     assert aggregate.weight == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(aggregate.update.params))
     assert metrics["client/upload_fraction"].weight == 0
