@@ -15,17 +15,17 @@ OWN = {
     "fedlabel": {"method__burn_in": 0.0},
     "fedsiam_d": {"method__pi_rounds": 0.0},
     "fl2": {"method__confidence": 0.2},
-    "semifl": {"method__confidence": 0.2},
+    "semifl": {"method__confidence": 0.05},
 }
 ROUND = 2  # a second phase has begun, and pseudo-labels are made in it
 
 
 def client_of(method, labels_at, **more):
-    """Nine labeled examples, where clients have labels, and twenty others; a linear network of clear opinions."""
+    """Nine labeled examples, where clients have labels, and 18 others, no multiple of a batch; a network of clear opinions."""
     labeled = 9 if labels_at == "clients" or method in LABELS_ALONE else 0
     scale = 1.0 if method == "fedcon" else 4.0  # whose clients start with the first weights as their target
     overrides = {"network": "linear", "client__epochs": 2, "client__batch_size": 8} | OWN.get(method, {}) | more
-    return Client(method, labeled, 20, scale=scale, labels_at=labels_at, **overrides)
+    return Client(method, labeled, 18, scale=scale, labels_at=labels_at, **overrides)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -74,9 +74,9 @@ def test_the_proximal_term_pulls_towards_the_broadcast_model(method):
     """Of methods whose whole client updates are not computed with it elsewhere."""
     labels_at = tiny.LABELS_AT.get(method, ("server",))[0]
     free, pulled = (
-        np.linalg.norm(flat(client_of(method, labels_at, method__prox_mu=mu)(round=ROUND).update)) for mu in (0.0, 10.0)
+        np.linalg.norm(flat(client_of(method, labels_at, method__prox_mu=mu)(round=ROUND).update)) for mu in (0.0, 20.0)
     )
-    assert 0 < pulled < 0.95 * free
+    assert 0 < pulled < 0.8 * free
 
 
 def test_every_method_with_clients_is_tested():
