@@ -43,7 +43,7 @@ class FL2Options(Options):
     )
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
         default="confident",
-        description="Examples of the second loss: F_k (`confident`), F_k and A_k (`released`), A_k, or its `correct` ones (oracle).",
+        description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its `correct` ones (an oracle).",
     )
     perturbation: Literal["asam", "sam"] = Field(
         default="asam", description="The perturbation: `asam` (Section 5.1) or `sam` (Eq. 12)."
