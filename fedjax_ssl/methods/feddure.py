@@ -110,7 +110,7 @@ class StepViews(NamedTuple):
 
 
 def feddure(*, task: Task, client: Training, server: Server, options: FedDureOptions = FedDureOptions()) -> Method:
-    """FedDure, Algorithm 1, whose clients are averaged with weights |D_s| + |D_u|."""
+    """FedDure, Algorithm 1: two regulators weigh pseudo-labels; clients are averaged by data size, |D_s| + |D_u|."""
     setup = Setup(task, client, options)
 
     def client_update(shared: Broadcast, _: PyTree, state: FedDureClientState, shard: Shard, key: jax.Array) -> ClientOutput:

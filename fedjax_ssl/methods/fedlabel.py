@@ -120,7 +120,7 @@ class Halves(NamedTuple):
 
 
 def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelOptions = FedLabelOptions()) -> Method:
-    """FedLabel, for labels at the clients.
+    """FedLabel, for labels at the clients: pseudo-labels by the more certain of the global and the local model.
 
     `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """

@@ -90,7 +90,7 @@ class FedMatchClientState(NamedTuple):
 
 
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
-    """FedMatch, for labels at the server or at the clients. Its broadcast reads the states of all clients."""
+    """FedMatch, for labels at the server or at the clients: parameters in two parts, and clients that help each other."""
     setup = Setup(task, client, server, options, "clients" in task.labels_at)
     work = server_work(setup)
     return Method(

@@ -57,9 +57,9 @@ class FedSemClientState(NamedTuple):
 
 
 def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptions = FedSemOptions()) -> Method:
-    """FedSem, for labels at the clients. In the first phase a client without labels takes no part.
+    """FedSem, for labels at the clients: FedAvg on labels, then on all data with pseudo-labels that are made once.
 
-    Training sees labeled and pseudo-labeled examples in the view `data.labeled`.
+    In the first phase a client without labels takes no part. Training sees examples with a label in the view `data.labeled`.
     """
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSemBroadcast, PyTree]:

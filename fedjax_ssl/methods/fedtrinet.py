@@ -90,9 +90,9 @@ class FedTriNetClientState(NamedTuple):
 
 
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
-    """FedTriNet, for labels at the clients. All training sees examples in the view `data.labeled`.
+    """FedTriNet, for labels at the clients: permanent pseudo-labels by three networks.
 
-    `ModelFns.first_blocks` says which layers of the network are its first blocks.
+    All training sees examples in the view `data.labeled`. `ModelFns.first_blocks` names the first blocks of the network.
     """
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedTriNetBroadcast, PyTree]:

@@ -43,7 +43,7 @@ class FL2Options(Options):
     )
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
         default="confident",
-        description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its `correct` ones (an oracle).",
+        description="Examples of the second loss: F_k (`confident`), F_k and A_k (`released`), A_k, or its `correct` ones.",
     )
     perturbation: Literal["asam", "sam"] = Field(
         default="asam", description="The perturbation: `asam` (Section 5.1) or `sam` (Eq. 12)."
@@ -65,7 +65,7 @@ class Labeling(NamedTuple):
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
-    """(FL)^2, Algorithm 1."""
+    """(FL)^2, Algorithm 1: adaptive pseudo-labels, sharpness-aware consistency, and weights by learning status."""
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)

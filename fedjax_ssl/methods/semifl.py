@@ -51,7 +51,7 @@ class SemiFLOptions(Options):
 
 
 def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptions = SemiFLOptions()) -> Method:
-    """SemiFL, and the ablations of its two parts: global pseudo-labels (`options`) and fine-tuning (`server.training`).
+    """SemiFL: pseudo-labels by the global model, mixup at the clients, and fine-tuning at the server.
 
     With `pseudo_labels=batch` and `server.training=parallel` it is the paper's FedAvg + FixMatch.
     """
