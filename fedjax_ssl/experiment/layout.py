@@ -20,7 +20,7 @@ class Layout(NamedTuple):
     """A layout, nothing of it `auto`. A resumed run has the layout that it began with.
 
     Attributes:
-        strategy: one of STRATEGIES.
+        strategy: `vmap`, `scan`, `chunked` or `sharded`.
         chunk_size: clients that are vmapped together; 0: all that a device has.
         devices: D, which share the clients of a run.
         runs_at_once: runs that have devices of their own at the same time.
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
             batch_size=self.batch_size,
             precision=given.precision,
             rounds=given.rounds_per_dispatch,
-            shrinks=given.strategy in ("auto", "sharded") and given.chunk_size == 0,
+            auto_chunk=given.strategy in ("auto", "sharded") and given.chunk_size == 0,
         )
 
     def after(self, execution: Execution) -> Layout:

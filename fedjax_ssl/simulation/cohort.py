@@ -10,18 +10,10 @@ from fedjax_ssl.simulation import rng
 
 
 def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:
-    """The cohort of a round: M of K clients, uniformly without replacement.
+    """The cohort of a round (int32 scalar, from 0): M of K clients, uniformly without replacement.
 
-    Floyd's algorithm: its cost depends on M alone, so that a round with a million clients draws as fast as one with ten.
-
-    Args:
-        key: the run's root key.
-        round: int32 scalar, 0-based.
-        spec: with K and M.
-        rounds: how many rounds the run has.
-
-    Returns:
-        Cohort with ids int32 [M].
+    Floyd's algorithm: its cost depends on M alone, so that a round of a million clients is drawn as fast as one of ten. `key`
+    is the run's root key.
     """
     num_clients, cohort_size = spec.num_clients, spec.cohort_size
     tops = jnp.arange(num_clients - cohort_size, num_clients, dtype=jnp.int32)

@@ -1,13 +1,13 @@
-"""What a client computes: examples that pass through networks, counted in its traced program.
+"""How many examples a client passes through networks, counted while its program runs.
 
-`with_passes` rewrites a function so that it also returns how many examples went forwards and backwards through a network. It
-follows the program's loops and branches: a loop counts as often as it really runs, a branch if it is taken. The marks that it
-looks for are set by `fedjax_ssl.local.task.Task`; a method's author need not know of them.
+`with_passes` follows a traced program's loops and branches: a loop counts as often as it runs, a branch if it is taken. What it
+looks for are the marks that `fedjax_ssl.local.task.Task` sets; a method's author need not know of them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,11 +22,9 @@ PyTree = Any
 
 
 class Passes(NamedTuple):
-    """Examples that passed through a network, padding of batches included: int32 scalars, or numbers.
+    """Examples that passed forward and backward through a network, padding of batches included: int32 scalars, or numbers.
 
-    Attributes:
-        forward: through a whole network, or its features. A gradient of a gradient takes one more, along a direction.
-        backward: back through it, for a gradient.
+    A gradient of a gradient takes one more forward pass, along a direction.
     """
 
     forward: Any = 0
@@ -36,17 +34,13 @@ class Passes(NamedTuple):
         """Both together."""
         return Passes(self.forward + other.forward, self.backward + other.backward)
 
-    def times(self, number: Any) -> Passes:
-        """The same so many times."""
-        return Passes(self.forward * number, self.backward * number)
-
     def arrays(self) -> Passes:
         """As int32 scalars, which loops can carry."""
         return Passes(jnp.asarray(self.forward, jnp.int32), jnp.asarray(self.backward, jnp.int32))
 
 
 def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[Any, Passes]]:
-    """`function` as one that returns (its result, Passes); it may be jitted, vmapped and scanned as `function` may."""
+    """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned."""
 
     @functools.wraps(function)
     def counted(*args: PyTree) -> tuple[PyTree, Passes]:
@@ -58,7 +52,7 @@ def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[Any, Pas
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Passes]:
-    """The program's results, operation by operation, and its passes."""
+    """Runs a program operation by operation: (its results, its passes)."""
     values: dict[Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     total = Passes()
     for eqn in _used(jaxpr):
@@ -70,7 +64,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list
 
 
 def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """The operations whose results are used: a compiler leaves out the others, such as the value of a linear function."""
+    """The operations whose results are used; a compiler leaves out the others, so they do not count."""
     needed = {x for x in jaxpr.outvars if isinstance(x, Var)}
     used = []
     for eqn in reversed(jaxpr.eqns):
@@ -95,28 +89,22 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
 
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
-    """The passes that a mark stands for; None: it is no mark of ours."""
+    """The passes that a mark stands for; None for any other name."""
     shape = eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
     rows = math.prod(shape[:-1])
     return {FORWARD: Passes(forward=rows), BACKWARD: Passes(backward=rows)}.get(eqn.params["name"])
 
 
 def _inner(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """The programs inside of an operation."""
-    found = []
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, ClosedJaxpr):
-                found.append(part)
-            elif isinstance(part, Jaxpr):
-                found.append(ClosedJaxpr(part, ()))
-    return found
+    """The programs inside an operation."""
+    parts = itertools.chain.from_iterable(x if isinstance(x, tuple | list) else (x,) for x in eqn.params.values())
+    return [x if isinstance(x, ClosedJaxpr) else ClosedJaxpr(x, ()) for x in parts if isinstance(x, ClosedJaxpr | Jaxpr)]
 
 
 def _has_marks(program: ClosedJaxpr) -> bool:
-    equations = program.jaxpr.eqns
-    return any(eqn.primitive.name == "name" and _marked(eqn) is not None for eqn in equations) or any(
-        _has_marks(inner) for eqn in equations for inner in _inner(eqn)
+    return any(
+        (eqn.primitive.name == "name" and _marked(eqn) is not None) or any(map(_has_marks, _inner(eqn)))
+        for eqn in program.jaxpr.eqns
     )
 
 
@@ -155,19 +143,12 @@ def _while(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes
 
 
 def _cond(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:
-    def branch(program: ClosedJaxpr) -> Callable[..., tuple[list[Any], Passes]]:
-        def run(*args: Any) -> tuple[list[Any], Passes]:
-            outputs, passes = _run(program.jaxpr, program.consts, args)
-            return outputs, passes.arrays()
-
-        return run
+    def branch(program: ClosedJaxpr, *args: Any) -> tuple[list[Any], Passes]:
+        outputs, passes = _run(program.jaxpr, program.consts, args)
+        return outputs, passes.arrays()
 
     index, *args = inputs
-    return jax.lax.switch(index, [branch(program) for program in params["branches"]], *args)
+    return jax.lax.switch(index, [functools.partial(branch, program) for program in params["branches"]], *args)
 
 
-_LOOPS_AND_BRANCHES: dict[str, Callable[[dict[str, Any], list[Any]], tuple[list[Any], Passes]]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-}
+_LOOPS_AND_BRANCHES = {"scan": _scan, "while": _while, "cond": _cond}

@@ -1,4 +1,4 @@
-"""What memory there is, and what to do where it is short."""
+"""How much memory there is, and what to say where it is short."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 import jax
 
 FREE_SHARE = 0.9
-"""The share of a CPU's free memory that a program may have: it takes more than it asks for, and then the system ends it."""
+"""The share of a CPU's free memory that a program may ask for, as it takes somewhat more."""
 MEMINFO, CGROUP = pathlib.Path("/proc/meminfo"), pathlib.Path("/sys/fs/cgroup")
-"""Where Linux says how much memory is free, and how much a container may take."""
+"""Where Linux shows the machine's free memory, and a container's limits."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16, or, for one run, "
     "execution.data=host"
@@ -18,32 +18,32 @@ ADVICE = (
 
 
 class OutOfMemoryError(RuntimeError):
-    """A program needs more memory than its device has."""
+    """A program needs more memory than there is."""
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether an error says that memory is short, this module's own or JAX's."""
+    """Whether an error, this module's or JAX's, says that memory is short."""
     return isinstance(error, OutOfMemoryError) or (
         isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     )
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, without what to do."""
+    """The first line of an error, without ADVICE."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
     return first.removesuffix(f"): {ADVICE}").removeprefix("no memory (")
 
 
 def explained(error: BaseException) -> str:
-    """In one line, that memory is short, and what to do."""
+    """One line that says that memory is short, and what to do."""
     return f"no memory ({reason(error)}): {ADVICE}"
 
 
 def check(needed: int, arguments: int, devices: int) -> None:
-    """Raises OutOfMemoryError where a program needs more than it may have of an accelerator's, or of a CPU's free memory.
+    """Raises OutOfMemoryError where a program needs more memory than its device has.
 
     Args:
-        needed: bytes of one device that the program needs, its arguments included.
+        needed: bytes on one device, the arguments included.
         arguments: bytes of the arguments, which are there already.
         devices: how many devices share a CPU's memory.
     """
@@ -56,7 +56,7 @@ def check(needed: int, arguments: int, devices: int) -> None:
 
 
 def _free_bytes() -> int:
-    """The machine's free memory, or its container's where that is less; 0: the system does not say."""
+    """Free memory of the machine, or of its container where that is less; 0 if unknown."""
     try:
         free = [1024 * int(re.findall(r"MemAvailable:\s+(\d+)", MEMINFO.read_text())[0])]
     except (OSError, IndexError):  # no Linux

@@ -1,11 +1,11 @@
-"""A compiled program: traced and compiled once, with the compiler options of its platform."""
+"""A function that is compiled once, and what XLA is asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,24 +20,22 @@ ON_GPU: dict[str, str | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": "0",
 }
-"""The same run gives the same bits: no sums in whatever order threads come, and nothing that is chosen by trial while it is
-compiled. Matrix products are cuBLAS's, as Triton's take long to compile."""
+"""The same run gives the same bits: no sums in the order of threads, nothing chosen by timing while compiling. Matrix products
+are cuBLAS's, as Triton's take long to compile."""
 
 
 def compiler_options(platform: str) -> dict[str, str | bool]:
-    """What XLA is asked for on `cpu` or `gpu`; the environment variable XLA_FLAGS goes first."""
+    """XLA's options on `cpu` or `gpu`, without those that the environment variable XLA_FLAGS sets."""
     options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {})
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
 class Program:
-    """A function that is compiled at its first call, ahead of time, and never traced again.
-
-    A call with other shapes, dtypes or placements is an error, not a silent second compilation.
+    """A function that is compiled at its first call and never traced again: other shapes or placements are an error.
 
     Args:
         function: what to compile.
-        execution: its precision and the size of its forward passes hold while the function is traced.
+        execution: its precision and batch size hold while the function is traced.
         **jit_options: for `jax.jit`.
 
     Attributes:
@@ -51,35 +49,27 @@ class Program:
         self.compile_s = 0.0
 
     @contextlib.contextmanager
-    def _tracing(self) -> Any:
+    def _tracing(self) -> Iterator[None]:
         precision = self._execution.precision
         of_products = contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
         with of_products, forward_batches_of(self._execution.batch_size):
             yield
 
     def eval_shape(self, *args: Any) -> Any:
-        """Shapes and dtypes of the function's results."""
+        """Shapes and dtypes of the results."""
         with self._tracing():
             return self._jitted.eval_shape(*args)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Device memory that a call needs at most, arguments and results included; 0 before the first call, or unknown."""
-        if (needs := self._needs()) is None:
-            return 0
-        sizes = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
-        return sizes - needs.alias_size_in_bytes
-
-    @property
-    def argument_bytes(self) -> int:
-        """How much of that the arguments take, which are there before the call."""
-        return 0 if (needs := self._needs()) is None else needs.argument_size_in_bytes
-
-    def _needs(self) -> Any:
-        return self._compiled.memory_analysis() if self._compiled is not None else None
+    def memory_bytes(self) -> tuple[int, int]:
+        """Device memory of a call: in all, and of its arguments; 0 before the first call, or if unknown."""
+        needs = self._compiled.memory_analysis() if self._compiled is not None else None
+        if needs is None:
+            return 0, 0
+        arguments = needs.argument_size_in_bytes
+        return arguments + needs.output_size_in_bytes + needs.temp_size_in_bytes - needs.alias_size_in_bytes, arguments
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function, compiling it first where this is the first call."""
+        """Runs the function, compiled first where it is not yet."""
         return self.compiled(*args)(*args)
 
     def compiled(self, *args: Any) -> jax.stages.Compiled:

@@ -1,15 +1,16 @@
-"""What a run reports: a round's metrics as numbers, and the evaluation of the global model."""
+"""A round's metrics as numbers, and the evaluation of the global model."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
-from fedjax_ssl.method import Cohort, Method, PyTree
+from fedjax_ssl.method import Cohort, Method
 from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import FAULT, FAULTS
@@ -20,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
-    """A round's metrics as numbers. The log names clients that were left out, and a round in which nobody took part.
+    """A round's metrics as Python numbers. The log names clients that were left out, and a round in which nobody took part.
 
     Args:
-        cohort: of NumPy arrays, as all else here.
-        metrics: of the round.
-        label: what the log calls the run; empty: nothing, as there is one; None: the log is silent.
+        cohort: of NumPy arrays.
+        metrics: likewise.
+        label: what the log calls the run; empty: nothing, as there is one; None: no log.
     """
     metrics = dict(metrics)
     faults = metrics.pop(FAULT).total
@@ -41,32 +42,24 @@ def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
     return row
 
 
-def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:
+def evaluate(method: Method, server: Any, test: Pool, execution: Execution) -> Metrics:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
 
-    Args:
-        method: whose `predict` is evaluated.
-        server: its server state.
-        test: N images and labels.
-        execution: how many images a forward pass has, and how many devices share them, on each of which this is traced.
+    With several devices this is traced on each of them, and they share the batches.
     """
     (n,) = test.labels.shape
     size, devices = min(execution.batch_size, n), execution.devices
     first, *_ = method.predict
     names = {name: "eval/accuracy" if name == first else f"eval/accuracy_{name}" for name in method.predict}
+    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0  # batches past the end are empty
 
-    def of_batch(number: jax.Array) -> dict[str, Mean]:
-        batch = batching.in_order(number, jnp.int32(n), n, size)
+    def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
+        batch = batching.in_order(start + s * devices, jnp.int32(n), n, size)
         images, labels = test.images[batch.positions], test.labels[batch.positions]
         logits = {name: predict(server, images, batch.mask) for name, predict in method.predict.items()}
         new = {names[name]: mean(jnp.argmax(x, axis=-1) == labels, batch.mask) for name, x in logits.items()}
         new["eval/loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
-        return new
-
-    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0  # batches past the end are empty
-
-    def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
-        return jax.tree.map(jnp.add, total, of_batch(start + s * devices))
+        return jax.tree.map(jnp.add, total, new)
 
     zero = Mean(jnp.zeros(()), jnp.zeros(()))
     total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), "eval/loss"), zero))

@@ -1,7 +1,6 @@
-"""Where randomness comes from: every key is a function of (seed, named stream, round, client id), and of nothing else.
+"""PRNG keys, each a function of (seed, named stream, round, client id) alone.
 
-No slot in the cohort, order of arrival or device index enters a key, so a client draws the same numbers whoever else takes
-part, wherever it runs, and after a resume.
+So a client draws the same numbers whoever else takes part, on whatever device, and after a resume.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import jax
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """The key of a named stream (`init`, `prepare`, `cohort`, `client`, `server`) of a run's root key."""
+    """The key of a named stream (`init`, `prepare`, `cohort`, `client`, `server`), from a run's root key."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def round_key(key: jax.Array, name: str, round: jax.Array) -> jax.Array:
-    """The key of a named stream in a round (int32 scalar, 0-based)."""
+    """The key of a named stream in a round (int32 scalar, from 0)."""
     return jax.random.fold_in(stream(key, name), round)
 
 

@@ -24,18 +24,18 @@ PyTree = Any
 Message = tuple[PyTree, PyTree]
 """What `Method.broadcast` returns: (shared, own)."""
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
-"""What can be wrong with a client's results, in the order of the bits of the metric FAULT."""
+"""What can be wrong in a client's results, in the order of the bits of the metric FAULT."""
 FAULT = "internal/fault"
 
 
 class RunState(NamedTuple):
-    """All that persists in a run. What is not in here does not survive a round, a checkpoint or a resume.
+    """All that persists in a run: nothing else survives a round, a checkpoint or a resume.
 
     Attributes:
         server: the method's server state.
         clients: the method's client states, leading axis K, or `()`.
         round: int32 scalar, rounds finished.
-        key: the run's root PRNG key; it never changes.
+        key: the run's root PRNG key, which never changes.
     """
 
     server: PyTree
@@ -48,10 +48,10 @@ class RoundData(NamedTuple):
     """The data that one round reads.
 
     Attributes:
-        images: uint8 [N, H, W, ch], the pool that all index tables here refer to: the whole training pool, or, where that
-            stays on the host, the round's images alone.
-        clients: `Shard` with leading axis M, its Examples without their pool (`images` None).
-        server: ServerData, its Examples without their pool.
+        images: uint8 [N, H, W, ch], which all index tables here refer to: the training pool, or the round's own images where
+            the pool stays on the host.
+        clients: `Shard` with leading axis M, without the images (`Examples.images` is None).
+        server: ServerData, without the images.
     """
 
     images: Array
@@ -60,7 +60,7 @@ class RoundData(NamedTuple):
 
 
 class ClientInputs(NamedTuple):
-    """What differs from client to client, leading axis M: own broadcast, persistent state, data rows, PRNG key."""
+    """What differs from client to client, with leading axis M: its broadcast, state, data and PRNG key."""
 
     own: PyTree
     state: PyTree
@@ -69,7 +69,7 @@ class ClientInputs(NamedTuple):
 
 
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
-    """The rows of a round's cohort, and what the server may read at its end; of JAX or of NumPy arrays."""
+    """The data of a round's cohort, and what the server may read at its end, in JAX or NumPy arrays."""
     labels = data.train.labels
     unlabeled, pooled = _rows(data.unlabeled, cohort.ids, None), _rows(data.pooled, 0, None)
     return RoundData(
@@ -87,36 +87,35 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
 
 
 def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Examples:
-    """Rows `which` of an index table as Examples without their pool."""
+    """Rows `which` of an index table, as Examples without images."""
     index, count = table.index[which], table.count[which]
     return Examples(None, index, count, None if labels is None else labels[index])
 
 
 def attach(tree: PyTree, images: jax.Array) -> PyTree:
-    """Gives every Examples in `tree` its pool of images."""
+    """Gives every Examples in `tree` its images."""
 
-    def is_examples(x: Any) -> bool:
-        return isinstance(x, Examples)
+    def with_images(x: Any) -> Any:
+        return x._replace(images=images) if isinstance(x, Examples) else x
 
-    return jax.tree.map(lambda x: x._replace(images=images) if is_examples(x) else x, tree, is_leaf=is_examples)
+    return jax.tree.map(with_images, tree, is_leaf=lambda x: isinstance(x, Examples))
 
 
 def run_round(
     method: Method, state: RunState, message: Message, cohort: Cohort, data: RoundData, execution: Execution
 ) -> tuple[RunState, Metrics]:
-    """One round over the clients of a cohort, whose states and data have been gathered.
+    """One round, once the cohort's client states and data are gathered.
 
     Args:
-        method: the method.
-        state: the state before the round, its `clients` those of the cohort alone (leading axis M).
+        method: what runs.
+        state: before the round; its `clients` are the cohort's alone, with leading axis M.
         message: what the method broadcasts.
         cohort: who takes part.
-        data: the data of the cohort and of the server.
+        data: of the cohort and the server.
         execution: how clients are mapped.
 
     Returns:
-        The state after the round (`clients` again of the cohort alone), and the round's metrics: server scalars, and client
-        metrics stacked to [M].
+        The state after the round, likewise, and the metrics: the server's are scalars, the clients' are stacked to [M].
     """
     shared, own = message
 
@@ -145,10 +144,10 @@ def run_round(
 
 
 def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
-    """Decides whether a client takes part: the one place that does.
+    """Leaves a client out of the round that returns NaN, infinity or a negative weight.
 
-    A client with NaN, infinity or a negative weight in what it returns is left out: its weight and update are 0, it keeps its
-    old state, and its means do not count. What was sent and computed still counts, where it is finite.
+    Its weight and update become 0, its state stays as it was, and its means do not count. Its sums (bytes, passes) do, where
+    they are finite.
     """
     faults = (
         ~_all_finite(output.update),
@@ -183,7 +182,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
 
 
 def _all_finite(tree: PyTree) -> jax.Array:
-    # A maximum passes NaN on; on a CPU it takes half of the time of jnp.isfinite and jnp.all.
+    # A maximum passes NaN on, and takes less time than jnp.isfinite and jnp.all.
     largest = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.all(jnp.stack(largest or [jnp.zeros(())]) < jnp.inf)
 

@@ -1,6 +1,6 @@
-"""The compiled programs of a simulation: initialization, rounds and evaluation, each traced and compiled once, for R runs.
+"""The compiled programs of a simulation: initialization, rounds and evaluation, each compiled once, for R runs.
 
-One run is the plain case: its axis of runs is left out, in states as in programs.
+One run is the plain case: its states and programs have no axis of runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from fedjax_ssl.data.federated import Pool
-from fedjax_ssl.method import Cohort, PyTree
+from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Metrics, reduce
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
@@ -24,11 +24,12 @@ from fedjax_ssl.simulation.results import Row, evaluate, report
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
 
+PyTree = Any
 _log = logging.getLogger(__name__)
 
 
 class _Specs(NamedTuple):
-    """How arrays lie on the mesh: of all devices alike, of the runs, and of the parts of a state."""
+    """How arrays lie on the mesh: what all runs share, what each run has, and the parts of a state."""
 
     whole: Any
     runs: Any
@@ -51,7 +52,7 @@ class Simulator:
         self.problem, self.execution = problem, execution
         self._several = problem.num_runs > 1
         self._mesh = execution.mesh()
-        # As many runs as have their turns at the same time, or a multiple: those past R repeat the first one, unseen.
+        # A multiple of the runs at the same time: those past R repeat the first one, and are not reported.
         self._slots = -(-problem.num_runs // execution.runs_at_once) * execution.runs_at_once
         requires = problem.method(None if problem.numbers is None else problem.numbers[0]).requires
         spread = execution.devices > 1 and problem.spec.num_clients % execution.devices == 0
@@ -76,12 +77,10 @@ class Simulator:
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
 
     def _place(self, spec: PartitionSpec) -> Sharding:
-        if self._mesh is None:
-            return SingleDeviceSharding(jax.devices()[0])
-        return NamedSharding(self._mesh, spec)
+        return NamedSharding(self._mesh, spec) if self._mesh else SingleDeviceSharding(jax.devices()[0])
 
     def _numbers(self) -> jax.Array | None:
-        """The numbers float32 [R], weakly typed as Python's are, so that they leave the dtype of what they meet as it is."""
+        """The numbers float32 [R], weakly typed as Python's are, so that what they meet keeps its dtype."""
         if self.problem.numbers is None:
             return None
         values = self._join([np.float32(number) for number in self.problem.numbers])
@@ -90,7 +89,7 @@ class Simulator:
     # --- programs ------------------------------------------------------------------------------------------------------
 
     def _programs(self, execution: Execution) -> tuple[Program, Program, Program]:
-        """Initialization, the rounds of a dispatch, and evaluation. They close over no part of `self` that holds them."""
+        """Initialization, the rounds of a dispatch, and evaluation. They do not refer to `self`, so that it can be freed."""
         problem, source, specs, where = self.problem, self._source, self._specs, self._where
 
         def rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
@@ -108,41 +107,39 @@ class Simulator:
         def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
             return evaluate(problem.method(inputs.number), server, pools[1], execution)
 
-        each = specs.runs
-        own, shared = (specs.state, each), (specs.whole,)
-        results = (specs.state, each, each)
-        out = (where.state, where.runs, where.runs)
+        each, state, shared = specs.runs, specs.state, [specs.whole]
         initialize: Callable[..., Any]
-        begin: tuple[Any, ...]
-        if isinstance(source, HostSource):
-            initialize, begin, place = source.prepare, (each, each, each), (where.runs, where.runs)
-            round_program = self._over_runs(rounds, execution, (specs.state, each, each), (), results)
-            begun: Any = (each, each)
-        else:
-            initialize, begin, place = source.initialize, (each, each), (where.state, where.runs)
-            round_program = self._over_runs(rounds, execution, own, shared, results)
-            begun = (specs.state, each)
-        first = self._over_runs(
-            initialize, execution._replace(vmap_runs=False), begin, shared if len(begin) == 2 else (), begun
-        )
-        evaluation_program = self._over_runs(evaluation, execution, (each, each), shared, each)
+        if isinstance(source, DeviceSource):
+            initialize, arguments, result, place = source.initialize, [each, each], state, where.state
+            of_round, pools = [state, each], shared
+        else:  # it sends each round its data
+            initialize, arguments, result, place = source.prepare, [each, each, each], each, where.runs
+            of_round, pools = [state, each, each], []
+        one_by_one = execution._replace(vmap_runs=False)
         return (
-            Program(first, execution, out_shardings=place),
-            Program(round_program, execution, donate_argnums=0, out_shardings=out),
-            Program(evaluation_program, execution, out_shardings=where.runs),
+            Program(
+                self._over_runs(initialize, one_by_one, arguments, pools, (result, each)),
+                execution,
+                out_shardings=(place, where.runs),
+            ),
+            Program(
+                self._over_runs(rounds, execution, of_round, pools, (state, each, each)),
+                execution,
+                donate_argnums=0,
+                out_shardings=(where.state, where.runs, where.runs),
+            ),
+            Program(self._over_runs(evaluation, execution, [each, each], shared, each), execution, out_shardings=where.runs),
         )
 
-    def _over_runs(
-        self, function: Callable, execution: Execution, own: tuple[Any, ...], shared: tuple[Any, ...], results: Any
-    ) -> Callable:
+    def _over_runs(self, function: Callable, execution: Execution, own: list[Any], shared: list[Any], results: Any) -> Callable:
         """`function(*own, *shared)` of one run, for all runs and on all devices.
 
         Args:
             function: of one run.
             execution: says whether runs are vmapped.
-            own: how the arguments lie that each run has of its own.
-            shared: how those lie that all runs have in common.
-            results: how the results lie.
+            own: the specs of the arguments that each run has of its own.
+            shared: the specs of those that all runs share.
+            results: the specs of the results.
         """
         several, mesh = self._several, self._mesh
 
@@ -167,11 +164,11 @@ class Simulator:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one device that a round needs at most, data and states included; 0 before round 1."""
-        return self._round.memory_bytes
+        """Device memory of a round, data and states included; 0 before round 1."""
+        return self._round.memory_bytes()[0]
 
     def trace(self) -> None:
-        """Traces the programs without compiling them, so that what a method cannot do with a traced number is raised."""
+        """Traces the programs without compiling them, which shows whether a method can do with a traced number."""
         state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
         self._round.eval_shape(state, self._inputs, self._pools)
         self._evaluate.eval_shape(state.server, self._inputs, self._pools)
@@ -181,17 +178,13 @@ class Simulator:
     def initialize(self) -> RunState:
         """The state before round 1."""
         if isinstance(self._source, HostSource):
-            state, _ = self._source.initialize(self._initialize)
-        else:
-            state, _ = self._initialize(self._inputs, self._key, self._pools)
-        return state
+            return self._source.initialize(self._initialize)
+        return self._initialize(self._inputs, self._key, self._pools)[0]
 
     def dispatch(self, state: RunState, labels: Sequence[str | None] = ("",)) -> tuple[RunState, list[list[Row]]]:
-        """`execution.rounds` rounds: the state after them (the one given is consumed), and a row per round and run.
+        """Runs `execution.rounds` rounds: the state after them (the one given is consumed), and a row per round and run.
 
-        Args:
-            state: before the rounds.
-            labels: what the log calls each run; of one that has None it says nothing.
+        `labels` are the runs' names in the log; nothing is logged of a run whose label is None.
         """
         host = self._source if isinstance(self._source, HostSource) else None
         args = host.fetch(state) if host else (state, self._inputs, self._pools)
@@ -199,20 +192,18 @@ class Simulator:
         if host:
             new = host.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
-        return new, [
-            [report(self._pick(cohort, i, j), self._pick(metrics, i, j), label) for i, label in enumerate(labels)]
-            for j in range(self.execution.rounds)
-        ]
+
+        def row(run: int, number: int, label: str | None) -> Row:
+            at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
+            whose, what = jax.tree.map(lambda x: x[at] if at else x, (cohort, metrics))
+            return report(whose, what, label)
+
+        return new, [[row(i, j, label) for i, label in enumerate(labels)] for j in range(self.execution.rounds)]
 
     def round(self, state: RunState) -> tuple[RunState, Row]:
         """One round of one run, where a dispatch is one round: the state after it and its metrics."""
         state, ((row,),) = self.dispatch(state)
         return state, row
-
-    def _pick(self, tree: Any, run: int, number: int) -> Any:
-        """What a run has in one of the rounds of a dispatch."""
-        at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
-        return jax.tree.map(lambda x: x[at] if at else x, tree)
 
     def _first_round(self, state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
         """The first round, in chunks that are halved until it fits into memory."""
@@ -221,14 +212,16 @@ class Simulator:
         while True:
             try:
                 self._round.compiled(state, *data)
-                memory.check(self._round.memory_bytes, self._round.argument_bytes, devices)
+                memory.check(*self._round.memory_bytes(), devices)
                 return jax.block_until_ready(self._round(state, *data))
             except (memory.OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_short(error):
                     raise
                 if (smaller := self.execution.smaller(size)) is None:
                     raise memory.OutOfMemoryError(memory.explained(error)) from error
-                _log.warning("no memory (%s): %s from now on", memory.reason(error), _clients(smaller))
+                chunk = smaller.chunk_size
+                unit = {0: "one run after another", 1: "one client at a time"}.get(chunk, f"{chunk} clients at a time")
+                _log.warning("no memory (%s): %s from now on", memory.reason(error), unit)
             self._discarded_s += self._round.compile_s + self._evaluate.compile_s
             self.execution = smaller
             _, self._round, self._evaluate = self._programs(smaller)
@@ -237,9 +230,9 @@ class Simulator:
     def evaluate(self, state: RunState) -> list[Row]:
         """Accuracy and loss of each run's global model on the test set."""
         metrics = jax.device_get(self._evaluate(state.server, self._inputs, self._pools))
-        return [
-            reduce(jax.tree.map(lambda x, i=i: x[i] if self._several else x, metrics)) for i in range(self.problem.num_runs)
-        ]
+        if not self._several:
+            return [reduce(metrics)]
+        return [reduce(jax.tree.map(lambda x, i=i: x[i], metrics)) for i in range(self.problem.num_runs)]
 
     # --- states --------------------------------------------------------------------------------------------------------
 
@@ -262,11 +255,11 @@ class Simulator:
         return jax.tree.map(of_one, state)
 
     def join(self, states: Sequence[RunState]) -> RunState:
-        """The state of all runs, placed, from each one's own."""
+        """The state of all runs, placed, from each run's own."""
         return jax.device_put(self._join(states), self._where.state) if self._several else states[0]
 
     def split(self, state: RunState) -> list[RunState]:
-        """Each run's state, as it has it alone; of several runs in NumPy arrays, but for typed keys."""
+        """Each run's own state; of several runs in NumPy arrays, but for typed keys."""
         if not self._several:
             return [state]
         leaves, structure = jax.tree.flatten(state)
@@ -279,21 +272,15 @@ class Simulator:
         return [jax.tree.unflatten(structure, one(run)) for run in range(self.problem.num_runs)]
 
     def _join(self, trees: Sequence[PyTree]) -> PyTree:
-        """Pytrees of all runs as one with a leading axis, padded to as many runs as have their turns; of one run as it is."""
+        """Pytrees of all runs as one with a leading axis, padded to `_slots` runs; of one run as it is."""
         if not self._several:
             return trees[0]
         trees = [*trees, *[trees[0]] * (self._slots - len(trees))]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
 
 
-def _clients(execution: Execution) -> str:
-    if execution.chunk_size == 0:
-        return "one run after another"
-    return "one client at a time" if execution.chunk_size == 1 else f"{execution.chunk_size} clients at a time"
-
-
 def copied(state: PyTree) -> PyTree:
-    """A state on the host, in arrays of its own but for typed keys: what a round does with the original leaves it alone."""
+    """A copy of a state in NumPy arrays, but for typed keys; a round that consumes the original leaves it alone."""
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
 
 

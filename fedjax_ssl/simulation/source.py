@@ -1,7 +1,6 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
-A source has two parts. The methods of the first part run on the host and say what a round's program is called with; `open` and
-`close` are traced into that program.
+A source's `open` and `close` are traced, as the first and the last part of a round's program.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class Problem(NamedTuple):
     """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read.
 
     Attributes:
-        method: the number, a traced float32 scalar, or None where there is none -> the method. One structure serves all runs.
+        method: a run's number (a traced float32 scalar, or None where there is none) -> the method.
         train: the training pool of all runs.
-        test: the test pool of all runs.
-        tables: per run, the index tables of its data, all of the same shapes.
-        seeds: per run.
-        numbers: per run, or None.
+        test: their test pool.
+        tables: each run's index tables, by name, all of the same shapes.
+        seeds: one per run.
+        numbers: one per run, or None.
         spec: static facts about the data.
         rounds: how many rounds a run has.
         on_host: whether training images and client states stay on the host; for one run.
@@ -64,61 +63,50 @@ class Problem(NamedTuple):
 
 
 class RunInputs(NamedTuple):
-    """What differs from run to run and never changes: index tables and the number, leading axis R where runs are several."""
+    """A run's index tables and number, with leading axis R where runs are several."""
 
     tables: Mapping[str, Any]
     number: Any
 
 
 class DeviceSource:
-    """All data and all client states are on the device.
-
-    Args:
-        problem: what to simulate.
-        shards: over how many devices the client states are spread.
-    """
+    """All data and all client states on the device; the states may be spread over several, `shards`."""
 
     def __init__(self, problem: Problem, shards: int) -> None:
         self._problem, self._shards = problem, shards
 
     def initialize(self, inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
         """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
-        method, spec, data = self._problem.method(inputs.number), self._problem.spec, self._data(inputs, pools)
+        method, spec, data = self._problem.method(inputs.number), self._problem.spec, FederatedData(*pools, **inputs.tables)
         server, clients = method.init(rng.stream(key, "init"), spec)
         first = self._cohort(key, jnp.zeros((), jnp.int32))
         server, metrics = prepare(method, server, gather(data, first, first), key)
-        return RunState(server, self._own_share(clients), jnp.zeros((), jnp.int32), key), metrics
+        if self._shards > 1:
+            number = jax.lax.axis_index(CLIENTS)
+            clients = jax.tree.map(lambda x: x.reshape(self._shards, -1, *x.shape[1:])[number], clients)
+        return RunState(server, clients, jnp.zeros((), jnp.int32), key), metrics
 
     def open(
         self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]
     ) -> tuple[Method, Cohort, RoundData, RunState, Message]:
-        """What a round begins with: its cohort, their data, the state with the cohort's clients alone, and the broadcast."""
+        """A round's method, cohort, data, state of the cohort's clients alone, and broadcast."""
         method = self._problem.method(inputs.number)
         cohort, next_cohort = (self._cohort(state.key, r) for r in (state.round, state.round + 1))
         message = method.broadcast(state.server, state.clients, cohort)
         of_cohort = state._replace(clients=jax.tree.map(lambda x: self._take(x, cohort.ids), state.clients))
-        return method, cohort, gather(self._data(inputs, pools), cohort, next_cohort), of_cohort, message
+        data = FederatedData(*pools, **inputs.tables)
+        return method, cohort, gather(data, cohort, next_cohort), of_cohort, message
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
-        """The state after a round, of all clients, from that of its cohort alone."""
+        """The state of all clients after a round, from that of its cohort."""
         clients = jax.tree.map(lambda x, new: self._put(x, cohort.ids, new), before.clients, after.clients)
         return after._replace(clients=clients)
-
-    def _data(self, inputs: RunInputs, pools: tuple[Pool, Pool]) -> FederatedData:
-        return FederatedData(*pools, **inputs.tables)
 
     def _cohort(self, key: jax.Array, number: jax.Array) -> Cohort:
         return sample(key, number, self._problem.spec, self._problem.rounds)
 
-    def _own_share(self, clients: PyTree) -> PyTree:
-        """The clients [K / D, ...] whose states this device has, of all [K, ...]."""
-        if self._shards == 1:
-            return clients
-        number = jax.lax.axis_index(CLIENTS)
-        return jax.tree.map(lambda x: x.reshape(self._shards, -1, *x.shape[1:])[number], clients)
-
     def _take(self, x: jax.Array, ids: jax.Array) -> jax.Array:
-        """The rows `ids` [M, ...], of which each device has some."""
+        """The rows `ids` [M, ...], of which each device has a part."""
         if self._shards == 1:
             return x[ids]
         mine = (ids // len(x) == jax.lax.axis_index(CLIENTS)).reshape(-1, *[1] * (x.ndim - 1))
@@ -134,15 +122,10 @@ class DeviceSource:
 
 
 class HostSource:
-    """Training images and client states stay on the host, in NumPy arrays.
+    """Training images and client states on the host, in NumPy arrays; `place` is where they are sent.
 
-    Each round gets the images and states of its cohort, so that its cost on the device does not grow with the number of
-    clients. While the device computes a round, the host gathers the images of the next one and sends them. A method that reads
-    the whole pool or all clients' states cannot run so.
-
-    Args:
-        problem: of one run.
-        place: where arrays are sent.
+    A round's cost on the device does not grow with the number of clients. While the device computes a round, the host gathers
+    and sends the images of the next one. A method that reads the whole pool or all clients' states cannot run so.
     """
 
     def __init__(self, problem: Problem, place: Sharding) -> None:
@@ -161,12 +144,10 @@ class HostSource:
         self._draw = jax.jit(draw)
 
     def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """The method's own first states."""
+        """The states of the server and of all clients before `prepare`."""
         return self._method.init(rng.stream(key, "init"), self._problem.spec)
 
-    def initialize(
-        self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]
-    ) -> tuple[RunState, Metrics]:
+    def initialize(self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]) -> RunState:
         """The state before round 1, its clients in NumPy arrays; `prepared` is the compiled `prepare`."""
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
             server, clients = jax.jit(self.init)(self._key)
@@ -175,15 +156,15 @@ class HostSource:
         clients = jax.tree.unflatten(tree, copied_one_by_one(leaves))
         key, server, number = jax.device_put((self._key, server, np.zeros((), np.int32)), self._place)
         first = self._cohort(0)
-        server, metrics = prepared(server, self._send(first, first), key)
-        return RunState(server, clients, number, key), metrics
+        server, _ = prepared(server, self._send(first, first), key)
+        return RunState(server, clients, number, key)
 
     def prepare(self, server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
         """Traced: the server's work before round 1."""
         return prepare(self._method, server, data, key)
 
     def fetch(self, state: RunState) -> tuple[RunState, Cohort, RoundData]:
-        """What a round's program is called with: the state with its cohort's clients alone, the cohort, its data."""
+        """The arguments of a round's program: the state with the cohort's clients alone, the cohort, its data."""
         number = int(state.round)
         if self._ahead is None or self._ahead[0] != number:
             self._ahead = self._gather(number)
@@ -192,7 +173,7 @@ class HostSource:
         return state._replace(clients=clients), jax.device_put(cohort, self._place), data
 
     def store(self, before: RunState, after: RunState) -> RunState:
-        """Writes the cohort's new states to the host's; gathers the next round's data while the device is at work."""
+        """Writes the cohort's new states to the host's, and gathers the next round's data while the device computes."""
         assert self._ahead is not None
         number, cohort, _ = self._ahead
         jax.tree.map(lambda x: x.copy_to_host_async(), after.clients)
@@ -202,11 +183,11 @@ class HostSource:
         return after._replace(clients=before.clients)
 
     def open(self, state: RunState, cohort: Cohort, data: RoundData) -> tuple[Method, Cohort, RoundData, RunState, Message]:
-        """Traced: what a round begins with."""
+        """Traced: a round's method, cohort, data, state and broadcast."""
         return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
-        """Traced: the state after a round, of its cohort alone."""
+        """Traced: the state of the cohort after a round; `store` writes it to the host's."""
         del before, cohort
         return after
 
@@ -220,7 +201,7 @@ class HostSource:
         return jax.device_put(data, self._place)
 
     def _cohort(self, number: int) -> Cohort:
-        """The cohort of a round; the device is asked once in DRAWN rounds."""
+        """The cohort of a round; one call of the device draws those of DRAWN rounds."""
         first = number // DRAWN * DRAWN
         if first not in self._drawn:
             self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(self._draw(np.int32(first)))}
@@ -228,24 +209,22 @@ class HostSource:
 
 
 def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
-    """The most images that a round can read: of the server, of the largest cohort, and of the next one where that is read."""
+    """The largest number of images that a round can read: the server's, a cohort's, and the next one's where that is read."""
     of_clients = [data.labeled.count + data.unlabeled.count, *([data.client_data.count] if reads_next else [])]
     return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in of_clients) + data.server.count.sum())
 
 
 def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int, *, reads_next: bool) -> RoundData:
-    """What `gather` returns, with a pool of the round's own images, in the order of its index tables.
+    """As `gather`, with a pool of the round's own images, in NumPy arrays.
+
+    `server.unlabeled` is empty, as the whole pool is not there; `server.next_cohort` is None unless `reads_next`.
 
     Args:
         data: federated data in NumPy arrays.
         cohort: who takes part.
-        next_cohort: who takes part in the round to come.
-        size: images in the pool, >= those that the round reads; the rest is zeros.
-        reads_next: whether the server reads the data of the cohort to come.
-
-    Returns:
-        RoundData of NumPy arrays. `server.unlabeled` is empty, as the whole pool is not at hand; `server.next_cohort` is None
-        where it is not read.
+        next_cohort: who takes part in the next round.
+        size: images in the pool, as `capacity` gives it; zeros fill the rest.
+        reads_next: whether the server reads the next cohort's data.
     """
     none = Table(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
     rows = gather(data._replace(pooled=none), cohort, next_cohort)
@@ -271,7 +250,7 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
 
 
 def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:
-    """Writable copies in NumPy. The list loses each leaf before the next is copied, so that only one is there twice."""
+    """Writable NumPy copies. Each array leaves the list before the next is copied, so that one at a time is there twice."""
     copies = []
     while leaves:
         copies.append(np.array(leaves.pop(0)))
@@ -279,7 +258,7 @@ def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:
 
 
 def cpu() -> jax.Device | None:
-    """The host as a device; None, for which the default device stands, where JAX_PLATFORMS leaves the CPU out."""
+    """The host as a device; None, which means the default device, where JAX_PLATFORMS leaves the CPU out."""
     try:
         return jax.devices("cpu")[0]
     except RuntimeError:
