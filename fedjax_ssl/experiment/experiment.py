@@ -55,7 +55,7 @@ class Experiment:
 
     @property
     def settings(self) -> Settings:
-        """The first run's settings; others differ in the seed, or in the number that varies."""
+        """The first run's settings; those of others have another seed, or another value of the number that varies."""
         return self.runs[0].settings
 
     @functools.cached_property
@@ -114,25 +114,19 @@ class Experiment:
         for first in range(done + 1, self.settings.rounds + 1, together):
             if all(REASON in row for row in rows):
                 return
-            state, found, seconds = self._dispatch(state, rows)
+            compiled_before, start = self.simulator.compile_s, time.perf_counter()
+            labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
+            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
+            compiling = self.simulator.compile_s - compiled_before
+            seconds = (time.perf_counter() - start - compiling) / len(found)
             for number, metrics in enumerate(found, start=first):
                 evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
                 accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
-                spent = {
-                    "time/total_s": time.perf_counter() - began,
-                    "time/compile_s": self.simulator.compile_s - compiled,
-                }
+                total_s, compile_s = time.perf_counter() - began, self.simulator.compile_s - compiled
+                spent = {"time/total_s": total_s, "time/compile_s": compile_s}
                 parts = zip(metrics, accuracies, rows, before, strict=True)
                 rows = [self._row(number, of_run | accuracy, seconds, spent, *so_far) for of_run, accuracy, *so_far in parts]
                 yield state, rows
-
-    def _dispatch(self, state: RunState, rows: Sequence[Row]) -> tuple[RunState, list[list[Row]], float]:
-        """Runs the rounds of one dispatch: the state after them, the metrics of each, and the seconds of one."""
-        compiled, start = self.simulator.compile_s, time.perf_counter()
-        labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
-        state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
-        seconds = time.perf_counter() - start - (self.simulator.compile_s - compiled)
-        return state, found, seconds / len(found)
 
     def _row(
         self, number: int, metrics: Row, seconds: float, spent: Mapping[str, float], last: Mapping[str, Any], before: Row
