@@ -28,8 +28,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
-    Call `restore` before the first `save`, and `close` at the end (or use it as a context manager): saves finish in the
-    background.
+    Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
@@ -49,43 +48,31 @@ class Checkpoints:
     def save(self, round: int, state: PyTree) -> None:
         """Copies `state` to the host, and writes it in the background as the checkpoint of `round`, unless that is the newest.
 
-        Args:
-            round: rounds finished, >= 0.
-            state: pytree of jax or NumPy arrays (typed keys included) and Python numbers.
-
         Raises:
             ValueError: a newer checkpoint exists, or a leaf is neither an array nor a number.
-            Exception: whatever made the save before this one fail (a full disk).
+            Exception: what made the save before this one fail (a full disk).
         """
         newest = self._manager.latest_step()
         if round == newest:
             return
         if newest is not None and round < newest:
-            raise ValueError(
-                f"cannot save round {round}: {self.folder / str(newest)} is newer; restore it, or use an empty folder"
-            )
+            path = self.folder / str(newest)
+            raise ValueError(f"cannot save round {round}: {path} is newer; restore it, or use an empty folder")
         leaves = _leaves(state)
         arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
         # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         manifest = {"round": round, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
-        self._manager.save(
-            round,
-            args=ocp.args.Composite(
-                state=ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26)),
-                manifest=ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)}),
-            ),
-        )
+        state_item = ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26))
+        manifest_item = ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)})
+        self._manager.save(round, args=ocp.args.Composite(state=state_item, manifest=manifest_item))
 
     def restore(self, template: PyTree, upto: int | None = None) -> tuple[int, PyTree] | None:
         """(round, state) of the newest valid checkpoint, bit for bit as it was saved; None where there is no checkpoint.
 
-        A corrupt one is logged, and renamed to `<round>.corrupt` once an older one has been read.
-
-        Args:
-            template: a state of this experiment, or its shapes (`jax.ShapeDtypeStruct`): the result has its structure and its
-                placement on devices.
-            upto: the latest round to read; None: any.
+        The result has the structure and the placement on devices of `template`, a state of this experiment, or its shapes
+        (`jax.ShapeDtypeStruct`). Rounds after `upto` are not read. A corrupt checkpoint is logged, and renamed to
+        `<round>.corrupt` once an older one has been read.
 
         Raises:
             ValueError: the checkpoint is another experiment's (structure, shape or dtype differs), or all are corrupt.
@@ -101,7 +88,14 @@ class Checkpoints:
                 corrupt.append(round)
                 continue
             saved = {entry["path"]: entry for entry in manifest["leaves"]}
-            self._check_experiment(round, saved, likes)
+            for path in [*likes, *saved]:
+                there = saved[path]["kind"] if path in saved else "absent"
+                here = _kind(likes[path]) if path in likes else "absent"
+                if there != here:
+                    raise ValueError(
+                        f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and "
+                        f"{here} here; use another workdir, or start this one anew"
+                    )
             self._rename(corrupt)
             arrays = _split(manifest, content)
             leaves = [_place(arrays[path], saved[path], like) for path, like in likes.items()]
@@ -130,7 +124,7 @@ class Checkpoints:
         self._manager.close()
 
     def _read(self, round: int) -> tuple[dict[str, Any], np.ndarray]:
-        """The manifest and the leaves' bytes as they were saved, or _CorruptError."""
+        """The manifest and the leaves' bytes; raises _CorruptError where they are not as they were saved."""
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
         items = ocp.args.Composite(state=as_numpy, manifest=ocp.args.JsonRestore())
         try:
@@ -144,16 +138,6 @@ class Checkpoints:
         if manifest["round"] != round:
             raise _CorruptError(f"it holds round {manifest['round']}")
         return manifest, content
-
-    def _check_experiment(self, round: int, saved: dict[str, dict[str, Any]], likes: dict[str, Any]) -> None:
-        for path in [*likes, *saved]:
-            there = saved[path]["kind"] if path in saved else "absent"
-            here = _kind(likes[path]) if path in likes else "absent"
-            if there != here:
-                raise ValueError(
-                    f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and {here} "
-                    "here; use another workdir, or start this one anew"
-                )
 
     def _rename(self, corrupt: list[int]) -> None:
         for round in corrupt:

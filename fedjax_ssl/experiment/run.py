@@ -122,13 +122,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     """Runs the remaining rounds of the runs that have not finished, and writes results into their folders.
 
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
-    summary, and no further checkpoints.
-
-    Args:
-        experiment: what to run.
-        workdir: a folder that `open_workdir` has accepted, with a folder for each of several runs.
-        stop: once it has a signal, the state is saved after the round and the run ends.
-        stop_after: end cleanly after so many rounds, and the others of the same dispatch; None: run to the end.
+    summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
+    the round (or the dispatch) and the run ends.
 
     Raises:
         DivergedError: runs diverged, now or before; the others have gone on to the end.
@@ -222,33 +217,32 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
     template, upto = experiment.simulator.template(), None
     while True:
         found = [folder.checkpoints.restore(template, upto) for folder in live]
-        there = [one for one in found if one is not None]
-        if len(there) < len(found):
-            new = next(folder for folder, one in zip(live, found, strict=True) if one is None)
-            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1 and all(
-                number <= experiment.settings.checkpoint_every for number, _ in there
-            )
-            if there and not (are_first and upto is None and new.log.rows()):
+        restored = [pair for pair in found if pair is not None]
+        rounds = {number for number, _ in restored}
+        if len(restored) < len(found):
+            if not restored:
+                return 0, []
+            new = next(folder for folder, pair in zip(live, found, strict=True) if pair is None)
+            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1
+            are_first = are_first and upto is None and max(rounds) <= experiment.settings.checkpoint_every
+            if not (are_first and new.log.rows()):
                 raise ValueError(
                     f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
                     "without it, or start anew with --overwrite"
                 )
-            if there:
-                _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
+            _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
             return 0, []
-        if len({number for number, _ in there}) == 1:
-            return there[0][0], [state for _, state in there]
-        upto = min(number for number, _ in there)
+        if len(rounds) == 1:
+            return rounds.pop(), [state for _, state in restored]
+        upto = min(rounds)
 
 
 def last_row(log: MetricsLog, done: int) -> Row:
     """The log's row of round `done`; ValueError where it has another number of rounds."""
     rows = log.rows()
     if len(rows) != done or not rows:
-        raise ValueError(
-            f"{log.path} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
-            "anew with --overwrite"
-        )
+        shown = f"{len(rows)} rounds up to the checkpoint's {done}"
+        raise ValueError(f"{log.path} has {shown}; put the file back, or start anew with --overwrite")
     return rows[-1]
 
 

@@ -28,15 +28,8 @@ def train_client(
 ) -> ClientOutput:
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
-    Args:
-        task: the network.
-        client: local training.
-        gradient: of a step.
-        schedule: the batches.
-        shared: what the server broadcast, with `weights` and `learning_rate`.
-        optimizer: the client's stored optimizer state, which the output has as its client state.
-        weight: the client's aggregation weight, float32 scalar.
-        key: PRNG key of the steps.
+    `shared` is what the server broadcast, with `weights` and `learning_rate`; `optimizer` the client's stored optimizer state,
+    which is the client state of the output; `weight` the client's aggregation weight, float32 scalar.
     """
     start = Fit(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
@@ -46,13 +39,7 @@ def train_client(
 
 
 def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
-    """Which examples local batches are drawn from: bool [n].
-
-    Args:
-        accepted: bool [n], examples whose pseudo-label is accepted.
-        mask: bool [n], real examples.
-        batches: `all` real examples, or the `accepted` ones. A client that accepts nothing takes no step.
-    """
+    """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted`; none where none is accepted."""
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
 
 
@@ -67,13 +54,9 @@ def data_weight(task: Task, shard: Shard) -> jax.Array:
 
 
 def client_metrics(trained: Trained, *, down: PyTree, up: PyTree, sends: jax.Array | bool = True) -> Metrics:
-    """A client's metrics: those of its steps (as `client/<name>`, unless the name has a group), bytes, images.
+    """A client's metrics: its steps' (as `client/<name>`, unless the name has a group), bytes received and sent, images.
 
-    Args:
-        trained: its training.
-        down: the arrays it received.
-        up: the arrays it sends.
-        sends: bool scalar, whether it sends them at all.
+    `down` are the arrays it received and `up` those it sends, if `sends` is true.
     """
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},

@@ -27,16 +27,9 @@ def forward_batches_of(size: int) -> Iterator[None]:
 
 
 def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> jax.Array:
-    """Softmax outputs of each example, outside of training.
+    """Softmax outputs outside of training, float32 [n, C], of n examples; rows beyond `examples.count` are unspecified.
 
-    Args:
-        task: the network.
-        weights: its weights.
-        examples: n rows.
-        key: PRNG key; example i has a weak view drawn from fold_in(key, i), whatever batch it is in. None: plain views.
-
-    Returns:
-        float32 [n, C]; rows beyond `examples.count` are unspecified.
+    Example i has a weak view drawn from fold_in(key, i), whatever batch it is in; without a key it has the plain view.
     """
     n = examples.index.shape[0]
     size = min(_batch_size.get(), n)

@@ -43,12 +43,8 @@ def networks(weights: Weights) -> Networks:
 def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: jax.Array) -> Weights:
     """The target after a step: theta_t <- alpha theta_t + (1 - alpha) theta_s, over parameters (FedSiam, Eqs. 3 and 9).
 
-    Args:
-        task: the network.
-        target: before the step.
-        online: the online network after the step.
-        batch_stats: norm statistics of the target's own batch; `()` without one.
-        decay: alpha, float32 scalar in [0, 1). Where it is 0 the target is the online network, with its statistics.
+    `batch_stats` are the norm statistics of the target's own batch, `()` without one. `decay` is alpha in [0, 1); where it is 0
+    the target is the online network, with its statistics.
     """
     own = task.update_stats(target.stats, batch_stats) if batch_stats != () else target.stats
     stats = jax.tree.map(lambda mine, other: jnp.where(decay > 0, mine, other), own, online.stats)

@@ -24,13 +24,9 @@ Selection = Callable[[jax.Array, jax.Array], jax.Array]
 def supervised_gradient(
     task: Task, examples: Examples | Mixture, *, view: View | None = None, selection: Selection | None = None
 ) -> GradientFn:
-    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2).
+    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2), or of a `selection` of them.
 
-    Args:
-        task: the network.
-        examples: with their labels.
-        view: how they are augmented; None: as labeled examples.
-        selection: which of a batch's examples the mean is over; None: all.
+    `view` is their augmentation; None: that of labeled examples.
     """
     assert examples.labels is not None
     labels, view = examples.labels, view or task.views.labeled
@@ -66,13 +62,8 @@ def loss_gradients(
 ) -> Gradients:
     """The gradient of a loss of a batch's outputs, with the metric `loss`.
 
-    Args:
-        task: the network.
-        weights: its weights.
-        views: float32 [B, H, W, ch].
-        loss: logits [B, C] -> the loss, and the same as a metric.
-        mask: bool [B], the real examples, which batch norm sees.
-        key: PRNG key of the step; dropout draws from `dropout_key(key)`.
+    `views` are float32 [B, H, W, ch], `mask` bool [B] the real ones, which batch norm sees, `key` is the step's. From logits
+    [B, C] `loss` gives the loss, and the same as a metric.
     """
 
     def value(params: PyTree) -> tuple[jax.Array, tuple[Mean, PyTree]]:

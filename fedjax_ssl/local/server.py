@@ -168,14 +168,8 @@ def averaging_method(
 ) -> Method:
     """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
-    Args:
-        task: network and views.
-        client: local training; its learning rate is broadcast, and its optimizer state is the client state.
-        server: the server's settings.
-        client_update: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput. A method that replaces
-            `broadcast` and `init` has others in their places.
-        labels_at: where the method can read labels.
-        work: the server's work; None: the usual one.
+    `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
+    `broadcast` or `init`. `labels_at` is where the method can read labels; `work` is `server_work` unless given.
     """
     work = work or server_work(task, server)
 

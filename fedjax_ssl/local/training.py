@@ -48,7 +48,7 @@ class Schedule(Protocol):
 
     @property
     def steps(self) -> Any:
-        """How many steps there are: an int32 scalar, or a number."""
+        """The number of steps, an int32 scalar or an int."""
 
     def take(self, step: jax.Array) -> Any:
         """The batch of a step, of which `real` says how many examples it has."""
@@ -149,14 +149,8 @@ def apply_gradients(
 ) -> Fit:
     """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm.
 
-    Args:
-        task: the network.
-        training: optimizer, and FedProx's mu.
-        fit: before the step.
-        gradients: g, and the batch's statistics.
-        learning_rate: float32 scalar.
-        anchor: the parameters at the start of the training, for FedProx's term; None: no term.
-        where: bool scalar, whether the step is taken; None: always.
+    `anchor` are the parameters at the start of the training, for FedProx's term; None: no term. `where`, a bool scalar, says
+    whether the step is taken; None: always.
     """
     weights, grad = fit.weights, gradients.grad
     if anchor is not None and is_on(training.prox_mu):
