@@ -1,4 +1,4 @@
-"""How an experiment's work is laid out on this machine's devices, by `execution.*`."""
+"""From `execution.*` to a layout of an experiment's work on this machine's devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BATCH_SIZE, BATCH_SIZE_ON_CPU = 250, 25
 
 
 class Layout(NamedTuple):
-    """A layout without `auto`. A resumed run has the layout that it began with.
+    """How the work is laid out on devices. A resumed run has the layout that it began with.
 
     Attributes:
-        strategy: one of STRATEGIES.
+        strategy: `vmap`, `scan`, `chunked` or `sharded`.
         chunk_size: clients that are vmapped together; 0: all that a device has.
         devices: D, which share the clients of a run.
         runs_at_once: runs that have devices of their own at the same time.
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
             batch_size=self.batch_size,
             precision=given.precision,
             rounds=given.rounds_per_dispatch,
-            shrinks=given.strategy in ("auto", "sharded") and given.chunk_size == 0,
+            auto_chunk=given.strategy in ("auto", "sharded") and given.chunk_size == 0,
         )
 
     def after(self, execution: Execution) -> Layout:

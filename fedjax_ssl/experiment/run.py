@@ -89,9 +89,8 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
         differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
         if differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
-            raise ValueError(
-                f"{workdir} holds another experiment: {shown}; give another --workdir, or --overwrite to start anew"
-            )
+            instead = "give another --workdir, or --overwrite to start anew"
+            raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
     write_json(path, config)
 
 

@@ -17,11 +17,11 @@ from fedjax_ssl.models import ModelFns, norm
 PyTree = Any
 NORMS = ("static", "running", "batch")
 NORM_DEFAULTS: dict[str, Any] = {"norm": "static", "norm_momentum": 0.1}
-"""The config's keys of batch norm, beside the network's own, with their defaults."""
+"""The config's keys of batch norm, with their defaults."""
 
 
 def substream(key: jax.Array, name: str) -> jax.Array:
-    """The key of a named part of a training step, from the step's key, of which its first view is drawn."""
+    """The key of a named part of a training step; the step's first view is drawn from `key` itself."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 

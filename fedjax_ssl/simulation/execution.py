@@ -37,7 +37,7 @@ class Execution(NamedTuple):
         precision: in which float32 matrices are multiplied, one of PRECISIONS: `default`, the device's own, or at least the
             one that is named.
         rounds: how many rounds one dispatch runs.
-        shrinks: whether chunks are halved where the first round does not fit into memory.
+        auto_chunk: whether chunks are halved where the first round does not fit into memory.
     """
 
     chunk_size: int = 0
@@ -47,7 +47,7 @@ class Execution(NamedTuple):
     batch_size: int = 250
     precision: str = "default"
     rounds: int = 1
-    shrinks: bool = False
+    auto_chunk: bool = False
 
     def mesh(self) -> Mesh | None:
         """The first devices as a mesh of RUNS x CLIENTS; None where one device does everything."""
@@ -62,7 +62,7 @@ class Execution(NamedTuple):
             return self._replace(vmap_runs=False)
         of_device = -(-cohort_size // self.devices)
         chunk = min(self.chunk_size or of_device, of_device)
-        return self._replace(chunk_size=-(-chunk // 2)) if self.shrinks and chunk > 1 else None
+        return self._replace(chunk_size=-(-chunk // 2)) if self.auto_chunk and chunk > 1 else None
 
 
 class CohortOutput(NamedTuple):

@@ -20,7 +20,7 @@ def tight(monkeypatch):
 
     def run(self, *args):
         result = call(self, *args)  # the state that it was given is gone
-        if self._execution.shrinks and self._jitted.__name__ == "rounds":
+        if self._execution.auto_chunk and self._jitted.__name__ == "rounds":
             tried.append(self._execution.chunk_size)
             if self._execution.chunk_size not in (1, 2):
                 raise jax.errors.JaxRuntimeError(SHORT)
@@ -34,7 +34,7 @@ def tight(monkeypatch):
 def test_chunks_are_halved_until_they_fit_and_stay_so(tight, on_host, caplog):
     problem = toy.problem(on_host=on_host)
     _, expected, rows = toy.run(problem, Execution(0), 3)
-    simulator, state, got = toy.run(problem, Execution(0, shrinks=True), 3)
+    simulator, state, got = toy.run(problem, Execution(0, auto_chunk=True), 3)
     assert tight == [0, 3, 2, 2, 2]
     assert simulator.execution.chunk_size == 2
     assert "no memory (RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.): 3 clients at a time from now on" in caplog.text
@@ -44,20 +44,20 @@ def test_chunks_are_halved_until_they_fit_and_stay_so(tight, on_host, caplog):
 
 
 def test_vmapped_runs_first_follow_one_another_and_then_chunks_shrink(tight):
-    simulator = Simulator(toy.problem(seeds=(0, 1)), Execution(0, vmap_runs=True, shrinks=True))
+    simulator = Simulator(toy.problem(seeds=(0, 1)), Execution(0, vmap_runs=True, auto_chunk=True))
     _, rows = simulator.dispatch(simulator.initialize(), ["a", "b"])
     assert tight == [0, 0, 3, 2]
-    assert simulator.execution == Execution(2, shrinks=True)
+    assert simulator.execution == Execution(2, auto_chunk=True)
     assert rows[0][1] == pytest.approx(toy.run(toy.problem(seeds=(1,)), Execution(), 1)[2][0])
 
 
 def test_seconds_of_programs_that_did_not_fit_count_as_compiling(tight):
-    simulator, _, _ = toy.run(toy.problem(), Execution(0, shrinks=True), 1)
+    simulator, _, _ = toy.run(toy.problem(), Execution(0, auto_chunk=True), 1)
     used = simulator._initialize.compile_s + simulator._round.compile_s
     assert simulator.compile_s > used > 0
 
 
-@pytest.mark.parametrize("execution", [Execution(2), Execution(1, shrinks=True)])
+@pytest.mark.parametrize("execution", [Execution(2), Execution(1, auto_chunk=True)])
 def test_chunks_that_were_asked_for_and_one_client_do_not_shrink(monkeypatch, execution):
     def fail(self, *args):
         raise jax.errors.JaxRuntimeError(SHORT)
@@ -71,7 +71,7 @@ def test_chunks_that_were_asked_for_and_one_client_do_not_shrink(monkeypatch, ex
 
 
 def test_another_error_is_raised_as_it_is(monkeypatch):
-    simulator = Simulator(toy.problem(), Execution(0, shrinks=True))
+    simulator = Simulator(toy.problem(), Execution(0, auto_chunk=True))
     state = simulator.initialize()
 
     def fail(self, *args):
