@@ -92,15 +92,14 @@ def client_output(
     else:
         client = client._replace(batch_size=size)
         schedule = client.schedule(order_key, objective.drawn)
-    weight = data_weight(task, shard)
-    steps = gradient(task, shard, objective)
-    return train_client(task, client, steps, schedule, shared, optimizer, weight=weight, key=train_key)
+    step_gradient, weight = gradient(task, shard, objective), data_weight(task, shard)
+    return train_client(task, client, step_gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
 
 def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
     """The gradient of L in a step on a Pair, or of w L_u in a step on an unlabeled Batch."""
 
-    def of_step(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
+    def step_gradient(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
         unlabeled, labeled = (batch.unlabeled, batch.labeled) if isinstance(batch, Pair) else (batch, None)
         images = shard.unlabeled.take(unlabeled.positions)
         strong = task.views.strong(key, images)
@@ -126,4 +125,4 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
         grad, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
         return Gradients(grad, batch_stats, metrics)
 
-    return of_step
+    return step_gradient
