@@ -42,10 +42,9 @@ def build(
 
     Args:
         config: nested mappings with the keys of `Settings` (an ml_collections.ConfigDict, or plain dicts), or Settings.
-        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`, in place of what `data.name`,
-            `data_dir`, `path` and `resplit` say; `data.name` is its own name then. None: as the config says.
-        method: a method's factory, with its default options, in place of what `method` says. None: as the config says.
-        model: a network, in place of what `model.name` and its options say: see `fedjax_ssl.models.register_model`.
+        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`; None: as `data` says.
+        method: a method's factory, for its default options; None: as `method` says.
+        model: a network, see `fedjax_ssl.models.register_model`; None: as `model` says.
         layout: how the work is laid out; None: as `execution` says.
 
     Raises:
@@ -63,8 +62,9 @@ def build(
     runs = runs_of(config)
     plan = plan_of(runs[0].settings, dataset)
     plans = [plan.of(run.settings) for run in runs]
-    if len(runs) > 1:
-        _check_shared_images(config, dataset)
+    if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
+        what = "data.resplit" if config.data.resplit else "data.name=synthetic"
+        raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
     data = [own.split() for own in plans]
     data = widened(data) if len(data) > 1 else data
@@ -78,7 +78,7 @@ def build(
 
 def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
     """The experiment of runs whose data are split."""
-    is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # a split's number is not read by the programs
+    is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # programs do not read a split's numbers
 
     def method_of(number: Any) -> Method:
         return plan.varied(settings.vary, number).method()
@@ -95,42 +95,30 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         on_host=settings.execution.data == "host",
     )
     with naming("model"):
-        num_params = _num_params(plan.task(), plan.spec)
+        weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
+        num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
     experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views)
-    if is_traced:
-        _check_traced(experiment, settings.vary)
+    try:
+        if is_traced:  # Python code that reads the number fails now
+            experiment.simulator.trace()
+    except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
+        raise ValueError(
+            f"vary: got {settings.vary!r}, by which the program of method.name={settings.method['name']} is chosen, accepted: "
+            "a number that one program can have many values of; run one after another instead"
+        ) from None
     return experiment
 
 
-def _check_traced(experiment: Experiment, key: str) -> None:
-    """Raises ValueError where Python code decides something by the number, which is a traced one in the programs."""
-    try:
-        experiment.simulator.trace()
-    except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
-        name = experiment.settings.method["name"]
-        raise ValueError(
-            f"vary: got {key!r}, by which the program of method.name={name} is chosen, accepted: a number that one program can "
-            "have many values of; run one after another instead"
-        ) from None
-
-
-def _check_shared_images(settings: Settings, dataset: sources.Dataset | None) -> None:
-    """Raises ValueError where runs with several seeds would not share their images."""
-    if dataset is None and settings.seeds > 1 and (settings.data.resplit or settings.data.name == "synthetic"):
-        what = "data.resplit" if settings.data.resplit else "data.name=synthetic"
-        raise ValueError(f"seeds: got {settings.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
-
-
 class Plan(NamedTuple):
-    """Settings whose names have become things, before data are split.
+    """A run before its data are split: settings with what they name, the dataset and how it is augmented.
 
     Attributes:
-        settings: with the name of the dataset that was read.
+        settings: of the run.
         options: the method's own.
-        dataset: as the network's views take it.
+        dataset: padded to the network's image size.
         views: of its examples.
-        spec: static facts about it, but for `client_rows`.
-        conv: the lowering of convolutions.
+        spec: its sizes, without `client_rows`.
+        conv: how convolutions are computed.
     """
 
     settings: Settings
@@ -142,14 +130,24 @@ class Plan(NamedTuple):
 
     def task(self) -> Task:
         """The network and its views."""
+        settings, num_classes = self.settings, self.spec.num_classes
+        name, at, revealed = settings.model["name"], settings.data.labels_at, settings.data.reveal_labels
+        options = {key: value for key, value in settings.model.items() if key not in ("name", *NORM_DEFAULTS)}
         with naming("model"):
-            return _task(self.settings, self.views, self.spec.num_classes, self.conv)
+            return Task(
+                model=models.build(name, num_classes=num_classes, conv=self.conv, dtype=settings.execution.dtype, **options),
+                views=self.views,
+                num_classes=num_classes,
+                labels_at=("server", "clients") if revealed and at == "server" else (at,),
+                **{key: settings.model[key] for key in NORM_DEFAULTS},
+            )
 
     def method(self) -> Method:
         """The method."""
         settings = self.settings
         factory = methods.METHODS[settings.method["name"]]
-        return factory(task=self.task(), client=_client(settings), server=_server(settings), options=self.options)
+        client = _training(settings, settings.client)._replace(prox_mu=settings.method.get("prox_mu", 0.0))
+        return factory(task=self.task(), client=client, server=_server(settings), options=self.options)
 
     def split(self) -> FederatedData:
         """The dataset, split."""
@@ -157,7 +155,7 @@ class Plan(NamedTuple):
             return split.federate(self.dataset, self.settings.data.split, self.settings.seed)
 
     def of(self, settings: Settings) -> Plan:
-        """The plan of another run on the same dataset, whose seed or a number of whose settings differ; checked likewise."""
+        """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
         read = self.settings.data
         data = replaced_fields(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
         plan = self._replace(settings=replaced_fields(settings, data=data), options=settings.method_options())
@@ -165,7 +163,7 @@ class Plan(NamedTuple):
         return plan
 
     def varied(self, key: str, number: Any) -> Plan:
-        """The plan with `number`, a traced scalar, under a dotted key, unchecked; None: as it is."""
+        """The plan with `number`, which may be traced, under a dotted key; None: unchanged."""
         if number is None:
             return self
         path = key.split(".")
@@ -175,21 +173,26 @@ class Plan(NamedTuple):
 
 
 def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
-    """Reads the data and checks what does not depend on their split.
-
-    Args:
-        settings: of one run.
-        dataset: see `build`.
-
-    Raises:
-        ValueError, FileNotFoundError: as `build`.
-    """
-    options = settings.method_options()
-    settings, dataset, views = _data(settings, dataset)
-    shape = _input_shape(settings, dataset, views)
-    return Plan(
-        settings, options, dataset, views, DataSpec(shape, dataset.num_classes, settings.data.num_clients, settings.cohort_size)
-    )
+    """Reads the data of one run, unless `dataset` has them; arguments and errors are as in `build`."""
+    options, data, model = settings.method_options(), settings.data, settings.model["name"]
+    if dataset is None:
+        dataset = load_dataset(settings)
+    else:
+        data = replaced_fields(data, name=dataset.name, data_dir="", path="", resplit=())
+    with naming("data"):
+        views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
+        size = data.image_size
+        if not size and not dataset.holds_features and max(dataset.train_images.shape[1:3]) < models.image_size(model):
+            size = models.image_size(model)
+        if size:
+            dataset = sources.padded(dataset, size)
+    one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
+    shape = jax.eval_shape(views.plain, one).shape[1:]
+    if len(shape) == 1 and model not in models.feature_models():
+        accepted = ", ".join(models.feature_models())
+        raise ValueError(f"model.name: got {model} for text features, accepted: {accepted}")
+    spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
+    return Plan(replaced_fields(settings, data=data), options, dataset, views, spec)
 
 
 @contextlib.contextmanager
@@ -204,52 +207,11 @@ def naming(group: str) -> Iterator[None]:
 
 
 def load_dataset(settings: Settings) -> sources.Dataset:
-    """The dataset that the settings name.
-
-    Raises:
-        ValueError: for an unknown or unusable dataset.
-        FileNotFoundError: for missing data.
-    """
+    """The dataset that the settings name; raises ValueError or FileNotFoundError where it cannot be read."""
     data = settings.data
+    folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     with naming("data"):
-        return sources.load(
-            data.name,
-            data_dir=data.data_dir or None,
-            path=data.path or None,
-            resplit=data.resplit or None,
-            seed=settings.seed,
-        )
-
-
-def _data(settings: Settings, dataset: sources.Dataset | None) -> tuple[Settings, sources.Dataset, Views]:
-    """The dataset as the network's views take it, the views, and the settings with the name of what was read."""
-    data = settings.data
-    if dataset is None:
-        dataset = load_dataset(settings)
-    else:
-        data = replaced_fields(data, name=dataset.name, data_dir="", path="", resplit=())
-    with naming("data"):
-        views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
-        size = data.image_size or _size_needed(settings.model["name"], dataset)
-        if size:
-            dataset = sources.padded(dataset, size)
-    return replaced_fields(settings, data=data), dataset, views
-
-
-def _size_needed(model: str, dataset: sources.Dataset) -> int:
-    """The side that images have to be padded to for a network that is made for one; 0: none."""
-    size = models.image_size(model)
-    return 0 if dataset.holds_features or max(dataset.train_images.shape[1:3]) >= size else size
-
-
-def _input_shape(settings: Settings, dataset: sources.Dataset, views: Views) -> tuple[int, ...]:
-    """The shape of one of the network's inputs: (H, W, ch), or (D,) for features."""
-    one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
-    shape = jax.eval_shape(views.plain, one).shape[1:]
-    if len(shape) == 1 and settings.model["name"] not in models.feature_models():
-        accepted = ", ".join(models.feature_models())
-        raise ValueError(f"model.name: got {settings.model['name']} for text features, accepted: {accepted}")
-    return shape
+        return sources.load(data.name, data_dir=folder, path=path, resplit=resplit, seed=settings.seed)
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:
@@ -271,84 +233,39 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
 
 
-def _task(settings: Settings, views: Views, num_classes: int, conv: str) -> Task:
-    options = {k: v for k, v in settings.model.items() if k not in ("name", *NORM_DEFAULTS)}
-    model = models.build(
-        settings.model["name"],
-        num_classes=num_classes,
-        conv=conv,
-        dtype=settings.execution.dtype,
-        **options,
-    )
-    at, revealed = settings.data.labels_at, settings.data.reveal_labels
-    return Task(
-        model=model,
-        views=views,
-        num_classes=num_classes,
-        labels_at=("server", "clients") if revealed and at == "server" else (at,),
-        **{key: settings.model[key] for key in NORM_DEFAULTS},
-    )
-
-
-def _num_params(task: Task, spec: DataSpec) -> int:
-    shapes = jax.eval_shape(lambda key: task.init(key, spec.image_shape).params, jax.random.key(0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-
-
-def _client(settings: Settings) -> Training:
-    client = settings.client
-    return _training(settings, client)._replace(prox_mu=settings.method.get("prox_mu", 0.0))
-
-
 def _server(settings: Settings) -> Server:
     server = settings.server
-    return Server(
-        optimizer=optax.sgd(server.learning_rate, momentum=server.momentum if is_on(server.momentum) else None),
-        fine_tune=_training(settings, server),
-        pretrain=server.pretrain,
-        static_norm=StaticNorm(
-            server.sbn_data, server.sbn_weighting, server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
-        ),
-        training=server.training,
-    )
+    optimizer = optax.sgd(server.learning_rate, momentum=server.momentum if is_on(server.momentum) else None)
+    sizes = server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
+    static_norm = StaticNorm(server.sbn_data, server.sbn_weighting, *sizes)
+    return Server(optimizer, _training(settings, server), server.pretrain, static_norm, server.training)
 
 
-def _training(settings: Settings, owner: ClientSettings | ServerSettings) -> Training:
+def _training(settings: Settings, group: ClientSettings | ServerSettings) -> Training:
     return Training(
-        optimizer=_transformation(owner.optimizer),
-        learning_rate=_schedule(owner.optimizer, settings.rounds),
-        batch_size=owner.batch_size,
-        epochs=owner.epochs,
-        steps=owner.steps,
-        persistent=owner.optimizer.persistent,
+        optimizer=_transformation(group.optimizer),
+        learning_rate=_schedule(group.optimizer, settings.rounds),
+        batch_size=group.batch_size,
+        epochs=group.epochs,
+        steps=group.steps,
+        persistent=group.optimizer.persistent,
     )
 
 
 def _transformation(optimizer: OptimizerSettings) -> optax.GradientTransformation:
+    clip_norm, weight_decay, decay = optimizer.clip_norm, optimizer.weight_decay, optimizer.decay
+    momentum, nesterov = optimizer.momentum, optimizer.nesterov
     if optimizer.name == "lars":
-        return optax.chain(
-            clipping(optimizer.clip_norm),
-            lars(momentum=optimizer.momentum, nesterov=optimizer.nesterov, weight_decay=optimizer.weight_decay),
-        )
+        return optax.chain(clipping(clip_norm), lars(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay))
     if optimizer.name == "adam":
-        return optax.chain(
-            clipping(optimizer.clip_norm),
-            decayed_weights(optimizer.weight_decay, optimizer.decay),
-            optax.scale_by_adam(),
-        )
-    return torch_sgd(
-        momentum=optimizer.momentum,
-        nesterov=optimizer.nesterov,
-        weight_decay=optimizer.weight_decay,
-        decay=optimizer.decay,
-        clip_norm=optimizer.clip_norm,
-    )
+        return optax.chain(clipping(clip_norm), decayed_weights(weight_decay, decay), optax.scale_by_adam())
+    return torch_sgd(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, decay=decay, clip_norm=clip_norm)
 
 
 def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array], jax.Array]:
-    """Time in rounds, 0 at the start and R at the end -> learning rate.
+    """The learning rate at time t in [0, T], T being the number of rounds.
 
-    Cosine: lr/2 (1 + cos(pi t / R)) ((FL)^2, Table 4). Cosine_7_16: lr cos(7/16 pi t / R) (Sohn et al. 2020, Section 2.4).
+    Cosine: lr/2 (1 + cos(pi t / T)) ((FL)^2, Table 4). Cosine_7_16: lr cos(7/16 pi t / T) (Sohn et al. 2020, Section 2.4).
     """
     rate = optimizer.learning_rate
     if optimizer.schedule == "constant":

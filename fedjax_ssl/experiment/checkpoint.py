@@ -1,8 +1,6 @@
-"""Checkpoints: the run's state on disk, written atomically and verified before it is believed.
+"""Checkpoints: a run's state on disk, written atomically and verified by a checksum when it is read.
 
-A checkpoint is two Orbax items: the bytes of all leaves in one array, and a manifest that says what they are, with a checksum
-of both. Orbax writes them into a temporary folder and renames it, so a process that is killed leaves whole checkpoints behind.
-What Orbax cannot see (a file that another program cut, a disk that flipped a bit) the checksum catches.
+A checkpoint has two Orbax items: the bytes of all leaves in one array, and a manifest that describes them, with a checksum.
 """
 
 from __future__ import annotations
@@ -28,33 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may hold the folder.
+    """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
-    Call `restore` before the first `save`, and `close` at the end (or use it as a context manager): saves finish in the
-    background.
-
-    Attributes:
-        folder: where the checkpoints are.
+    Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], keep: int = 2):
-        """Opens the folder, makes it where it is missing, and removes what killed processes left half-written.
-
-        Args:
-            workdir: the run's folder.
-            keep: how many of the newest checkpoints stay, >= 1; with 2 there is one to fall back to.
-
-        Raises:
-            ValueError: `keep` is below 1.
-        """
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint must be kept")
+    def __init__(self, workdir: str | os.PathLike[str]):
         logging.getLogger("absl").addFilter(_without_orbax_chatter)
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
-        # Not by the manager's own option: that removes them in the background, after it has been closed too.
+        # What killed processes left. The manager's own option removes it in the background, even after it has been closed.
         for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
+        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
     def __enter__(self) -> Self:
         return self
@@ -63,53 +46,33 @@ class Checkpoints:
         self.close()
 
     def save(self, round: int, state: PyTree) -> None:
-        """Copies `state` to the host, and writes it in the background as the checkpoint of `round`.
-
-        On return the caller may donate the state's buffers. A round that is the newest one already is not written again (a
-        signal may ask for a checkpoint right after the loop did).
-
-        Args:
-            round: rounds finished, >= 0.
-            state: pytree of jax or NumPy arrays (typed keys included) and Python numbers; arrays may be sharded over the
-                devices of this process.
+        """Copies `state` to the host, and writes it in the background as the checkpoint of `round`, unless that is the newest.
 
         Raises:
             ValueError: a newer checkpoint exists, or a leaf is neither an array nor a number.
-            Exception: whatever made the save before this one fail (a full disk).
+            Exception: what made the save before this one fail (a full disk).
         """
         newest = self._manager.latest_step()
         if round == newest:
             return
         if newest is not None and round < newest:
-            raise ValueError(
-                f"cannot save round {round}: {self.folder / str(newest)} is newer; restore it, or use an empty folder"
-            )
+            path = self.folder / str(newest)
+            raise ValueError(f"cannot save round {round}: {path} is newer; restore it, or use an empty folder")
         leaves = _leaves(state)
         arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
-        # One array for all leaves: TensorStore ends in a traceback for each other read under way when one meets damage.
+        # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         manifest = {"round": round, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
-        self._manager.save(
-            round,
-            args=ocp.args.Composite(
-                state=ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26)),
-                manifest=ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)}),
-            ),
-        )
+        state_item = ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26))
+        manifest_item = ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)})
+        self._manager.save(round, args=ocp.args.Composite(state=state_item, manifest=manifest_item))
 
     def restore(self, template: PyTree, upto: int | None = None) -> tuple[int, PyTree] | None:
-        """Reads the newest checkpoint that is whole, bit for bit as it was saved.
+        """(round, state) of the newest valid checkpoint, bit for bit as it was saved; None where there is no checkpoint.
 
-        A corrupt one is logged, and renamed to `<round>.corrupt` once an older one has been read, so that its round can be
-        saved again; nothing is deleted.
-
-        Args:
-            template: a state of this experiment, or its shapes (`jax.ShapeDtypeStruct` where it has jax arrays): structure
-                and placement on devices are those of the result. Values are not read.
-            upto: the latest round to look at; None: any.
-
-        Returns:
-            (round, state), or None where there is no checkpoint at all (up to that round).
+        The result has the structure and the placement on devices of `template`, a state of this experiment, or its shapes
+        (`jax.ShapeDtypeStruct`). Rounds after `upto` are not read. A corrupt checkpoint is logged, and renamed to
+        `<round>.corrupt` once an older one has been read.
 
         Raises:
             ValueError: the checkpoint is another experiment's (structure, shape or dtype differs), or all are corrupt.
@@ -125,8 +88,15 @@ class Checkpoints:
                 corrupt.append(round)
                 continue
             saved = {entry["path"]: entry for entry in manifest["leaves"]}
-            self._check_experiment(round, saved, likes)
-            self._move_aside(corrupt)
+            for path in [*likes, *saved]:
+                there = saved[path]["kind"] if path in saved else "absent"
+                here = _kind(likes[path]) if path in likes else "absent"
+                if there != here:
+                    raise ValueError(
+                        f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and "
+                        f"{here} here; use another workdir, or start this one anew"
+                    )
+            self._rename(corrupt)
             arrays = _split(manifest, content)
             leaves = [_place(arrays[path], saved[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
@@ -136,11 +106,11 @@ class Checkpoints:
         return None
 
     def rounds(self) -> list[int]:
-        """The rounds of which there is a checkpoint, whole or not."""
+        """The rounds that have a checkpoint, valid or not."""
         return [int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
 
-    def forget_after(self, round: int) -> None:
-        """Deletes the checkpoints of rounds after `round`, so that they can be saved again."""
+    def delete_after(self, round: int) -> None:
+        """Deletes the checkpoints of rounds after `round`."""
         for newer in [number for number in self._manager.all_steps() if number > round]:
             self._manager.delete(newer)
 
@@ -154,7 +124,7 @@ class Checkpoints:
         self._manager.close()
 
     def _read(self, round: int) -> tuple[dict[str, Any], np.ndarray]:
-        """The manifest and the leaves' bytes as they were saved, or _CorruptError."""
+        """The manifest and the leaves' bytes; raises _CorruptError where they are not as they were saved."""
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
         items = ocp.args.Composite(state=as_numpy, manifest=ocp.args.JsonRestore())
         try:
@@ -169,18 +139,8 @@ class Checkpoints:
             raise _CorruptError(f"it holds round {manifest['round']}")
         return manifest, content
 
-    def _check_experiment(self, round: int, saved: dict[str, dict[str, Any]], likes: dict[str, Any]) -> None:
-        for path in [*likes, *saved]:
-            there = saved[path]["kind"] if path in saved else "absent"
-            here = _kind(likes[path]) if path in likes else "absent"
-            if there != here:
-                raise ValueError(
-                    f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and {here} "
-                    "here; use another workdir, or start this one anew"
-                )
-
-    def _move_aside(self, rounds: list[int]) -> None:
-        for round in rounds:
+    def _rename(self, corrupt: list[int]) -> None:
+        for round in corrupt:
             names = itertools.chain([f"{round}.corrupt"], (f"{round}.corrupt-{n}" for n in itertools.count(2)))
             free = next(name for name in names if not (self.folder / name).exists())
             (self.folder / str(round)).rename(self.folder / free)
@@ -188,11 +148,11 @@ class Checkpoints:
 
 
 class _CorruptError(Exception):
-    """A checkpoint that cannot be believed, and why."""
+    """Why a checkpoint is not valid."""
 
 
 def _without_orbax_chatter(record: logging.LogRecord) -> bool:
-    """Keeps Orbax's reports, dozens of lines a save, off the terminal: what matters in them it raises as well."""
+    """Drops Orbax's log records, dozens a save; it raises its errors as well."""
     return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
@@ -205,7 +165,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _entry(path: str, leaf: Any, array: np.ndarray) -> dict[str, Any]:
-    """What the manifest says of a leaf: its kind, the array that it is stored as, and what NumPy does not know of it."""
+    """A leaf in the manifest: its kind, the stored array's dtype and shape, and what a NumPy array does not have."""
     stored = {"path": path, "kind": _kind(leaf), "dtype": str(array.dtype), "shape": list(array.shape)}
     if _is_key(leaf):
         return stored | {"key": str(jax.random.key_impl(leaf))}
@@ -213,13 +173,13 @@ def _entry(path: str, leaf: Any, array: np.ndarray) -> dict[str, Any]:
 
 
 def _kind(leaf: Any) -> str:
-    """Dtype and shape, as `float32[3,4]` or `key<fry>[]`: what must agree between a checkpoint and a template."""
+    """Dtype and shape, such as `float32[3,4]` or `key<fry>[]`, in which a checkpoint and a template have to agree."""
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _to_host(path: str, leaf: Any) -> np.ndarray:
-    """The leaf as a NumPy array, a typed key as its uint32 data; a view where that is possible."""
+    """The leaf as a NumPy array, a typed key as its uint32 data."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
     if array.dtype.kind in "OSU":
         raise ValueError(f"state{path} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers")
@@ -227,7 +187,7 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
 
 
 def _split(manifest: dict[str, Any], content: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays by path: the inverse of the concatenation in `save`."""
+    """The leaves' arrays by path, from their joined bytes."""
     arrays, start = {}, 0
     for entry in manifest["leaves"]:
         dtype = np.dtype(entry["dtype"])
@@ -238,9 +198,9 @@ def _split(manifest: dict[str, Any], content: np.ndarray) -> dict[str, np.ndarra
 
 
 def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
-    """A copy of `array` as what it was when it was saved, placed as `like` is.
+    """A copy of `array` as the leaf that was saved, placed as `like` is.
 
-    Weak type, sharding and being committed to it are part of jit's cache key: a restored state runs the same program.
+    Weak type and sharding are as before, since another one would make jit trace its program again.
     """
     if isinstance(like, np.ndarray):
         return array.copy()
@@ -250,7 +210,7 @@ def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
     if "key" in entry:
         value = jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
     elif entry["weak"]:
-        value = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)  # filled with a Python number: weak
+        value = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)  # a Python number has a weak type
     committed = isinstance(like, jax.ShapeDtypeStruct) or like.committed
     return jax.device_put(value, like.sharding if committed else None, may_alias=False)
 

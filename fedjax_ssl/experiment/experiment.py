@@ -26,24 +26,24 @@ COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backwa
 TOTALS = (*COSTS, "time/total_s", "time/compile_s")
 """What adds up over a run's rounds, resumes included."""
 REASON = "diverged"
-"""The key of a row that says why its run has ended; such a row has no other key but `round`."""
+"""The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
 
 
 class DivergedError(RuntimeError):
-    """The global model holds NaN or infinity, or nothing else came back from a round's clients."""
+    """The global model, or the update of every client of a round, has NaN or infinity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """R runs that are ready to run together; mostly one.
+    """One run or several that are ready to run together.
 
     Attributes:
-        runs: what each of them is.
+        runs: the settings and the name of each.
         problem: their methods, data and seeds.
-        layout: what `execution.*` stands for here.
+        layout: how the work is laid out on devices.
         method: the first run's method.
-        num_params: parameters of the network.
-        views: how networks see the data.
+        num_params: how many parameters the network has.
+        views: how images become the network's inputs.
     """
 
     runs: tuple[Run, ...]
@@ -55,16 +55,16 @@ class Experiment:
 
     @property
     def settings(self) -> Settings:
-        """The first run's settings: what all have in common, apart from the seed or the number that varies."""
+        """The first run's settings; those of others have another seed, or another value of the number that varies."""
         return self.runs[0].settings
 
     @functools.cached_property
     def simulator(self) -> Simulator:
-        """The compiled programs; the data are sent to the device when this is first asked for."""
+        """The programs of the rounds; the first use sends the data to the device."""
         return Simulator(self.problem, self.layout.execution(self.settings))
 
     def only(self, which: Sequence[int]) -> Experiment:
-        """The experiment of some of the runs, on the same tables and in the same layout."""
+        """The experiment of some of the runs."""
         if len(which) == len(self.runs):
             return self
         tables, seeds, numbers = self.problem.tables, self.problem.seeds, self.problem.numbers
@@ -76,26 +76,24 @@ class Experiment:
         return dataclasses.replace(self, runs=tuple(self.runs[i] for i in which), problem=problem)
 
     def start(self) -> tuple[RunState, list[Row]]:
-        """The state before round 1, and each run's row of metrics: round 0 and the totals so far."""
+        """The state before round 1, and a row of metrics of round 0 for each run."""
         began, compiled = time.perf_counter(), self.simulator.compile_s
         state = self.simulator.initialize()
         seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
         return state, [{"round": 0, **dict.fromkeys(COSTS, 0), **seconds} for _ in self.runs]
 
     def rounds(self, state: RunState | None = None, last: Any = None) -> Iterator[tuple[RunState, Any]]:
-        """Runs the rounds that are left, one per step: (state, row of metrics), evaluated where the settings say so.
+        """Runs the remaining rounds one by one: yields (state, row of metrics), or (state, list of rows) for several runs.
 
-        Of several runs the state has a leading axis of runs, and there is a list of rows. Each step consumes the state before
-        it: keep `fedjax_ssl.copied(state)` if you need an old one. Where one dispatch runs several rounds, each of them comes
-        with the state after the last.
+        The state of several runs has a leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)`
+        makes a copy that stays. Where one dispatch runs several rounds, each of them comes with the state after the last.
 
         Args:
-            state: where to go on from; None: new runs.
-            last: the row, or rows, of the round before, whose totals go on; None: they start at 0.
+            state: the state to continue from; None: new runs.
+            last: the row, or rows, of the round before, for the totals; None: they start at 0.
 
         Raises:
-            DivergedError: the global model is not finite, or no client's update of a round is; of one run. Of several, the
-                others go on.
+            DivergedError: the run diverged. Where several run, the others go on.
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -106,7 +104,7 @@ class Experiment:
     def steps(
         self, state: RunState | None = None, last: Sequence[Mapping[str, Any]] | None = None
     ) -> Iterator[tuple[RunState, list[Row]]]:
-        """`rounds` with a list of rows for one run, too. A run that has diverged has rows with `round` and REASON alone."""
+        """`rounds` with a list of rows for one run, too; rows of a run that has diverged have `round` and REASON alone."""
         if state is None:
             state, last = self.start()
         before = [dict(row) for row in last or [dict.fromkeys(TOTALS, 0)] * len(self.runs)]
@@ -116,38 +114,27 @@ class Experiment:
         for first in range(done + 1, self.settings.rounds + 1, together):
             if all(REASON in row for row in rows):
                 return
-            state, found, seconds = self._dispatch(state, rows)
+            compiled_before, start = self.simulator.compile_s, time.perf_counter()
+            labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
+            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
+            compiling = self.simulator.compile_s - compiled_before
+            seconds = (time.perf_counter() - start - compiling) / len(found)
             for number, metrics in enumerate(found, start=first):
                 evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
                 accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
-                spent = {
-                    "time/total_s": time.perf_counter() - began,
-                    "time/compile_s": self.simulator.compile_s - compiled,
-                }
+                total_s, compile_s = time.perf_counter() - began, self.simulator.compile_s - compiled
+                spent = {"time/total_s": total_s, "time/compile_s": compile_s}
                 parts = zip(metrics, accuracies, rows, before, strict=True)
                 rows = [self._row(number, of_run | accuracy, seconds, spent, *so_far) for of_run, accuracy, *so_far in parts]
                 yield state, rows
 
-    def _dispatch(self, state: RunState, rows: Sequence[Row]) -> tuple[RunState, list[list[Row]], float]:
-        """The rounds of one dispatch: the state after them, the metrics of each, and the seconds that one took."""
-        compiled, start = self.simulator.compile_s, time.perf_counter()
-        labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
-        state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
-        seconds = time.perf_counter() - start - (self.simulator.compile_s - compiled)
-        return state, found, seconds / len(found)
-
     def _row(
         self, number: int, metrics: Row, seconds: float, spent: Mapping[str, float], last: Mapping[str, Any], before: Row
     ) -> Row:
-        """A run's row of a round.
+        """A run's row of round `number`, from the simulator's `metrics`.
 
-        Args:
-            number: the round's.
-            metrics: the simulator's.
-            seconds: that the round took.
-            spent: seconds since this process began with the rounds.
-            last: the run's row of the round before.
-            before: the row that this process began with.
+        `seconds` is the round's duration, `spent` all seconds of this process. `last` is the run's row of the round before, and
+        `before` the last one before this process.
         """
         if reason := last.get(REASON) or divergence(number, metrics, self.problem.spec.cohort_size):
             return {"round": number, REASON: reason}
@@ -161,14 +148,13 @@ class Experiment:
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
 
-        Images have the size that the dataset has here: where `data.image_size` padded it, pad them likewise. A forward pass
-        has as many of them as one of an evaluation; the last one is padded.
+        Where `data.image_size` has padded the dataset, pad images likewise.
         """
         size, precision = self.layout.batch_size, self.settings.execution.precision
         logits = []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])
-            padding = size - len(batch)  # one shape, so that it is compiled once
+            padding = size - len(batch)  # all batches have one shape: one compilation
             padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
@@ -181,13 +167,13 @@ class Experiment:
 
 
 def divergence(number: int, metrics: Mapping[str, Any], cohort_size: int) -> str:
-    """What a DivergedError says of round `number`, by a simulator's metrics of it; empty: it did not diverge."""
+    """Why a run has diverged in round `number`, by the simulator's metrics; empty: it has not."""
     if metrics["server/non_finite"]:
         return (
             f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
             "server.optimizer.learning_rate, or set their clip_norm"
         )
-    if metrics["client/non_finite"] == cohort_size:  # all left out: the model would stand still
+    if metrics["client/non_finite"] == cohort_size:  # the model would not change
         return (
             f"round {number}: all {cohort_size} clients returned NaN or infinity; lower "
             "client.optimizer.learning_rate, or set client.optimizer.clip_norm"

@@ -1,8 +1,8 @@
-"""How an experiment's work is laid out on devices: what `execution.*` stands for on this machine."""
+"""From `execution.*` to a layout of an experiment's work on this machine's devices."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -12,12 +12,11 @@ from fedjax_ssl.method import Requires
 from fedjax_ssl.simulation.execution import Execution
 
 BATCH_SIZE, BATCH_SIZE_ON_CPU = 250, 25
-"""Examples per forward-only pass. Convolutions on a CPU are 1.2 to 1.5 times as fast with 25 as with 250 on four of five
-networks, and .97 times on the fifth (two cores of an AMD EPYC, family 26, model 2)."""
+"""Examples of a forward pass without training. Convolutions on a CPU are mostly faster with few."""
 
 
 class Layout(NamedTuple):
-    """A layout, nothing of it `auto`. A resumed run has the layout that it began with.
+    """How the work is laid out on devices. A resumed run has the layout that it began with.
 
     Attributes:
         strategy: `vmap`, `scan`, `chunked` or `sharded`.
@@ -25,8 +24,8 @@ class Layout(NamedTuple):
         devices: D, which share the clients of a run.
         runs_at_once: runs that have devices of their own at the same time.
         vmap_runs: whether the runs of a device are vmapped.
-        conv: the lowering of convolutions, `xla`, `cpu` or `gpu`.
-        batch_size: examples per forward-only pass.
+        conv: how convolutions are computed: `xla`, `cpu` or `gpu`.
+        batch_size: examples of a forward pass without training.
     """
 
     strategy: str
@@ -38,7 +37,7 @@ class Layout(NamedTuple):
     batch_size: int
 
     def execution(self, settings: Settings) -> Execution:
-        """The same for the simulator. Chunks that no key of the settings asks for may shrink where memory is short."""
+        """The same for the simulator, which may halve chunks whose size the settings leave open."""
         given = settings.execution
         return Execution(
             chunk_size=self.chunk_size,
@@ -52,27 +51,24 @@ class Layout(NamedTuple):
         )
 
     def after(self, execution: Execution) -> Layout:
-        """The layout with the chunks that a simulator has come to."""
+        """The layout with the chunks of `execution`, which a simulator may have made smaller."""
         strategy = "chunked" if self.strategy == "vmap" and execution.chunk_size else self.strategy
         return self._replace(strategy=strategy, chunk_size=execution.chunk_size, vmap_runs=execution.vmap_runs)
 
 
 def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout:
-    """The layout of R runs with these settings.
+    """The layout of R runs; raises ValueError where keys exclude each other, or ask for more devices than there are.
 
     `strategy=auto` is `sharded` where a run has several devices; else `scan` on a CPU, where convolutions with a kernel per
-    client are slower than one client after another (WRN-28-2), and `vmap` on an accelerator, which one client does not fill.
-
-    Raises:
-        ValueError: keys exclude each other, or ask for more devices than there are.
+    client are slow, and `vmap` on an accelerator, which one client does not fill.
     """
     given, cohort, available = settings.execution, settings.cohort_size, jax.devices()
     if given.devices > len(available):
         raise ValueError(f"execution.devices: got {given.devices}, accepted: at most {len(available)}, the devices there are")
     on_cpu = available[0].platform == "cpu"
     shares_clients = given.strategy == "sharded" or (given.strategy == "auto" and requires.clients)
-    most = given.devices or len(available)
-    devices = fewest(cohort, max(1, most // num_runs)) if shares_clients else 1
+    max_devices = given.devices or len(available)
+    devices = _fewest(cohort, max(1, max_devices // num_runs)) if shares_clients else 1
     if num_runs == 1 and given.devices:
         devices = given.devices
     strategy = given.strategy
@@ -85,13 +81,13 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     if given.data == "host":
         _check_host(settings, requires, num_runs)
     chunk_size = {"vmap": 0, "scan": 1}.get(strategy, given.chunk_size or int(on_cpu))
-    runs_at_once = fewest(num_runs, max(1, most // devices))
+    runs_at_once = _fewest(num_runs, max(1, max_devices // devices))
     vmap_runs = num_runs > runs_at_once and not on_cpu and chunk_size == 0
-    of_device = -(-cohort // devices)
-    vmapped = vmap_runs or (requires.clients and min(chunk_size or of_device, of_device) > 1)
+    per_device = -(-cohort // devices)
+    vmapped = vmap_runs or (requires.clients and min(chunk_size or per_device, per_device) > 1)
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
-    small = on_cpu and settings.model["name"] not in models.feature_models() and settings.model["norm"] != "batch"
-    batch_size = given.batch_size or (BATCH_SIZE_ON_CPU if small else BATCH_SIZE)
+    small_batches = on_cpu and settings.model["name"] not in models.feature_models() and settings.model["norm"] != "batch"
+    batch_size = given.batch_size or (BATCH_SIZE_ON_CPU if small_batches else BATCH_SIZE)
     return Layout(strategy, chunk_size, devices, runs_at_once, vmap_runs, conv, batch_size)
 
 
@@ -111,15 +107,7 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
         )
 
 
-def fewest(items: int, devices: int) -> int:
-    """As few devices as take items no longer: ten clients take eight devices two turns, as they do five."""
-    turns = -(-items // devices)
-    return -(-items // turns)
-
-
-def read(noted: Any) -> Layout | None:
-    """A layout from what `_asdict` made of one; None where this version does not know its fields."""
-    try:
-        return Layout(**noted)
-    except TypeError:
-        return None
+def _fewest(items: int, devices: int) -> int:
+    """The fewest devices that finish no later than all: five do for ten items on eight devices, two on each."""
+    per_device = -(-items // devices)
+    return -(-items // per_device)

@@ -1,4 +1,4 @@
-"""What a run's bits depend on besides its config: machine, versions, layout and data, noted in `run.json`."""
+"""What a run's results depend on besides its config: machine, versions, layout and data, as `run.json` has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.layout import Layout, read
+from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.writers import read_json, write_json
 
 _log = logging.getLogger(__name__)
@@ -31,28 +31,22 @@ def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout)
 def layout(path: pathlib.Path) -> Layout | None:
     """The layout in a `run.json`; None, with a warning, where this machine or version cannot have it."""
     noted = read_json(path)
-    found = read(noted.get("layout")) if isinstance(noted, dict) else None
-    there = len(jax.devices())
-    if found is not None and found.devices * found.runs_at_once <= there and _platform(noted) == jax.default_backend():
+    noted = noted if isinstance(noted, dict) else {}
+    platform, here = noted.get("machine", {}).get("platform"), jax.default_backend()
+    try:
+        found = Layout(**noted["layout"])
+        got = f"{found.devices * found.runs_at_once} devices"
+    except (KeyError, TypeError):  # fields of another version
+        found, got = None, "a layout that this version does not know"
+    available = len(jax.devices())
+    if found is not None and found.devices * found.runs_at_once <= available and platform == here:
         return found
-    got = "a layout that this version does not know" if found is None else f"{found.devices * found.runs_at_once} devices"
-    _log.warning(
-        "%s: got %s of %s, here are %d of %s: going on with other rounding",
-        *(path, got, _platform(noted), there, jax.default_backend()),
-    )
+    _log.warning("%s: got %s of %s, here are %d of %s: going on with other rounding", path, got, platform, available, here)
     return None
 
 
-def _platform(noted: Any) -> Any:
-    return noted.get("machine", {}).get("platform") if isinstance(noted, dict) else None
-
-
 def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
-    """Compares the machine and the data with those that runs began with; a warning says what makes the rounding differ.
-
-    Raises:
-        ValueError: a run began with other data.
-    """
+    """Raises ValueError where a run began with other data, and warns where it began on another machine."""
     if not any(path.exists() for path in paths):
         return
     for path, data in zip(paths, data_digests(experiment), strict=True):
@@ -67,35 +61,27 @@ def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What bits depend on: the platform, the processor, its cores, and the versions of JAX and of this package."""
-    kind = jax.devices()[0].device_kind if jax.default_backend() != "cpu" else processor()
-    return {
-        "platform": jax.default_backend(),
-        "processor": kind,
-        "cores": cores(),
-        "jax": jax.__version__,
-        "fedjax_ssl": sources(),
-    }
+    """What the rounding of results depends on: platform, processor, cores, and the versions of JAX and of this package."""
+    platform = jax.default_backend()
+    kind = jax.devices()[0].device_kind if platform != "cpu" else processor()
+    return {"platform": platform, "processor": kind, "cores": cores(), "jax": jax.__version__, "fedjax_ssl": sources()}
 
 
 def data_digests(experiment: Experiment) -> list[str]:
-    """Per run a digest of its examples and of who has which."""
-    return [_digest(experiment, i) for i in range(len(experiment.runs))]
-
-
-def _digest(experiment: Experiment, run: int) -> str:
-    problem = experiment.problem
-    digest = hashlib.blake2b(digest_size=16)
-    arrays = (*problem.train, *problem.test, *(x for table in problem.tables[run].values() for x in table))
-    for array in arrays:
-        array = np.ascontiguousarray(array)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
+    """For each run a digest of its examples and of their split."""
+    problem, digests = experiment.problem, []
+    for tables in problem.tables:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (*problem.train, *problem.test, *(x for table in tables.values() for x in table)):
+            array = np.ascontiguousarray(array)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.data)
+        digests.append(digest.hexdigest())
+    return digests
 
 
 def processor() -> str:
-    """The processor's name and generation, on which the last bits depend; its architecture where the system does not tell."""
+    """The processor's name and generation; its architecture where the system does not tell."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -107,13 +93,13 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """How many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def sources() -> str:
-    """A digest of this package's modules, another one in each version."""
+    """A digest of this package's source code."""
     package = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -122,7 +108,7 @@ def sources() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the code that ran, with `+` where files have changed since; None outside of a repository."""
+    """The code's commit, with `+` where files have changed since; None outside of a repository."""
     here = pathlib.Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -135,13 +121,10 @@ def git_commit() -> str | None:
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Where compiled programs are kept: `~/.cache/fedjax_ssl`, made where it is missing; XDG_CACHE_HOME goes first.
-
-    None where it cannot be: without a home, or where it cannot be written to.
-    """
+    """The folder of compiled programs, in XDG_CACHE_HOME or `~/.cache`; None where it cannot be made or written to."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = pathlib.Path(caches, "fedjax_ssl")
-    if not folder.is_absolute():  # a user without a home: "~" stays as it is
+    if not folder.is_absolute():  # a user without a home folder
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs in folders: rounds, evaluation, checkpoints, logs, resume and a clean stop, for one run or for several together."""
+"""Runs in folders: rounds, checkpoints, logs, resume and a clean stop, for one run or for several together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, read_json, write_json
+from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, plain, read_json, write_json
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN = "config.json", "summary.json", "run.json"
-ENDED = "diverged.json"
-"""What a run leaves in place of a summary where it diverged: the reason, so that it is not run again."""
-OURS = (CONFIG, SUMMARY, RUN, ENDED, "metrics.jsonl", "checkpoints", "tensorboard")
+DIVERGED = "diverged.json"
+"""The file with the reason, in place of a summary, of a run that has diverged."""
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
 _log = logging.getLogger(__name__)
 
 
@@ -33,11 +34,7 @@ class RefusedError(ValueError):
 
 
 class Stop:
-    """Whether a signal asked the run to stop.
-
-    Attributes:
-        signal: the first SIGINT or SIGTERM received, or None.
-    """
+    """The first SIGINT or SIGTERM that was received, as `signal`, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -45,7 +42,7 @@ class Stop:
     @classmethod
     @contextmanager
     def on_signals(cls) -> Iterator[Stop]:
-        """Within it, the first signal is noted and waits for the end of the round; a second Ctrl-C stops at once."""
+        """Within it, the first signal is stored, to stop after the round; a second Ctrl-C raises KeyboardInterrupt."""
         stop = cls()
 
         def handle(number: int, _: Any) -> None:
@@ -62,22 +59,17 @@ class Stop:
 
 
 def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:
-    """Each run's folder: the workdir itself of one run, a folder in it for each of several."""
+    """Each run's folder: the workdir itself for one run, folders in it for several."""
     return [workdir / run.name for run in experiment.runs]
 
 
 def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Makes the folder a run's own, or refuses one that holds another experiment.
+    """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
-    A key that the folder's config lacks, as its version did not know it, has its default there; not so of method or model.
-
-    Args:
-        workdir: the folder; made where it is missing.
-        config: the resolved config, nested dicts.
-        overwrite: remove what an earlier run left (its files alone).
+    A key that the folder's config lacks has its default there, but for those of `method` and `model`.
 
     Raises:
-        ValueError: the folder holds another config, the message has the differing keys; or it cannot be made.
+        ValueError: the folder has another config, with the differing keys; or it cannot be made.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -92,20 +84,18 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
                 path.unlink(missing_ok=True)
     path = workdir / CONFIG
     if path.exists():
-        there, here = _flatten(read_json(path)), _flatten(config)
-        added = here.keys() - there.keys()
-        there |= {key: value for key, value in _flatten(Settings().to_dict()).items() if key in added}
+        there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
+        there = {key: value for key, value in defaults.items() if key in here} | there
         differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
         if differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
-            raise ValueError(
-                f"{workdir} holds another experiment: {shown}; give another --workdir, or --overwrite to start anew"
-            )
+            instead = "give another --workdir, or --overwrite to start anew"
+            raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
     write_json(path, config)
 
 
 def noted_layout(workdir: pathlib.Path, names: Sequence[str]) -> Layout | None:
-    """The layout of the runs that a workdir holds unfinished, so that they go on bit for bit; None: there is none to keep."""
+    """The layout of a workdir's unfinished runs, with which they go on bit for bit; None: there is none."""
     for name in names:
         folder = workdir / name
         if (folder / RUN).exists() and not (folder / SUMMARY).exists():
@@ -121,60 +111,55 @@ class _Folder(NamedTuple):
     checkpoints: Checkpoints
 
     @property
-    def ended(self) -> str:
+    def diverged(self) -> str:
         """Why the run has diverged; empty: it has not."""
-        path = self.path / ENDED
+        path = self.path / DIVERGED
         return read_json(path)[REASON] if path.exists() else ""
 
 
 def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
-    """Runs the rounds that are left, and writes into the workdir, or a folder in it for each of several runs, their results.
+    """Runs the remaining rounds of the runs that have not finished, and writes results into their folders.
 
-    Runs that have finished are left out. The others go on from the newest round of which all have a checkpoint. One that
-    diverged leaves `diverged.json` in place of a summary, and has no checkpoints after that round.
-
-    Args:
-        experiment: what to run.
-        workdir: a folder that `open_workdir` has accepted, with a folder for each of several runs.
-        stop: looked at before and after every round; once it has a signal, the state is saved and the run ends.
-        stop_after: end cleanly once this many rounds are finished, and those of the same dispatch; None: run to the end.
+    They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
+    summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
+    the round (or the dispatch) and the run ends.
 
     Raises:
         DivergedError: runs diverged, now or before; the others have gone on to the end.
-        RefusedError: every checkpoint is corrupt, the log does not reach up to the checkpoint, or the data are others.
+        RefusedError: every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
     left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
-    if any(not (paths[i] / ENDED).exists() for i in left):
+    if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
-            open_ = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
-            _go_on(some, open_, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
-    ended = [i for i in left if (paths[i] / ENDED).exists()]
-    if ended and len(paths) == 1:
-        raise DivergedError(read_json(paths[0] / ENDED)[REASON])
-    if ended:
-        reasons = "; ".join(f"{experiment.runs[i]}: {read_json(paths[i] / ENDED)[REASON]}" for i in ended)
-        raise DivergedError(f"{len(ended)} of {len(paths)} runs diverged: {reasons}")
+            opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
+            _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
+    reasons = {i: read_json(paths[i] / DIVERGED)[REASON] for i in left if (paths[i] / DIVERGED).exists()}
+    if reasons and len(paths) == 1:
+        raise DivergedError(reasons[0])
+    if reasons:
+        of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
+        raise DivergedError(f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}")
 
 
 def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int) -> None:
     """Runs all up to round `end`, or to a signal."""
-    settings, layout = experiment.settings, experiment.layout
+    settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     try:
-        provenance.check([folder.path / RUN for folder in opened], experiment)
+        provenance.check(run_files, experiment)
         done, state, last = _restore(experiment, opened)
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    provenance.write([folder.path / RUN for folder in opened], experiment, layout)
+    provenance.write(run_files, experiment, layout)
     if state is None and stop.signal is None:
         state, last = experiment.start()
-        last = [{**row, REASON: folder.ended} if folder.ended else row for row, folder in zip(last, opened, strict=True)]
+        last = [{**row, REASON: folder.diverged} if folder.diverged else row for row, folder in zip(last, opened, strict=True)]
     with ExitStack() as stack:
         boards = [stack.enter_context(closing(TensorBoard(folder.path, start_round=done))) for folder in opened]
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         steps = experiment.steps(state, last)
-        together = settings.execution.rounds_per_dispatch  # within a dispatch there is no state to stop at
+        together = settings.execution.rounds_per_dispatch  # the state is that after a dispatch
         while (done < end and stop.signal is None) or done % together:
             state, rows = next(steps, (state, None))
             if rows is None:  # all have diverged
@@ -182,9 +167,13 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             done = rows[0]["round"]
             if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
-                provenance.write([folder.path / RUN for folder in opened], experiment, layout)
+                provenance.write(run_files, experiment, layout)
             for folder, board, row in zip(opened, boards, rows, strict=True):
-                _write(folder, board, row)
+                if REASON not in row:
+                    folder.log.append(row)
+                    board.add(done, {key: value for key, value in row.items() if key != "round"})
+                elif not folder.diverged:
+                    write_json(folder.path / DIVERGED, row)
             progress.update(done, seen(rows))
             if (done >= end and done % together == 0) or done % settings.checkpoint_every == 0:
                 _save(experiment, opened, done, state)
@@ -192,86 +181,76 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             _save(experiment, opened, done, state)
     for own, folder in zip(experiment.runs, opened, strict=True):
         rows = folder.log.rows()
-        if len(rows) == settings.rounds and not folder.ended:
-            folder.checkpoints.wait()  # a summary says that nothing is left to do
+        if len(rows) == settings.rounds and not folder.diverged:
+            folder.checkpoints.wait()  # a run with a summary is not run again
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
-
-
-def _write(folder: _Folder, board: TensorBoard, row: Row) -> None:
-    if REASON not in row:
-        folder.log.append(row)
-        board.add(row["round"], {key: value for key, value in row.items() if key != "round"})
-    elif not folder.ended:
-        write_json(folder.path / ENDED, row)
 
 
 def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
     if state is None:  # stopped before it began
         return
     for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
-        if not folder.ended:
+        if not folder.diverged:
             folder.checkpoints.save(done, own)
 
 
 def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, RunState | None, list[Row]]:
-    """(round, state, rows of that round) of the newest checkpoints that all have which have not ended; or (0, None, [])."""
-    live = [folder for folder in opened if not folder.ended]
+    """(round, state, rows) of the newest round of which all runs that have not diverged have a checkpoint, or (0, None, [])."""
+    live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
         if len(opened) > 1:
-            folder.checkpoints.forget_after(done)
+            folder.checkpoints.delete_after(done)
         folder.log.truncate(done)
     if not states:
         return 0, None, []
-    # A run that has ended takes a place in the program: that of another, whose results nobody sees.
+    # In the place of a run that has diverged the program runs the first of the others once more.
     own = iter(states)
-    of_all = [states[0] if folder.ended else next(own) for folder in opened]
-    last = [{"round": done, REASON: folder.ended} if folder.ended else last_row(folder.log, done) for folder in opened]
+    of_all = [states[0] if folder.diverged else next(own) for folder in opened]
+    last = [{"round": done, REASON: folder.diverged} if folder.diverged else last_row(folder.log, done) for folder in opened]
     return done, experiment.simulator.join(of_all), last
 
 
 def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int, list[RunState]]:
-    """The newest round of which all have a checkpoint, and the states there; (0, []): there is none yet."""
+    """The newest round of which all have a checkpoint, and its states; (0, []): there is none yet."""
     template, upto = experiment.simulator.template(), None
     while True:
         found = [folder.checkpoints.restore(template, upto) for folder in live]
-        there = [one for one in found if one is not None]
-        if len(there) < len(found):
-            new = next(folder for folder, one in zip(live, found, strict=True) if one is None)
-            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1 and all(
-                number <= experiment.settings.checkpoint_every for number, _ in there
-            )
-            if there and not (are_first and upto is None and new.log.rows()):
+        restored = [pair for pair in found if pair is not None]
+        rounds = {number for number, _ in restored}
+        if len(restored) < len(found):
+            if not restored:
+                return 0, []
+            new = next(folder for folder, pair in zip(live, found, strict=True) if pair is None)
+            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1
+            are_first = are_first and upto is None and max(rounds) <= experiment.settings.checkpoint_every
+            if not (are_first and new.log.rows()):
                 raise ValueError(
                     f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
                     "without it, or start anew with --overwrite"
                 )
-            if there:
-                _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
+            _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
             return 0, []
-        if len({number for number, _ in there}) == 1:
-            return there[0][0], [state for _, state in there]
-        upto = min(number for number, _ in there)
+        if len(rounds) == 1:
+            return rounds.pop(), [state for _, state in restored]
+        upto = min(rounds)
 
 
 def last_row(log: MetricsLog, done: int) -> Row:
-    """The log's row of round `done`; ValueError where it does not reach up to there."""
+    """The log's row of round `done`; ValueError where it has another number of rounds."""
     rows = log.rows()
     if len(rows) != done or not rows:
-        raise ValueError(
-            f"{log.path} has {len(rows)} rounds up to the checkpoint's {done}; put the file back, or start "
-            "anew with --overwrite"
-        )
+        shown = f"{len(rows)} rounds up to the checkpoint's {done}"
+        raise ValueError(f"{log.path} has {shown}; put the file back, or start anew with --overwrite")
     return rows[-1]
 
 
 def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a person sees of the rows of all runs: mean accuracy and loss, the accuracies' standard deviation, all images."""
+    """What the progress bar shows of all runs: mean accuracy and loss, the accuracies' standard deviation, summed images/s."""
     if len(rows) == 1:
         return dict(rows[0])
-    columns = {
-        key: [row[key] for row in rows if key in row] for key in ("eval/accuracy", "eval/loss", "perf/client_images_per_s")
-    }
+    keys = ("eval/accuracy", "eval/loss", "perf/client_images_per_s")
+    columns = {key: [row[key] for row in rows if key in row] for key in keys}
     shown = {key: statistics.fmean(values) for key, values in columns.items() if values}
     if len(columns["eval/accuracy"]) > 1:
         shown["eval/accuracy_spread"] = statistics.stdev(columns["eval/accuracy"])
@@ -281,11 +260,7 @@ def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, Any]:
-    """What `summary.json` holds, from a finished run's settings and rows, and its experiment's layout and parameters.
-
-    `eval/accuracy` is the last round's, never the best on test; `perf/client_images_per_s` is all images over all rounds'
-    seconds.
-    """
+    """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
     last = rows[-1]
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
@@ -306,14 +281,3 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
         "git_commit": provenance.git_commit(),
         "num_params": num_params,
     }
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys; tuples as the lists that JSON makes of them."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat

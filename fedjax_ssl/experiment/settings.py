@@ -1,14 +1,13 @@
-"""The settings of an experiment: every key, its default, its meaning and what it accepts, declared once.
+"""The settings of an experiment: every key with its default, its meaning and what it accepts.
 
-`configs/common.py` makes the locked command-line config from these defaults, `Settings.from_dict` reads it back, and
-`launch.explain` prints them. A wrong value raises ValueError with one line that names the key, before anything is compiled.
+A wrong value raises ValueError with one line that names the key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -41,53 +40,35 @@ class DataSettings(Model):
     name: str = Field(default="cifar10", description="A name that `fedjax_ssl.data.sources.load` takes.")
     data_dir: str = Field(default="", description="The TFDS folder; empty: TFDS's own.")
     path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
-    resplit: Numbers = Field(
-        default=(),
-        description="Shares of train, validation and test, to merge what is stored and split it anew; empty: as stored.",
-    )
+    resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
     num_clients: Clients = Field(default=100, description="K, the clients.")
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
     num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
     labeled_fraction: Numbers = Field(
-        default=(),
-        description="Labeled share of all training examples; at the clients of each client's, one number or one per client.",
+        default=(), description="Labeled share of all examples, or of each client's (one number, or one per client)."
     )
     label_selection: Literal["balanced", "random"] = Field(
-        default="balanced",
-        description="How the labeled examples are chosen: as many of each class, or at random.",
+        default="balanced", description="How labeled examples are chosen: equally many of each class, or at random."
     )
     exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
     labels_first: bool = Field(
-        default=True,
-        description="Whether the labeled examples are removed before the others are partitioned; false: afterwards (FedCon).",
+        default=True, description="Whether labeled examples are removed before the others are partitioned, or (FedCon) after."
     )
-    reveal_labels: bool = Field(
-        default=False,
-        description="Split as usual, then give each client's unlabeled examples their true labels (the -SL references).",
-    )
+    reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
     partition: str = Field(default="iid", description="How examples are spread over clients, a name of PARTITIONS.")
     labeled_partition: str = Field(default="", description="How the clients' labeled set is spread; empty: as `partition`.")
     unlabeled_partition: str = Field(default="", description="How the other examples are spread; empty: as `partition`.")
     alpha: Rate = Field(default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
     min_size: Count = Field(default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
-    shards_per_client: Positive = Field(default=2, description="Of `shards`.")
-    classes_per_client: Positive = Field(default=2, description="Of `class_shards` and `random_classes`.")
-    mean: Numbers = Field(
-        default=(),
-        description="Per channel, or one for all, of images scaled to [0, 1], to normalize with; empty: the dataset's own.",
-    )
-    std: Numbers = Field(default=(), description="The standard deviation, likewise.")
+    shards_per_client: Positive = Field(default=2, description="Shards of a client, for `shards`.")
+    classes_per_client: Positive = Field(default=2, description="Classes of a client, for `class_shards` and `random_classes`.")
+    mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
+    std: Numbers = Field(default=(), description="Standard deviation, likewise.")
     weak: str = Field(default="default", description="The weak view, a name of WEAK_VIEWS, or `default`: the dataset's own.")
-    strong: str = Field(
-        default="default", description="The strong view, a name of STRONG_VIEWS, or `default`: the dataset's own."
-    )
-    labeled: str = Field(
-        default="default",
-        description="The view of labeled examples in training, a name of LABELED_VIEWS, or `default`: the weak view.",
-    )
+    strong: str = Field(default="default", description="The strong view, a name of STRONG_VIEWS, or `default`, likewise.")
+    labeled: str = Field(default="default", description="The labeled view, of LABELED_VIEWS, or `default`: the weak view.")
     image_size: Annotated[int, Field(ge=0, le=4096)] = Field(
-        default=0,
-        description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs.",
+        default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
     )
 
     @property
@@ -130,49 +111,29 @@ class OptimizerSettings(Model):
     """An optimizer of local steps."""
 
     name: Literal["sgd", "adam", "lars"] = Field(
-        default="sgd",
-        description="`sgd` (PyTorch's form), `adam`, or `lars` (SimCLR's form; it decays and scales kernels alone).",
+        default="sgd", description="`sgd` (PyTorch's form), `adam`, or `lars` (SimCLR's form, on kernels alone)."
     )
     learning_rate: Rate = Field(default=0.03, description="Its value in round 1.")
     schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
         default="cosine",
-        description=(
-            "In round t of R `constant`, `cosine`: lr/2 (1 + cos(pi (t - 1) / R)), or `cosine_7_16`: lr cos(7/16 pi "
-            "(t - 1) / R), FixMatch's. Constant within a round, but on pooled data t grows by 1/S in each of S steps."
-        ),
+        description="In round t of R: `constant`, `cosine`: lr/2 (1 + cos(pi (t - 1) / R)), or FixMatch's `cosine_7_16`: lr "
+        "cos(7/16 pi (t - 1) / R). On pooled data t grows by 1/S in each of S steps.",
     )
     momentum: Decay = Field(default=0.9, description="SGD's and LARS' momentum.")
     nesterov: bool = Field(default=True, description="Whether momentum has Nesterov's form.")
     weight_decay: Weight = Field(default=5e-4, description="Times the parameters, added to the gradient.")
-    decay: Literal["all", "kernels"] = Field(
-        default="all",
-        description="What weight decay covers: all parameters, or kernels alone: neither biases nor batch norm.",
-    )
-    clip_norm: Weight = Field(
-        default=0.0, description="Largest global norm of the gradient, before weight decay; 0: no clipping."
-    )
+    decay: Literal["all", "kernels"] = Field(default="all", description="What decays: all parameters, or kernels alone.")
+    clip_norm: Weight = Field(default=0.0, description="Largest global norm of the gradient, before weight decay; 0: none.")
     persistent: bool = Field(default=True, description="Whether its state (momentum) survives from one training to the next.")
-
-
-def _epochs_or_steps(key: str, epochs: int, steps: int) -> None:
-    if (epochs > 0) == (steps > 0):
-        raise ValueError(f"{key}.epochs, {key}.steps: got {epochs} and {steps}, accepted: one positive, the other 0")
 
 
 class ClientSettings(Model):
     """Local training."""
 
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the local steps.")
-    batch_size: Positive = Field(
-        default=32, description="B, labeled examples of a step; unlabeled ones where there are no labels."
-    )
+    batch_size: Positive = Field(default=32, description="B, labeled examples of a step; unlabeled ones without labels.")
     epochs: Count = Field(default=5, description="Local epochs, or 0.")
     steps: Count = Field(default=0, description="Local steps, or 0.")
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        _epochs_or_steps("client", self.epochs, self.steps)
-        return self
 
 
 class ServerSettings(Model):
@@ -186,26 +147,14 @@ class ServerSettings(Model):
     steps: Count = Field(default=0, description="Its steps per round, or 0.")
     pretrain: Count = Field(default=1, description="How many such trainings come before round 1.")
     training: Literal["after", "parallel"] = Field(
-        default="after",
-        description="After the aggregation (fine-tuning), or in parallel with the clients, as one half of the average.",
+        default="after", description="After the aggregation, or in parallel with the clients and then averaged with them."
     )
     sbn_data: Literal["cohort", "all", "labeled"] = Field(
-        default="cohort",
-        description=(
-            "What static batch-norm statistics are over: labeled data and those of the cohort to come, or all unlabeled "
-            "data, or labeled data alone."
-        ),
+        default="cohort", description="Static batch-norm statistics are over labeled data, those and the next cohort's, or all."
     )
-    sbn_weighting: Literal["examples", "batches"] = Field(
-        default="examples", description="A batch counts by its examples, or all batches alike."
-    )
+    sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
     sbn_labeled_batch_size: Positive = Field(default=250, description="Their batch size on labeled data.")
     sbn_unlabeled_batch_size: Positive = Field(default=250, description="Their batch size on unlabeled data.")
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        _epochs_or_steps("server", self.epochs, self.steps)
-        return self
 
 
 class ExecutionSettings(Model):
@@ -213,68 +162,33 @@ class ExecutionSettings(Model):
 
     strategy: Literal["auto", "vmap", "scan", "chunked", "sharded"] = Field(
         default="auto",
-        description=(
-            "All clients at once, one after another, in chunks, or shared by devices. `auto`: `sharded` over several "
-            "devices, else `scan` on a CPU and `vmap` on an accelerator."
-        ),
+        description="Clients all at once, one after another, in chunks, or shared by devices. `auto`: `sharded` over several "
+        "devices, else `scan` on a CPU and `vmap` on an accelerator.",
     )
-    chunk_size: Count = Field(
-        default=0,
-        description="Clients that run together, for `chunked` and `sharded`; 0: one on a CPU, else all that a device has.",
-    )
-    conv: Literal["auto", "xla", "cpu", "gpu"] = Field(
-        default="auto", description="How convolutions are computed; `auto` chooses by platform."
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Of computation; parameters, statistics and losses are float32."
-    )
+    chunk_size: Count = Field(default=0, description="Clients at once, if in chunks; 0: one on a CPU, else all of a device.")
+    conv: Literal["auto", "xla", "cpu", "gpu"] = Field(default="auto", description="Form of convolutions; auto: by platform.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of computation; parameters stay float32.")
     precision: Literal["default", "tensorfloat32", "float32"] = Field(
         default="default",
-        description=(
-            "In which float32 matrices are multiplied, at least. `default`: the device's own (on recent NVIDIA GPUs "
-            "TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32)."
-        ),
+        description="In which float32 matrices are multiplied, at least. `default`: the device's own (on recent NVIDIA GPUs "
+        "TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32).",
     )
     devices: Annotated[int, Field(ge=0, le=100_000)] = Field(
-        default=0,
-        description=(
-            "How many devices share the work; 0: the fewest that take no longer. Several runs share them. `launch.run` "
-            "makes a device of each CPU core."
-        ),
+        default=0, description="Devices that share the work (`launch.run`: a CPU's cores); 0: the fewest as fast as all."
     )
-    batch_size: Count = Field(
-        default=0,
-        description="Examples per forward-only pass (evaluation, pseudo-labels); 0: 250, or 25 of convolutions on a CPU.",
-    )
-    rounds_per_dispatch: Positive = Field(
-        default=1,
-        description=(
-            "How many rounds are one program's run, so that short rounds do not wait for the host in between; `rounds`, "
-            "`eval_every` and `checkpoint_every` are multiples of it."
-        ),
-    )
-    data: Literal["device", "host"] = Field(
-        default="device",
-        description="Where training images and client states are: on the device, or on the host, fetched for each cohort.",
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.strategy == "chunked" and self.chunk_size == 0:
-            raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")
-        return self
+    batch_size: Count = Field(default=0, description="Examples per forward-only pass; 0: 250, or 25 for convolutions on a CPU.")
+    rounds_per_dispatch: Positive = Field(default=1, description="Rounds in one call of the program, for very short rounds.")
+    data: Literal["device", "host"] = Field(default="device", description="Where training images and client states are.")
 
 
 class Settings(Model):
     """All settings of an experiment."""
 
     method: dict[str, Any] = Field(
-        default={"name": "fl2", "prox_mu": 0.0},
-        description="`name`, `prox_mu` (weight of FedProx's term; 0: none), and the method's own options.",
+        default={"name": "fl2", "prox_mu": 0.0}, description="`name`, `prox_mu` (FedProx; 0: none), the method's options."
     )
     model: dict[str, Any] = Field(
-        default={"name": "wide_resnet", **NORM_DEFAULTS},
-        description="`name`, `norm` and `norm_momentum` (batch norm's statistics), and the network's own options.",
+        default={"name": "wide_resnet", **NORM_DEFAULTS}, description="`name`, `norm`, `norm_momentum`, the network's options."
     )
     data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
     client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
@@ -282,12 +196,8 @@ class Settings(Model):
     execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
     rounds: Positive = Field(default=800, description="How many rounds the run has.")
     cohort_size: Clients = Field(default=10, description="M, clients per round.")
-    seed: Seed = Field(
-        default=0, description="Of everything random: the split, the initial weights, cohorts, batches and views."
-    )
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=1, description="How many seeds are run as one program, from `seed` on."
-    )
+    seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="How many seeds run together, from `seed` on.")
     vary: str = Field(default="", description="In place of seeds, the dotted key of a number that differs between runs.")
     values: Numbers = Field(default=(), description="The values of that number, one per run.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
@@ -298,11 +208,17 @@ class Settings(Model):
         one_of("method.name", self.method.get("name"), METHODS)
         one_of("model.name", self.model.get("name"), models.MODELS)
         one_of("model.norm", self.model.get("norm"), NORMS)
-        _number("model.norm_momentum", self.model.get("norm_momentum"), above=0, most=1)
-        _number("method.prox_mu", self.method.get("prox_mu"), least=0)
+        _number("model.norm_momentum", self.model.get("norm_momentum"), "a number in (0, 1]", lambda got: 0 < got <= 1)
+        _number("method.prox_mu", self.method.get("prox_mu"), "a number >= 0", lambda got: got >= 0)
         self.method_options()
         own = {key: value for key, value in self.model.items() if key not in ("name", *NORM_DEFAULTS)}
         models.check_options(self.model["name"], own)
+        for group, got in (("client", self.client), ("server", self.server)):
+            if (got.epochs > 0) == (got.steps > 0):
+                shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
+                raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
+        if self.execution.strategy == "chunked" and self.execution.chunk_size == 0:
+            raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")
         together = self.execution.rounds_per_dispatch
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if (got := getattr(self, name)) % together:
@@ -316,11 +232,7 @@ class Settings(Model):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Settings:
-        """Settings from nested mappings; missing keys keep their defaults, those within `method` and `model` too.
-
-        Raises:
-            ValueError: for an unknown key, a value of the wrong type or out of range, in one line.
-        """
+        """Settings from nested mappings; missing keys have their defaults, unknown keys and wrong values raise ValueError."""
         given = dict(config)
         for group, defaults in (("method", {"name": "fl2"}), ("model", {"name": "wide_resnet", **NORM_DEFAULTS})):
             if not isinstance(own := given.get(group, {}), Mapping):
@@ -335,15 +247,11 @@ class Settings(Model):
 
     @property
     def is_several(self) -> bool:
-        """Whether these settings are of several runs."""
+        """Whether these are the settings of several runs."""
         return self.seeds > 1 or bool(self.vary or self.values)
 
     def method_options(self) -> Options:
-        """The method's own options.
-
-        Raises:
-            ValueError: for a key or a value that they do not have.
-        """
+        """The method's own options; ValueError for an unknown key or a wrong value."""
         name = self.method["name"]
         own = {key: value for key, value in self.method.items() if key not in ("name", "prox_mu")}
         options = options_class(METHODS[name])
@@ -356,14 +264,12 @@ class Settings(Model):
         return parse(options, own, "method.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts of plain values, for a file."""
+        """Nested dicts of plain values."""
         return self.model_dump()
 
 
-def _number(key: str, got: Any, *, least: float | None = None, above: float | None = None, most: float | None = None) -> None:
-    """Raises ValueError where `got` is not a finite number within the bounds."""
+def _number(key: str, got: Any, accepted: str, accepts: Callable[[float], bool]) -> None:
+    """Raises ValueError where `got` is not a finite number that is accepted."""
     is_number = isinstance(got, int | float) and not isinstance(got, bool) and abs(got) < float("inf")
-    fits = is_number and (least is None or got >= least) and (above is None or got > above) and (most is None or got <= most)
-    if not fits:
-        accepted = f"a number >= {least}" if least is not None else f"a number in ({above}, {most}]"
+    if not (is_number and accepts(got)):
         raise ValueError(f"{key}: got {got!r}, accepted: {accepted}")

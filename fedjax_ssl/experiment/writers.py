@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl and other JSON files, TensorBoard, and the person at the terminal."""
+"""Where a run's results are written: metrics.jsonl and other JSON files, TensorBoard and the terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from tensorboardX import SummaryWriter
 
 
 class MetricsLog:
-    """`<workdir>/metrics.jsonl`: one JSON object per finished round, on disk before `append` returns.
-
-    JSON knows no NaN or infinity: they are written as null, and read back as None.
-
-    Attributes:
-        path: the file.
-    """
+    """`<workdir>/metrics.jsonl`: one JSON object per finished round, on disk before `append` returns; NaN becomes null."""
 
     def __init__(self, workdir: str | os.PathLike[str]):
         self.path = pathlib.Path(workdir) / "metrics.jsonl"
@@ -33,15 +27,8 @@ class MetricsLog:
         self.rows()  # repairs what a killed process left
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row.
-
-        Args:
-            row: flat keys to numbers (Python, NumPy or jax scalars), with `round`, an int.
-
-        Raises:
-            ValueError: `round` is missing or no int.
-        """
-        row = _plain(row)
+        """Adds a row: flat keys to numbers (Python, NumPy or jax scalars); ValueError if `round` is no int."""
+        row = plain(row)
         if not isinstance(row.get("round"), int):
             raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
         with self.path.open("ab") as file:
@@ -50,17 +37,20 @@ class MetricsLog:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, oldest first. A last line that was torn when a process was killed is cut off the file.
+        """All rows, oldest first. A last line that is incomplete, as its process was killed, is removed from the file.
 
         Raises:
-            ValueError: a line other than the last is not a JSON object.
+            ValueError: a line other than the last is not a JSON object with a `round`.
         """
         content = self.path.read_bytes() if self.path.exists() else b""
         lines = content.splitlines()
         rows = []
         for number, line in enumerate(lines, start=1):
             try:
-                rows.append(_parse_row(line))
+                row = json.loads(line)
+                if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                    raise ValueError("not an object with an integer 'round'")
+                rows.append(row)
             except ValueError as error:
                 if number < len(lines):
                     raise ValueError(f"{self.path}, line {number}: {error}; remove the line, or start anew") from None
@@ -69,7 +59,7 @@ class MetricsLog:
         return rows
 
     def truncate(self, round: int) -> None:
-        """Drops the rows after `round`, at once or not at all: a run that resumes there writes them again."""
+        """Removes the rows after `round`, which a run that resumes there writes again."""
         self._rewrite([row for row in self.rows() if row["round"] <= round])
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
@@ -77,22 +67,12 @@ class MetricsLog:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as indented JSON: whoever reads `path`, now or after a crash, sees the old file or the whole new one.
-
-    Args:
-        path: the file; its folder exists.
-        value: nested mappings and sequences of strings, numbers, bools, None and arrays. NaN and infinity become null.
-    """
-    _replace(pathlib.Path(path), json.dumps(_plain(value), indent=2, allow_nan=False).encode() + b"\n")
+    """Writes `value`, which may have arrays, as indented JSON, atomically; NaN and infinity become null."""
+    _replace(pathlib.Path(path), json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not JSON.
-    """
+    """The value in a JSON file; ValueError if it is not JSON."""
     try:
         return json.loads(pathlib.Path(path).read_bytes())
     except ValueError as error:
@@ -103,29 +83,18 @@ class TensorBoard:
     """Scalars per round as TensorBoard event files in `<workdir>/tensorboard`."""
 
     def __init__(self, workdir: str | os.PathLike[str], start_round: int):
-        """Opens a new event file.
-
-        Args:
-            workdir: the run's folder.
-            start_round: rounds finished before this start, 0 for a new run. What earlier event files hold of later rounds
-                is hidden by TensorBoard, so that rounds done again are drawn once.
-        """
-        # The file is named by the second and the host: without the suffix, two starts within a second share one file.
-        self._writer = SummaryWriter(
-            os.path.join(workdir, "tensorboard"),
-            purge_step=start_round + 1,
-            flush_secs=10,
-            filename_suffix=f".{time.time_ns()}",
-        )
+        """Opens a new event file; TensorBoard hides what earlier ones have of rounds after `start_round`."""
+        folder, suffix = os.path.join(workdir, "tensorboard"), f".{time.time_ns()}"  # without it the name changes once a second
+        self._writer = SummaryWriter(folder, purge_step=start_round + 1, flush_secs=10, filename_suffix=suffix)
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the scalars of `round`, the number of rounds finished; NaN and infinity leave a gap."""
+        """Adds the scalars of `round` that are finite."""
         for name, value in metrics.items():
-            if math.isfinite(value):  # tensorboardX logs a warning for each other one
+            if math.isfinite(value):
                 self._writer.add_scalar(name, float(value), round)
 
     def close(self) -> None:
-        """Writes what is pending and closes the file."""
+        """Writes and closes the file."""
         self._writer.close()
 
 
@@ -133,7 +102,7 @@ class AboveTheBar(logging.Handler):
     """Prints log records on standard error, above the bar of a `Progress` where there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one; where that fails, the run goes on."""
+        """Prints a record; where that fails, the run goes on."""
         try:
             tqdm.tqdm.write(self.format(record), file=sys.stderr)
         except Exception:
@@ -141,16 +110,9 @@ class AboveTheBar(logging.Handler):
 
 
 class Progress:
-    """What a person sees of a run: a bar on a terminal; in a log file one line per evaluation."""
+    """A progress bar on a terminal; in a log file one line per evaluation. `start_round` rounds are finished before."""
 
     def __init__(self, total_rounds: int, start_round: int = 0, stream: TextIO | None = None):
-        """Starts the display.
-
-        Args:
-            total_rounds: rounds of the whole run.
-            start_round: rounds finished before this start.
-            stream: where to write; standard error unless given.
-        """
         self._stream = sys.stderr if stream is None else stream
         self._total = total_rounds
         self._latest: dict[str, Any] = {}
@@ -163,7 +125,7 @@ class Progress:
             )
 
     def update(self, round: int, metrics: Mapping[str, Any]) -> None:
-        """Shows that `round` rounds are finished, with the metrics of the last one (the keys of metrics.jsonl)."""
+        """Shows that `round` rounds are finished, with the metrics of the last one."""
         self._latest.update(metrics)
         text = _summary(self._latest) + self._time_left(round)
         if self._bar is not None:
@@ -171,7 +133,7 @@ class Progress:
             self._bar.update(round - self._bar.n)
         elif "eval/accuracy" in metrics:
             print(f"round {round}/{self._total}  {text}".rstrip(), file=self._stream, flush=True)
-        # The first round compiles: the time left is reckoned from its end.
+        # The first round compiles: the time left is estimated from the others.
         self._first = self._first or (round, time.monotonic())
 
     def close(self) -> None:
@@ -187,7 +149,7 @@ class Progress:
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
-    """The metrics worth a glance, those that there are, each followed by two spaces."""
+    """The accuracy, loss and speed in `metrics`, each followed by two spaces."""
     formats = {
         "eval/accuracy": "accuracy {:.3f}",
         "eval/accuracy_spread": "± {:.3f}",
@@ -197,31 +159,24 @@ def _summary(metrics: Mapping[str, Any]) -> str:
     return "".join(text.format(float(metrics[name])) + "  " for name, text in formats.items() if name in metrics)
 
 
-def _plain(value: Any) -> Any:
-    """The value in JSON's own types: arrays as lists, NaN and infinity as None."""
+def plain(value: Any) -> Any:
+    """The value in JSON's types: arrays as lists, NaN and infinity as None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_plain(row), allow_nan=False).encode() + b"\n"
-
-
-def _parse_row(line: bytes) -> dict[str, Any]:
-    row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-        raise ValueError("not an object with an integer 'round'")
-    return row
+    return json.dumps(plain(row), allow_nan=False).encode() + b"\n"
 
 
 def _replace(path: pathlib.Path, content: bytes) -> None:
-    """Writes `path` anew through a temporary file in the same folder; both the file and its name are on disk on return."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # other processes may write the same file
+    """Replaces a file atomically; the new one is on disk on return."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)

@@ -1,4 +1,4 @@
-"""What clients of several methods have in common: whom they train on, how much they weigh, what they report."""
+"""What clients of several methods have in common: training from the broadcast model, aggregation weight, metrics."""
 
 from __future__ import annotations
 
@@ -8,43 +8,55 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.local.task import Task
-from fedjax_ssl.local.training import Trained
-from fedjax_ssl.method import Shard
+from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
+from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 
 PyTree = Any
 
 
-def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
-    """Which examples local batches are drawn from: bool [n].
+def train_client(
+    task: Task,
+    client: Training,
+    gradient: GradientFn,
+    schedule: Schedule,
+    shared: Any,
+    optimizer: PyTree,
+    *,
+    weight: jax.Array,
+    key: jax.Array,
+) -> ClientOutput:
+    """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
-    Args:
-        accepted: bool [n], examples whose pseudo-label is accepted.
-        mask: bool [n], real examples.
-        batches: `all` real examples, or the `accepted` ones. A client that accepts nothing draws from none and so takes no
-            step: it returns the model that it received.
+    `shared` is what the server broadcast, with `weights` and `learning_rate`; `optimizer` the client's stored optimizer state,
+    which is the client state of the output; `weight` the client's aggregation weight, float32 scalar.
     """
+    start = Fit(shared.weights, optimizer)
+    trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
+    update = task.update(shared.weights, trained.carry.weights)
+    metrics = client_metrics(trained, down=shared.weights, up=update)
+    return ClientOutput(update, weight, trained.carry.optimizer, metrics)
+
+
+def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
+    """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted`; none where none is accepted."""
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
 
 
 def data_weight(task: Task, shard: Shard) -> jax.Array:
-    """A client's aggregation weight by its data, float32 scalar; 0 where it has none.
+    """A client's aggregation weight by its data, float32 scalar; 0 without data.
 
-    Where clients hold labels: |D_s| + |D_u| (FedAvg, FedDure). Where the server alone does: 1, a uniform average, which is what
-    the methods with labels at the server do ((FL)^2's baselines, SemiFL, FedMatch, FedCon).
+    Where clients have labels: |D_s| + |D_u| (FedAvg, FedDure). Where the server alone has them: 1, a uniform average
+    ((FL)^2's baselines, SemiFL, FedMatch, FedCon).
     """
     count = shard.labeled.count + shard.unlabeled.count
     return count.astype(jnp.float32) if "clients" in task.labels_at else jnp.where(count > 0, 1.0, 0.0)
 
 
 def client_metrics(trained: Trained, *, down: PyTree, up: PyTree, sends: jax.Array | bool = True) -> Metrics:
-    """A client's metrics: its steps' (under `client/`, unless their name has a group), bytes received and sent, images.
+    """A client's metrics: its steps' (as `client/<name>`, unless the name has a group), bytes received and sent, images.
 
-    Args:
-        trained: its training.
-        down: the arrays it received.
-        up: the arrays it sends.
-        sends: bool scalar, whether it sends them at all.
+    `down` are the arrays it received and `up` those it sends, if `sends` is true.
     """
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},

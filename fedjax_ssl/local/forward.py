@@ -1,4 +1,4 @@
-"""Forward-only passes over a client's examples. How many examples one of them has is decided outside of methods."""
+"""Forward passes without training over a client's examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _batch_size: contextvars.ContextVar[int] = contextvars.ContextVar("forward_batch
 
 @contextlib.contextmanager
 def forward_batches_of(size: int) -> Iterator[None]:
-    """Within it, programs are traced whose forward-only passes have so many examples each."""
+    """Within it, programs are traced whose forward passes without training have `size` examples each."""
     token = _batch_size.set(size)
     try:
         yield
@@ -27,16 +27,9 @@ def forward_batches_of(size: int) -> Iterator[None]:
 
 
 def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> jax.Array:
-    """Softmax outputs of every example outside of training, under one random weak view each or in the plain view.
+    """Softmax outputs outside of training, float32 [n, C], of n examples; rows beyond `examples.count` are unspecified.
 
-    Args:
-        task: the network.
-        weights: its weights.
-        examples: n rows.
-        key: PRNG key; example i draws its weak view from fold_in(key, i), whatever batch it is in. None: plain views.
-
-    Returns:
-        float32 [n, C]; rows beyond `examples.count` are unspecified.
+    Example i has a weak view drawn from fold_in(key, i), whatever batch it is in; without a key it has the plain view.
     """
     n = examples.index.shape[0]
     size = min(_batch_size.get(), n)
@@ -51,5 +44,5 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: j
         outputs = jax.nn.softmax(task.eval_logits(weights, views_of(batch.positions), batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))
 
-    none = jnp.zeros((-(-n // size) * size, task.num_classes), jnp.float32)
-    return jax.lax.fori_loop(0, -(-examples.count // size), step, none)[:n]
+    zeros = jnp.zeros((-(-n // size) * size, task.num_classes), jnp.float32)
+    return jax.lax.fori_loop(0, -(-examples.count // size), step, zeros)[:n]

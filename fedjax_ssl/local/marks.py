@@ -1,7 +1,4 @@
-"""Marks in a traced program that say where examples pass through a network, for `fedjax_ssl.simulation.costs` to count.
-
-`Task` marks its networks' outputs. A mark is an identity with a name: it costs nothing in the compiled program.
-"""
+"""Marks in a traced program where examples pass through a network, for `fedjax_ssl.simulation.costs` to count."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ FORWARD, BACKWARD = "fedjax_ssl.forward", "fedjax_ssl.backward"
 
 @jax.custom_vjp
 def mark(outputs: jax.Array) -> jax.Array:
-    """A network's outputs [B, ...], unchanged: their forward pass is marked, and so is each backward pass of their gradient."""
+    """A network's outputs [B, ...], unchanged, with marks of their forward and backward passes, which cost nothing."""
     return checkpoint_name(outputs, FORWARD)
 
 
@@ -22,6 +19,6 @@ def _mark_cotangent(cotangent: jax.Array) -> jax.Array:
     return checkpoint_name(cotangent, BACKWARD)
 
 
-# The gradient of a gradient goes through the network forwards again: as a directional derivative, for example.
+# The gradient of a gradient goes through the network forwards again.
 mark.defvjp(lambda x: (mark(x), None), lambda _, cotangent: (_mark_cotangent(cotangent),))
 _mark_cotangent.defvjp(lambda x: (_mark_cotangent(x), None), lambda _, tangent: (mark(tangent),))

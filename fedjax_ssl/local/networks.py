@@ -1,6 +1,6 @@
-"""Two networks that train as one: an online network by gradient steps, and a target that follows it as a moving average.
+"""Two networks that train as one: an online network by gradient steps, and a target, its moving average.
 
-A pair is a `Weights` whose two fields are Networks, so that it is broadcast, subtracted, averaged and kept as one network is.
+A pair is a `Weights` whose two fields are Networks, so that it is broadcast, subtracted and averaged as one network is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PyTree = Any
 
 
 class Networks(NamedTuple):
-    """What two networks have of something: of weights, of parameters, of statistics."""
+    """The weights, parameters or statistics of both networks."""
 
     online: Any
     target: Any
@@ -43,13 +43,9 @@ def networks(weights: Weights) -> Networks:
 def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: jax.Array) -> Weights:
     """The target after a step: theta_t <- alpha theta_t + (1 - alpha) theta_s, over parameters (FedSiam, Eqs. 3 and 9).
 
-    Args:
-        task: says whether statistics are tracked.
-        target: before the step.
-        online: the online network after the step.
-        batch_stats: norm statistics of the target's own batch; `()`: it had none in this step.
-        decay: alpha, float32 scalar in [0, 1). Where it is 0 the target is the online network, with its statistics.
+    `batch_stats` are the norm statistics of the target's own batch, `()` without one. `decay` is alpha in [0, 1); where it is 0
+    the target is the online network, with its statistics.
     """
-    own = task.track(target.stats, batch_stats) if batch_stats != () else target.stats
+    own = task.update_stats(target.stats, batch_stats) if batch_stats != () else target.stats
     stats = jax.tree.map(lambda mine, other: jnp.where(decay > 0, mine, other), own, online.stats)
     return Weights(ema.update(target.params, online.params, decay), stats)

@@ -1,4 +1,4 @@
-"""Gradients of the losses that methods share: cross-entropy of labeled examples, and of whatever has a label."""
+"""Gradients of the losses that methods share, above all the cross-entropy of labeled examples."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ Selection = Callable[[jax.Array, jax.Array], jax.Array]
 def supervised_gradient(
     task: Task, examples: Examples | Mixture, *, view: View | None = None, selection: Selection | None = None
 ) -> GradientFn:
-    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2).
+    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2), or of a `selection` of them.
 
-    Args:
-        task: the network.
-        examples: with their labels.
-        view: how they are seen; None: in the view of labeled examples.
-        selection: which of a batch's examples the mean is over, by their outputs; None: all.
+    `view` is their augmentation; None: that of labeled examples.
     """
     assert examples.labels is not None
     labels, view = examples.labels, view or task.views.labeled
@@ -52,10 +48,7 @@ def cross_entropy_gradients(
     key: jax.Array,
     selection: Selection | None = None,
 ) -> Gradients:
-    """`loss_gradients` of the mean cross-entropy of labels int32 [B] over the `used` bool [B] examples in the `selection`.
-
-    Where there is none the gradient is 0.
-    """
+    """`loss_gradients` of `labeled_loss`."""
     return loss_gradients(task, weights, views, lambda logits: labeled_loss(logits, labels, used, selection), mask, key)
 
 
@@ -67,18 +60,10 @@ def loss_gradients(
     mask: jax.Array,
     key: jax.Array,
 ) -> Gradients:
-    """The gradient of a loss of a batch's outputs.
+    """The gradient of a loss of a batch's outputs, with the metric `loss`.
 
-    Args:
-        task: the network.
-        weights: its weights.
-        views: float32 [B, H, W, ch].
-        loss: logits [B, C] -> the loss, and the same as a metric.
-        mask: bool [B], the real examples, which batch norm sees.
-        key: PRNG key of the step; dropout draws from `dropout_key(key)`.
-
-    Returns:
-        Gradients with the metric `loss`.
+    `views` are float32 [B, H, W, ch], `mask` bool [B] the real ones, which batch norm sees, `key` is the step's. From logits
+    [B, C] `loss` gives the loss, and the same as a metric.
     """
 
     def value(params: PyTree) -> tuple[jax.Array, tuple[Mean, PyTree]]:
@@ -93,7 +78,7 @@ def loss_gradients(
 def labeled_loss(
     logits: jax.Array, labels: jax.Array, used: jax.Array, selection: Selection | None = None
 ) -> tuple[jax.Array, Mean]:
-    """Mean cross-entropy of logits [B, C] over the `used` bool [B] examples in the `selection`: the loss, and as a metric."""
+    """`mean_loss` of the cross-entropy of logits [B, C] over the `used` bool [B] examples in the `selection`."""
     return mean_loss(losses.cross_entropy(logits, labels), used if selection is None else used & selection(logits, labels))
 
 

@@ -1,4 +1,4 @@
-"""What holders train with, as optax transformations: PyTorch's SGD, LARS, weight decay on chosen parameters."""
+"""Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, weight decay on chosen parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import optax
 
 PyTree = Any
 TRUST = 1e-3
-"""LARS' trust coefficient: by how much of its norm a layer's kernel changes in a step of learning rate 1."""
-DECAYED = ("all", "kernels")
+"""LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1."""
 
 
 def is_on(number: Any) -> bool:
-    """Whether a number of which 0 stands for `none` is another one; one that is traced is: see `experiment.runs.SWITCHES`."""
+    """Whether a number of which 0 means `none` is positive; a traced one counts as positive (`experiment.runs.SWITCHES`)."""
     return isinstance(number, jax.Array) or number > 0
 
 
@@ -24,12 +23,9 @@ def clipping(clip_norm: float) -> optax.GradientTransformation:
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
-    """Weight decay as part of the gradient, g <- g + wd w.
+    """Weight decay as part of the gradient, g <- g + wd w; 0: none.
 
-    Args:
-        weight_decay: wd; 0: none.
-        on: one of DECAYED: `all` parameters, or the `kernels` of convolutions and linear layers, which leaves out biases and
-            batch norm (FixMatch's and FreeMatch's code).
+    It is on `all` parameters, or on the `kernels` of convolutions and linear layers (FixMatch's and FreeMatch's code).
     """
     if not is_on(weight_decay):
         return optax.identity()
@@ -40,6 +36,10 @@ def _are_kernels(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)
 
 
+def _momentum(momentum: float, nesterov: bool) -> optax.GradientTransformation:
+    return optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity()
+
+
 def torch_sgd(
     *,
     momentum: float = 0.0,
@@ -48,24 +48,13 @@ def torch_sgd(
     decay: str = "all",
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
-    """SGD as PyTorch does it, before the learning rate.
+    """SGD in PyTorch's form, before the learning rate.
 
         g <- clip(g);  g <- g + wd w;  m <- mu m + g;  direction = g + mu m (Nesterov) or m
 
-    Clipping is by the global norm, before weight decay. The first step has m = g.
-
-    Args:
-        momentum: mu; 0: none.
-        nesterov: Nesterov's form.
-        weight_decay: wd.
-        decay: what it covers, see `decayed_weights`.
-        clip_norm: the largest global norm; 0: no clipping.
+    Clipping is by the global norm. The first step has m = g. `decay` is what weight decay is on, see `decayed_weights`.
     """
-    return optax.chain(
-        clipping(clip_norm),
-        decayed_weights(weight_decay, decay),
-        optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity(),
-    )
+    return optax.chain(clipping(clip_norm), decayed_weights(weight_decay, decay), _momentum(momentum, nesterov))
 
 
 def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> optax.GradientTransformation:
@@ -73,18 +62,11 @@ def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float =
 
         g <- g + wd w;  g <- TRUST ||w|| / ||g|| g (1 g where either norm is 0);  m <- mu m + g;  direction = g + mu m or m
 
-    The first two steps are for kernels alone: biases and batch norm's parameters have plain SGD with momentum. Norms are those
-    of one layer. The learning rate stands outside of the momentum, which differs from SimCLR's only where it changes while
-    the momentum is kept.
-
-    Args:
-        momentum: mu; 0: none.
-        nesterov: Nesterov's form.
-        weight_decay: wd.
+    The first two steps are for kernels alone, with the norms of one layer; biases and batch norm have plain SGD with momentum.
+    The learning rate is outside of the momentum, unlike in SimCLR; only a learning rate that changes shows the difference.
     """
-
     return optax.chain(
         decayed_weights(weight_decay, "kernels"),
         optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), _are_kernels),
-        optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity(),
+        _momentum(momentum, nesterov),
     )

@@ -1,9 +1,9 @@
-"""Local training on unlabeled examples, paired with labeled ones where the clients have them: FixMatch, UDA and their kin.
+"""Local training on unlabeled examples, and on labeled ones where the clients have them, as in FixMatch and UDA.
 
     L = L_s + w L_u
 
-One local step takes one labeled and one unlabeled batch, in a single forward pass over all their views, as FixMatch and UDA do,
-so that batch norm sees them together. Where the labels are at the server, L_s = 0 and no labeled batch is there.
+A local step takes one labeled and one unlabeled batch, in a single forward pass over all their views, which batch norm sees
+together. Where the labels are at the server, there is no labeled batch and L_s = 0.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
-from fedjax_ssl.local.client import client_metrics, data_weight
+from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
-from fedjax_ssl.local.training import Fit, GradientFn, Gradients, Training, minimize
+from fedjax_ssl.local.training import GradientFn, Gradients, Training
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
@@ -27,25 +27,14 @@ PyTree = Any
 
 
 class UnlabeledOutputs(NamedTuple):
-    """Outputs in training mode on an unlabeled batch, under the step's own weights.
-
-    Attributes:
-        weak: logits [B_u, C] of the weak views; [0, C] where the objective asks for none.
-        strong: logits [B_u, C] of the strong views.
-    """
+    """Logits [B_u, C] of an unlabeled batch's weak views ([0, C] where the objective asks for none) and strong views."""
 
     weak: jax.Array
     strong: jax.Array
 
 
 class UnlabeledLoss(NamedTuple):
-    """An unlabeled batch's loss.
-
-    Attributes:
-        value: float32 scalar, L_u.
-        mean: its value per example, as a metric.
-        metrics: other metrics of the step.
-    """
+    """An unlabeled batch's loss L_u, float32 scalar; its mean per example, as a metric; and other metrics of the step."""
 
     value: jax.Array
     mean: Mean
@@ -62,7 +51,7 @@ class Objective(NamedTuple):
     Attributes:
         unlabeled: L_u.
         drawn: bool [n], the unlabeled examples that batches are drawn from.
-        weak: whether a step also looks at the weak views.
+        weak: whether L_u reads the weak views' outputs.
         weight: w, the weight of L_u.
         batch_size: B_u, the unlabeled batch size; 0: as the labeled one.
         selection: which labeled examples L_s is over; None: all.
@@ -91,20 +80,9 @@ def client_output(
     objective: Objective,
     key: jax.Array,
 ) -> ClientOutput:
-    """A client's update by local training from the broadcast model, with its weight and metrics.
+    """A client's round of local training on `objective`, weighted by its data; `key` has PRNG keys [2], of batches and steps.
 
-    Args:
-        task: the network and its views; where labels are decides between pairs and unlabeled batches alone.
-        client: local training.
-        shared: what the server broadcast.
-        optimizer: the client's optimizer state.
-        shard: the client's data.
-        objective: what it minimizes.
-        key: PRNG keys [2], of the batches and of the steps.
-
-    Returns:
-        ClientOutput. `client/loss` is the mean L_s where clients have labels, L_u then being `client/unlabeled_loss`; else the
-        mean L_u. A client's weight is `data_weight`'s.
+    With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
     """
     size = objective.batch_size or client.batch_size
     order_key, train_key = key
@@ -114,24 +92,14 @@ def client_output(
     else:
         client = client._replace(batch_size=size)
         schedule = client.schedule(order_key, objective.drawn)
-    trained = minimize(
-        task,
-        client,
-        gradient(task, shard, objective),
-        Fit(shared.weights, optimizer),
-        schedule,
-        learning_rate=shared.learning_rate,
-        key=train_key,
-    )
-    update = task.update(shared.weights, trained.carry.weights)
-    metrics = client_metrics(trained, down=shared.weights, up=update)
-    return ClientOutput(update, data_weight(task, shard), trained.carry.optimizer, metrics)
+    step_gradient, weight = gradient(task, shard, objective), data_weight(task, shard)
+    return train_client(task, client, step_gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
 
 def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
     """The gradient of L in a step on a Pair, or of w L_u in a step on an unlabeled Batch."""
 
-    def of_step(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
+    def step_gradient(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
         unlabeled, labeled = (batch.unlabeled, batch.labeled) if isinstance(batch, Pair) else (batch, None)
         images = shard.unlabeled.take(unlabeled.positions)
         strong = task.views.strong(key, images)
@@ -157,4 +125,4 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
         grad, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
         return Gradients(grad, batch_stats, metrics)
 
-    return of_step
+    return step_gradient

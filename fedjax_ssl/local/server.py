@@ -1,4 +1,4 @@
-"""The server's side of a method with one global model: aggregation step, fine-tuning on its labels, static batch norm."""
+"""What the server does in a method with one global model: aggregation, training on its labels, batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
 
 PyTree = Any
-SBN_DATA = ("cohort", "all", "labeled")
-SBN_WEIGHTING = ("examples", "batches")
 TRAINING = ("after", "parallel")
 
 
@@ -28,13 +26,9 @@ class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
     Attributes:
-        data: `cohort`: the server's labeled data and all data of the clients of the round to come ((FL)^2, Appendix E); `all`:
-            its labeled data and the whole unlabeled pool (its released code, SemiFL); `labeled`: its labeled data. With the
-            labels at the clients only `cohort` has what is trained on.
-        weighting: whether a batch counts with its number of `examples`, or all `batches` alike as in the released code,
-            where small labeled batches then weigh more than their share.
-        labeled_batch_size: batch size of the labeled data.
-        unlabeled_batch_size: batch size of the unlabeled data.
+        data: `labeled`: the server's labeled data; `cohort`: those and all data of the next cohort ((FL)^2, Appendix E); `all`:
+            those and the whole unlabeled pool (its released code, SemiFL).
+        weighting: whether a batch counts with its number of `examples`, or all `batches` alike (the released code).
     """
 
     data: str
@@ -48,11 +42,11 @@ class Server(NamedTuple):
 
     Attributes:
         optimizer: any optax optimizer; its gradient is the aggregated update, broadcast minus local.
-        fine_tune: supervised training on the labeled data, each round, where the server has any.
+        fine_tune: supervised training on the server's labels, each round, where it has any.
         pretrain: number of such trainings before round 1.
         static_norm: how sBN statistics are collected, where the task uses them; None: they are not.
-        training: the server trains `after` it has averaged the clients, starting from what that gave (fine-tuning), or in
-            `parallel` with them, starting from the model that was sent, and is then averaged with them (SemiFL's ablation).
+        training: the server trains `after` the aggregation (fine-tuning), or in `parallel` with the clients, starting from the
+            broadcast model, and is then averaged with them (SemiFL's ablation).
     """
 
     optimizer: optax.GradientTransformation
@@ -63,14 +57,7 @@ class Server(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What goes down to every client.
-
-    Attributes:
-        weights: the global model, with its statistics.
-        learning_rate: float32 scalar, this round's.
-        round: int32 scalar, the round's number, from 0.
-        rounds: how many rounds the run has.
-    """
+    """What every client receives: the global model, the round's learning rate and number (from 0), and the number of rounds."""
 
     weights: Weights
     learning_rate: jax.Array
@@ -79,13 +66,13 @@ class Broadcast(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
-        weights: the global model, with the statistics that are sent out and tested with.
+        weights: the global model.
         optimizer: state of the server optimizer (its momentum).
-        fine_tune: state of the fine-tuning optimizer; it persists through pre-training and all rounds. `()` without labels.
-        own: what a method keeps besides, `()` if nothing.
+        fine_tune: state of the optimizer of the training on labels; `()` without labels.
+        own: what a method adds.
     """
 
     weights: Weights
@@ -100,15 +87,15 @@ LabeledObjective = Callable[[ServerData], GradientFn]
 
 
 class ServerWork(NamedTuple):
-    """The server's work, bound to a task, its settings and an objective. A method replaces the parts that it does otherwise.
+    """The server's work in a round, of which a method may replace parts.
 
     Attributes:
         step: (state, Aggregate) -> state: what is done with the clients' updates.
         train: (state, ServerData, key) -> (state, metrics): one training on the server's labels.
         statistics: (state, ServerData) -> state: the static batch-norm statistics for the next broadcast.
         pretrain: how many trainings come before round 1.
-        average_with_server: (the state that was sent, the state after the server's training, Aggregate) -> Aggregate, where
-            the server trains in parallel with its clients; None: it trains after them.
+        average_with_server: (state before the server's training, state after it, Aggregate) -> Aggregate, where the server
+            trains in parallel with its clients; None: it trains after them.
     """
 
     step: Callable[[Any, Aggregate], Any]
@@ -145,10 +132,7 @@ class ServerWork(NamedTuple):
 def server_work(task: Task, server: Server, objective: LabeledObjective | None = None) -> ServerWork:
     """The usual work of a server with one global model, whose state is a ServerState.
 
-    Args:
-        task: network and views.
-        server: the server's settings.
-        objective: of its training; None: the cross-entropy of the labeled examples ((FL)^2, Eq. 2).
+    `objective` is that of its training; None: the cross-entropy of labeled examples ((FL)^2, Eq. 2).
     """
     objective = objective or (lambda data: supervised_gradient(task, data.labeled))
 
@@ -157,7 +141,14 @@ def server_work(task: Task, server: Server, objective: LabeledObjective | None =
         return state._replace(weights=weights, optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        return fine_tune(task, server, state, data, key, objective(data))
+        if "server" not in task.labels_at:
+            return state, {}
+        order_key, train_key = jax.random.split(key)
+        training, start = server.fine_tune, Fit(state.weights, state.fine_tune)
+        schedule, rate = training.schedule(order_key, data.labeled.mask), training.learning_rate(data.round)
+        trained = minimize(task, training, objective(data), start, schedule, learning_rate=rate, key=train_key)
+        weights, optimizer = trained.carry
+        return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
@@ -175,20 +166,14 @@ def averaging_method(
     labels_at: tuple[str, ...] = ("server",),
     work: ServerWork | None = None,
 ) -> Method:
-    """A method whose server broadcasts its model, averages, fine-tunes on labels it has, and is evaluated: all but the clients.
+    """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
-    Args:
-        task: network and views.
-        client: local training; its learning rate is broadcast, and its optimizer state is the client state.
-        server: the server's settings.
-        client_update: (what is broadcast, (), the client's state, Shard, key) -> ClientOutput; `Broadcast` and the optimizer
-            state, unless the method replaces `broadcast` and `init`.
-        labels_at: where the method can read labels. Where the server has none it only averages and collects statistics.
-        work: the server's work; None: the usual one.
+    `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
+    `broadcast` or `init`. `labels_at` is where the method can read labels; `work` is `server_work` unless given.
     """
     work = work or server_work(task, server)
 
-    def init_(key: jax.Array, spec: DataSpec) -> tuple[ServerState, PyTree]:
+    def init_all(key: jax.Array, spec: DataSpec) -> tuple[ServerState, PyTree]:
         state = init(task, server, key, spec)
         return state, client.init_clients(state.weights.params, spec.num_clients)
 
@@ -196,7 +181,7 @@ def averaging_method(
         return Broadcast(state.weights, client.learning_rate(cohort.round), cohort.round, cohort.rounds), ()
 
     return Method(
-        init=init_,
+        init=init_all,
         prepare=work.prepare,
         broadcast=broadcast,
         client_update=client_update,
@@ -207,7 +192,7 @@ def averaging_method(
 
 
 def requirements(task: Task, server: Server, labels_at: tuple[str, ...] = ("server",)) -> Requires:
-    """What a method reads whose server trains on labels and collects statistics as its settings say."""
+    """What a method reads whose server trains and collects statistics as its settings say."""
     norm_data = server.static_norm.data if task.norm == "static" and server.static_norm is not None else ""
     return Requires(
         labels_at=labels_at,
@@ -224,14 +209,7 @@ def method_without_clients(
     predict: Callable[[PyTree, jax.Array, jax.Array], jax.Array],
     requires: Requires,
 ) -> Method:
-    """A method whose work is the server's alone: its clients keep nothing, receive nothing and send nothing.
-
-    Args:
-        init: (key, DataSpec) -> the server's state.
-        train: (state, ServerData, key) -> (state, metrics): a round.
-        predict: see Method.
-        requires: what the server reads.
-    """
+    """A method whose rounds are the server's `train` alone: clients have no state, receive nothing and send nothing."""
     return Method(
         init=lambda key, spec: (init(key, spec), ()),
         broadcast=lambda state, clients, cohort: ((), ()),
@@ -243,7 +221,7 @@ def method_without_clients(
 
 
 def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerState:
-    """A fresh server."""
+    """The server's state before round 1."""
     weights = task.init(key, spec.image_shape)
     optimizer = server.fine_tune.init(weights.params) if "server" in task.labels_at else ()
     return ServerState(weights, server.optimizer.init(weights.params), optimizer)
@@ -252,8 +230,8 @@ def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerSt
 def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: Aggregate) -> tuple[Weights, PyTree]:
     """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k: (weights, optimizer state).
 
-    With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics, where clients send them, are
-    averaged without momentum. If no client took part, nothing changes, the momentum neither.
+    With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics that clients send are averaged without
+    momentum. If no client took part, neither the weights nor the momentum change.
     """
     d = aggregate.update
     change, new_optimizer = server.optimizer.update(d.params, optimizer, weights.params)
@@ -277,47 +255,18 @@ def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggr
 
         d = W_s - (W_s + sum_k beta_k W_k) / 2 = (W_s - W_t + sum_k beta_k (W_t - W_k)) / 2
 
-    Where no client took part the weight stays 0: the server keeps W_s, and its momentum does not change.
-
-    Args:
-        sent: with W_t.
-        trained: with W_s.
-        aggregate: of the clients, its update sum_k beta_k (W_t - W_k).
+    Where no client took part the weight stays 0, so that the result is W_s.
     """
-
-    def halves(update: PyTree, trained: PyTree, sent: PyTree) -> PyTree:
-        return jax.tree.map(lambda u, s, t: (s - t + u) / 2, update, trained, sent)
-
-    update, (params, stats), (sent_params, sent_stats) = aggregate.update, trained.weights, sent.weights
-    of_stats = halves(update.stats, stats, sent_stats) if update.stats != () else ()
-    return aggregate._replace(update=Weights(halves(update.params, params, sent_params), of_stats))
-
-
-def fine_tune(
-    task: Task, server: Server, state: ServerState, data: ServerData, key: jax.Array, gradient: GradientFn
-) -> tuple[ServerState, Metrics]:
-    """Training on the server's labeled data. Where it has none there is no training, and no loss."""
-    if "server" not in task.labels_at:
-        return state, {}
-    order_key, train_key = jax.random.split(key)
-    training = server.fine_tune
-    trained = minimize(
-        task,
-        training,
-        gradient,
-        Fit(state.weights, state.fine_tune),
-        training.schedule(order_key, data.labeled.mask),
-        learning_rate=training.learning_rate(data.round),
-        key=train_key,
-    )
-    weights, optimizer = trained.carry
-    return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
+    update, after, before = aggregate.update, trained.weights, sent.weights
+    if update.stats == ():
+        after, before = after._replace(stats=()), before._replace(stats=())
+    return aggregate._replace(update=jax.tree.map(lambda u, s, t: (s - t + u) / 2, update, after, before))
 
 
 def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, data: ServerData) -> Weights:
-    """`weights` with static batch-norm statistics, where the task uses them: `settings` says over which data.
+    """`weights` with static batch-norm statistics, where the task uses them, over the data that `settings` name.
 
-    Every layer normalizes by the batch's own statistics while they are collected, on images without augmentation.
+    They are collected on images without augmentation, while each layer normalizes by the batch's own.
     """
     if settings is None or task.norm != "static" or not weights.stats:
         return weights
@@ -332,7 +281,7 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
 
 
 def flatten(examples: Examples) -> Examples:
-    """The examples of M holders [M, n] as those of one, real ones first, in order."""
+    """The examples of M clients [M, n] as those of one, real ones first, in order."""
     order = jnp.argsort(~examples.mask.ravel(), stable=True)
     return examples._replace(index=examples.index.ravel()[order], count=jnp.sum(examples.count))
 

@@ -167,7 +167,7 @@ def _central(
         begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
         end, metrics, _ = train(begun, step, step_inputs(training, options.mu, data, key), key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
-        end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.keep(end.optimizer))
+        end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))
         return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
 
     return method_without_clients(

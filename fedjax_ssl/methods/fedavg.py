@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import local
-from fedjax_ssl.local import Broadcast, Fit, Server, Task, Training
+from fedjax_ssl.local import Broadcast, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.method import ClientOutput, Method, Shard
@@ -62,13 +62,10 @@ def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
-        gradient, start = local.supervised_gradient(task, shard.labeled, view=view), Fit(shared.weights, optimizer)
-        schedule, rate = client.schedule(order_key, shard.labeled.mask), shared.learning_rate
-        trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
-        update = task.update(shared.weights, trained.carry.weights)
-        # A client without labeled examples has not trained, and takes no part in the average.
+        gradient = local.supervised_gradient(task, shard.labeled, view=view)
+        schedule = client.schedule(order_key, shard.labeled.mask)
+        # A client without labeled examples does not train, and takes no part in the average.
         weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
-        metrics = local.client_metrics(trained, down=shared.weights, up=update)
-        return ClientOutput(update, weight, trained.carry.optimizer, metrics)
+        return local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
     return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))

@@ -137,7 +137,7 @@ def client_update(
     ((params, stats), optimizer), target = trained.carry
     update = task.update(received, Weights(params["backbone"], stats))
     takes_part = shard.unlabeled.count > 0
-    state = FedConClientState(params["head"], target, own.seen | takes_part, client.keep(optimizer))
+    state = FedConClientState(params["head"], target, own.seen | takes_part, client.stored(optimizer))
     metrics = local.client_metrics(trained, down=received, up=update)
     return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), state, metrics)
 
@@ -257,7 +257,7 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
         start = training.start(state.weights, state.fine_tune), state.teacher
         trained = local.train(start, one, schedule, train_key)
         (weights, optimizer), teacher = trained.carry
-        state = FedConServerState(weights, state.optimizer, training.keep(optimizer), teacher, state.steps + schedule.steps)
+        state = FedConServerState(weights, state.optimizer, training.stored(optimizer), teacher, state.steps + schedule.steps)
         return state, {f"server/{name}": value for name, value in trained.metrics.items()}
 
     def statistics(state: FedConServerState, data: ServerData) -> FedConServerState:

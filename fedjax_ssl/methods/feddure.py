@@ -134,7 +134,7 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
         trained = local.train((start, regulators), step, schedule, train_key)
         fit, regulators = trained.carry
         update = task.update(shared.weights, fit.weights)
-        state = FedDureClientState(client.keep(fit.optimizer), regulators.w, regulators.w_optimizer)
+        state = FedDureClientState(client.stored(fit.optimizer), regulators.w, regulators.w_optimizer)
         metrics = local.client_metrics(trained, down=shared.weights, up=update)
         return ClientOutput(update, local.data_weight(task, shard), state, metrics)
 

@@ -216,7 +216,7 @@ def train_unlabeled(
         return local.apply_gradients(task, client, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
 
     trained = local.train(client.start(shared.weights, optimizer), step, schedule, train_key)
-    return trained._replace(carry=trained.carry._replace(optimizer=client.keep(trained.carry.optimizer)))
+    return trained._replace(carry=trained.carry._replace(optimizer=client.stored(trained.carry.optimizer)))
 
 
 def unlabeled_gradient(
@@ -247,7 +247,7 @@ def unlabeled_gradient(
                 if options.augment == "strong":
                     plain_key = local.dropout_key(local.substream(key, "plain"))
                     outputs, second = task.train_logits(net, view, accepted, plain_key)
-                    stats = task.in_turn(weights.stats, stats, second)
+                    stats = task.merged_stats(weights.stats, stats, second)
                 kl = distance(target, outputs)
                 consistency = losses.masked_mean(decision.ratio * kl, agreeing, divisor)
                 value += options.consistency_weight * consistency

@@ -148,7 +148,7 @@ def server_work(setup: Setup) -> ServerWork:
         schedule = training.schedule(order_key, data.labeled.mask)
         trained = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
         weights, (optimizer, _) = trained.carry
-        state = state._replace(weights=weights, fine_tune=training.keep(optimizer))
+        state = state._replace(weights=weights, fine_tune=training.stored(optimizer))
         return state, {"server/loss": trained.metrics["loss"]}
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
@@ -313,7 +313,7 @@ def train(
         schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
         trained = local.train((shared.weights, ((), *states)), of_psi, schedule, train_key)
         weights, (_, state) = trained.carry
-        return trained._replace(carry=(weights, (client.keep(state),)))
+        return trained._replace(carry=(weights, (client.stored(state),)))
     of_sigma = step_of_part(task, client, labeled_gradient(setup, shard.labeled), 0, rate, sigma)
 
     def of_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
@@ -325,7 +325,7 @@ def train(
     pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
     trained = local.train((shared.weights, tuple(states)), of_both, pairs, train_key)
     weights, states = trained.carry
-    return trained._replace(carry=(weights, tuple(map(client.keep, states))))
+    return trained._replace(carry=(weights, tuple(map(client.stored, states))))
 
 
 def step_of_part(

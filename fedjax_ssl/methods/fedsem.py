@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.federated import with_pseudo_labels
-from fedjax_ssl.local import Fit, Server, ServerState, Task, Training, Weights
+from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, Options, Positive, rounds_of
@@ -106,17 +106,15 @@ def client_update(
     # The repeats of labeled examples take part in the first phase alone.
     copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
     examples = examples._replace(mask=examples.mask & ~(copies & second_phase))
-    gradient, start = local.supervised_gradient(task, examples), Fit(shared.weights, state.optimizer)
-    schedule, rate = client.schedule(order_key, examples.mask), shared.learning_rate
-    trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
-    update = task.update(shared.weights, trained.carry.weights)
+    gradient, schedule = local.supervised_gradient(task, examples), client.schedule(order_key, examples.mask)
+    weight = jnp.where(jnp.any(examples.mask), 1.0, 0.0)
+    output = local.train_client(task, client, gradient, schedule, shared, state.optimizer, weight=weight, key=train_key)
     # In the first round of the second phase the global model is the labeler, and nothing else has to be sent.
     labeler_is_sent = to_label & (shared.round > options.labeled_rounds)
     received = num_bytes(shared.weights) + jnp.where(labeler_is_sent, num_bytes(shared.labeler), 0)
     metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update),
+        **output.metrics,
         **pseudo_labels.diagnostics(pseudo, shard.true_labels, pseudo >= 0, mask & second_phase),
         "comm/bytes_down": Sum(received.astype(jnp.int32)),
     }
-    state = FedSemClientState(pseudo, trained.carry.optimizer)
-    return ClientOutput(update, jnp.where(jnp.any(examples.mask), 1.0, 0.0), state, metrics)
+    return output._replace(client_state=FedSemClientState(pseudo, output.client_state), metrics=metrics)

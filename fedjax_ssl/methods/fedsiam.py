@@ -220,7 +220,7 @@ def train_pair(
     trained = local.train(start, step, schedule, key)
     (online, optimizer), target = trained.carry
     weights = networks.join(online, target) if paired else online
-    return trained._replace(carry=Fit(weights, training.keep(optimizer)))
+    return trained._replace(carry=Fit(weights, training.stored(optimizer)))
 
 
 def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> PairGradient:

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, dropout_key
+from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Mean, mean
+from fedjax_ssl.metrics import Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
@@ -71,21 +71,20 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         label_key, order_key, train_key = jax.random.split(key, 3)
         mask = shard.unlabeled.mask
         labeling = pseudo_label(task, options, shared.weights, shard, label_key)
-        gradient, start = client_gradient(task, options, shard, labeling), Fit(shared.weights, optimizer)
+        gradient = client_gradient(task, options, shard, labeling)
         schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
-        rate = shared.learning_rate
-        trained = local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
-        update = task.update(shared.weights, trained.carry.weights)
         by_status = options.aggregation == "lsaa"
-        weight = lsaa_weight(labeling.tau) if by_status else jnp.ones(())
+        weight = jnp.where(shard.unlabeled.count > 0, lsaa_weight(labeling.tau) if by_status else 1.0, 0.0)
+        output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
+        sent = (output.update, labeling.tau) if by_status else output.update
         metrics = {
+            **output.metrics,
             **pseudo_labels.diagnostics(labeling.label, shard.true_labels, labeling.accepted, mask),
-            **local.client_metrics(trained, down=shared.weights, up=(update, labeling.tau) if by_status else update),
             "client/mask_rate": mean(labeling.accepted, mask),
             "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
+            "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
         }
-        weight = jnp.where(shard.unlabeled.count > 0, weight, 0.0)
-        return ClientOutput(update, weight, trained.carry.optimizer, metrics)
+        return output._replace(metrics=metrics)
 
     return local.averaging_method(task, client, server, client_update)
 

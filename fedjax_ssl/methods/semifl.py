@@ -79,7 +79,7 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         weights, optimizer = trained.carry
         update, takes_part = task.update(shared.weights, weights), jnp.any(drawn)
         metrics = {**metrics, **local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part)}
-        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), client.keep(optimizer), metrics)
+        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), client.stored(optimizer), metrics)
 
     return local.averaging_method(task, client, server, client_update)
 

@@ -128,11 +128,6 @@ def test_the_newest_two_stay(tmp_path):
     assert_same(state, state_of(9))
 
 
-def test_keep_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="keep is 0; at least 1"):
-        Checkpoints(tmp_path, keep=0)
-
-
 def test_same_round_is_left_and_an_older_one_refused(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, state_of(3))

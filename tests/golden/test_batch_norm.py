@@ -135,7 +135,7 @@ def test_a_task_tracks_statistics_with_its_own_momentum_where_it_tracks_any():
     old, new = {"mean": np.float32([1.0])}, {"mean": np.float32([3.0])}
     for mode, expected in (("running", 1.0 + 0.001 * 2.0), ("static", 1.0), ("batch", 1.0)):
         task = Task(model=None, views=None, num_classes=2, norm=mode, norm_momentum=0.001)
-        np.testing.assert_allclose(task.track(old, new)["mean"], [expected], rtol=1e-6)
+        np.testing.assert_allclose(task.update_stats(old, new)["mean"], [expected], rtol=1e-6)
 
 
 def test_running_average_is_pytorchs():
