@@ -26,7 +26,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from benchmarks import harness
-from benchmarks.harness import Result, Worker, WorkerError
+from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1, "states": 0, "hosted": 0}
@@ -44,6 +44,22 @@ WITH_FIXED_COST = ("cohort", "steps")
 """Series whose seconds are fitted by a + b x^c."""
 KINDS = ("seconds", "program_bytes", "peak_bytes")
 WARM_UP, LEAST, SECONDS, ROUNDS = 2, 5, 4.0, 10_000
+HEAD = ("series", "from and to", "ms a round", "exponent", "program MB", "exponent", "peak MB", "exponent")
+
+
+def rows(one: Result) -> Rows:
+    """The row of a series: what its first and last points have, and the exponents with their intervals."""
+    name = one["case"]["series"]
+    if name == "rounds":
+        growth = "grows by {:.0f} ± {:.0f} bytes a round".format(*one["growth"]) if "growth" in one else one["error"]
+        return [["rounds", f"{one['rounds']:,}", *["", "", "", ""], growth, ""]]
+    cells = [f"{name}: {one['error']}" if "error" in one else name, f"{one['x'][0]:,} to {one['x'][-1]:,} {one['of']}"]
+    for kind, scale in zip(KINDS, (1e3, 1e-6, 1e-6), strict=True):
+        ends = [scale * np.median([point.get(kind, np.nan) for point in one["points"][i]]) for i in (0, -1)]
+        fit = one["fits"].get(kind, {"exponent": None, "interval": None})
+        interval = " ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else ""
+        cells += [" to ".join(map(harness.number, ends)), f"{fit['exponent']:.3f}{interval}" if kind in one["fits"] else "flat"]
+    return [cells]
 
 
 def config_of(point: dict[str, int]) -> dict[str, Any]:
@@ -84,8 +100,8 @@ class Fit(NamedTuple):
 
 def fit_of(exponent: float, deviation: float, freedom: int) -> Fit:
     """The fit with Student's interval, of so many degrees of freedom."""
-    half = stats.t.ppf(0.975, freedom) * deviation if freedom > 0 else None
-    return Fit(float(exponent), None if half is None else (float(exponent - half), float(exponent + half)))
+    half = stats.t.ppf(0.975, freedom) * deviation if freedom > 0 else np.nan
+    return Fit(float(exponent), (float(exponent - half), float(exponent + half)) if freedom > 0 else None)
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Fit:
@@ -108,11 +124,7 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
 
 
 def fits(name: str, points: dict[int, list[Result]]) -> dict[str, dict[str, Any]]:
-    """The fits of a series.
-
-    Those of seconds are over all processes of each point. Those of bytes are over each point's medians, as the same number
-    three times is not three times as sure.
-    """
+    """The fits of a series: of seconds over all processes of each point, of bytes, which vary little, over the medians."""
     x, seconds = zip(*[(x, point["seconds"]) for x, of_x in points.items() for point in of_x], strict=True)
     found = {"seconds": power_and_fixed(x, seconds) if name in WITH_FIXED_COST else power(x, seconds)}
     for kind in KINDS[1:]:
@@ -167,25 +179,6 @@ def watched(process: subprocess.Popen, log: pathlib.Path, every_s: float) -> lis
     return found
 
 
-def in_words(fit: dict[str, Any] | None) -> str:
-    """A fit in words."""
-    if fit is None:
-        return "flat"
-    return f"{fit['exponent']:.3f}" + (" ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else "")
-
-
-def line(result: Result) -> str:
-    """The lines of a series: medians of its points, and the exponents."""
-    name = result["case"]["series"]
-    if "growth" in result:
-        return "rounds   {:.1f} ± {:.1f} bytes a round".format(*result["growth"])
-    text = [f"{name:8} {result['error']}"] if "error" in result else []
-    for x, of_x in zip(result.get("x", ()), result.get("points", ()), strict=True):
-        if of_x and not any("error" in point for point in of_x):
-            text.append(f"{name:8} {x:9,} " + ", ".join(f"{key} {np.median([p[key] for p in of_x]):.3g}" for key in KINDS))
-    return "\n".join([*text, *(f"{name:8} {kind}: exponent {in_words(fit)}" for kind, fit in result.get("fits", {}).items())])
-
-
 def main() -> None:
     """Measures the chosen series, prints and writes them; exit status 1 where a point failed."""
     parser = harness.parser(__doc__)
@@ -193,10 +186,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="processes of each point")
     arguments = parser.parse_args()
     if arguments.repeats < 1:
-        parser.error("--repeats: accepted: at least 1")
+        parser.error(f"--repeats: got {arguments.repeats}, accepted: at least 1")
     found = (memory() if name == "rounds" else series(name, arguments.repeats) for name in arguments.only)
     settings = {"base": BASE, "processes": arguments.repeats}
-    harness.collect(arguments.json, found, line, f"{WARM_UP} rounds of each process", **settings)
+    harness.collect(arguments.json, found, rows, f"{WARM_UP} rounds of each process", **settings)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ def test_results_are_written_as_they_come_and_an_error_is_the_exit_status(tmp_pa
         yield {"case": {"n": 2}, "error": "no room"}
 
     with pytest.raises(SystemExit) as ended:
-        harness.collect(path, found(), lambda result: f"case {result['case']['n']}", "1 round", base=5)
+        harness.collect(path, found(), lambda result: [["case", str(result["case"]["n"])]], "1 round", base=5)
     assert ended.value.code == 1
-    assert capsys.readouterr().out.splitlines() == ["case 1", "case 2"]
+    assert capsys.readouterr().out.splitlines() == ["case | 1", "case | 2"]
     (run,) = harness.load(path)
     assert (run["base"], [one.get("error") for one in run["results"]]) == (5, [None, "no room"])
 

@@ -52,7 +52,6 @@ def test_all_processes_count_for_seconds_and_medians_for_bytes():
     assert thrice["program_bytes"] == once["program_bytes"]
     assert np.diff(thrice["seconds"]["interval"]) < 0.6 * np.diff(once["seconds"]["interval"])
     assert "peak_bytes" not in once  # the same for all
-    assert scaling.in_words(once.get("peak_bytes")) == "flat"
     x = (100, 1_000, 10_000)
     of_clients = scaling.fits("clients", points(x, [1.0, 2.0, 4.0], [1] * 3))["seconds"]
     assert of_clients["exponent"] == pytest.approx(np.log10(2))  # without a fixed cost
@@ -73,7 +72,8 @@ def test_a_point_that_fails_is_named_and_the_others_are_fitted(monkeypatch):
     assert ran != sorted(ran)  # nothing drifts with x
     assert (found["error"], found["x"]) == ("no such device", [1, 2, 4])
     assert found["fits"]["seconds"]["exponent"] == pytest.approx(1.0)
-    assert scaling.line(found).splitlines()[0] == "devices  no such device"
+    assert scaling.rows(found)[0][:2] == ["devices: no such device", "1 to 4 devices"]
+    assert scaling.rows(found)[0][5] == "flat"
 
 
 def test_states_and_data_are_where_a_series_says():

@@ -38,7 +38,7 @@ def result(seed, accuracy, **changes):
 
 
 def columns(runs, paper=None):
-    return tables.columns({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})
+    return tables.rows({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})[0]
 
 
 def test_a_line_has_means_and_sample_deviations_in_percent_and_the_difference_to_the_paper():
