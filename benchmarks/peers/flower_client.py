@@ -5,7 +5,8 @@ import functools
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from job import Job, train
+from job import EmnistCNN, Job
+from torch.nn import functional
 
 
 @functools.cache
@@ -15,20 +16,24 @@ def job_of(folder: str) -> Job:
 
 
 def client_app(folder: str) -> ClientApp:
-    """What the actors run."""
+    """What the actors run: a client's local epochs, in the order in which its examples lie."""
     app = ClientApp()
 
     @app.train()
     def fit(message: Message, context) -> Message:
         job = job_of(folder)
-        network = job.network()
+        network = EmnistCNN(job.dropout).to(job.device, memory_format=job.layout)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(network.parameters(), lr=job.learning_rate)
-        train(network, optimizer, job, context.node_config["partition-id"])
-        content = {
-            "arrays": ArrayRecord(network.state_dict()),
-            "metrics": MetricRecord({"num-examples": len(job.inputs[0][1])}),
-        }
-        return Message(content=RecordDict(content), reply_to=message)
+        images, labels = job.inputs[context.node_config["partition-id"]]
+        network.train()
+        for _ in range(job.epochs):
+            for x, y in zip(images.split(job.batch_size), labels.split(job.batch_size), strict=True):
+                optimizer.zero_grad()
+                functional.cross_entropy(network(x), y).backward()
+                optimizer.step()
+        metrics = MetricRecord({"num-examples": len(labels)})
+        content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
+        return Message(content=content, reply_to=message)
 
     return app

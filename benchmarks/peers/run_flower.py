@@ -3,31 +3,28 @@
 import os
 import pathlib
 import sys
+from collections import OrderedDict
 
 from flower_client import client_app
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from job import now, read
+from job import Job
 
 
 def main() -> None:
     """Runs the job of the command line."""
-    job, app, at = read(), ServerApp(), []
+    job, app, at = Job(sys.argv[1]), ServerApp(), []
 
     def ended(number: int, arrays: ArrayRecord) -> None:
-        at.append(now(job))
+        at.append(job.now())
 
     @app.main()
     def serve(grid, context) -> None:
-        strategy = FedAvg(
-            fraction_train=job.cohort / job.clients,
-            fraction_evaluate=0.0,
-            min_train_nodes=job.cohort,
-            min_available_nodes=job.clients,
-        )
-        rounds, start = job.warm_up + job.rounds, ArrayRecord(job.network().state_dict())
+        part = {"fraction_train": job.cohort / job.clients, "fraction_evaluate": 0.0}
+        strategy = FedAvg(**part, min_train_nodes=job.cohort, min_available_nodes=job.clients)
+        rounds, start = job.warm_up + job.rounds, ArrayRecord(OrderedDict(job.weights))
         result = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds, evaluate_fn=ended)
         job.report(at, result.arrays.to_torch_state_dict(), "flwr", "ray")
 
