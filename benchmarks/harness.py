@@ -34,21 +34,20 @@ Rows = list[Sequence[str]]
 """A result's rows in the table that its command prints and `report` writes."""
 
 
-def quartiles(values: Iterable[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
-    return [float(x) for x in np.quantile(list(values), (0.25, 0.5, 0.75))]
+def spread(values: Sequence[float], name: str, ends: str) -> Result:
+    """The median of values and their quartiles, by these names."""
+    low, median, high = (float(x) for x in np.quantile(values, (0.25, 0.5, 0.75)))
+    return {name: median, ends: [low, high]}
 
 
 def timed(seconds: Sequence[float]) -> Result:
     """The median and quartiles of seconds, and how many there are."""
-    low, median, high = quartiles(seconds)
-    return {"seconds": median, "quartiles": [low, high], "repeats": len(seconds)}
+    return {**spread(seconds, "seconds", "quartiles"), "repeats": len(seconds)}
 
 
 def compared(seconds: Sequence[float], reference: Sequence[float]) -> Result:
     """The ratio of seconds to those of a reference in the same turns: median and quartiles."""
-    low, median, high = quartiles(np.divide(seconds, reference))
-    return {"ratio": median, "ratio_quartiles": [low, high]}
+    return spread(np.divide(seconds, reference), "ratio", "ratio_quartiles")
 
 
 def number(value: float) -> str:
@@ -81,12 +80,9 @@ def balanced(count: int, turn: int) -> list[int]:
 
 def git_commit(folder: pathlib.Path = ROOT) -> str | None:
     """The commit of a checkout, with `+` where files have changed since; None outside of a repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip() or None
     return None
 
 
@@ -139,6 +135,17 @@ def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Res
             head = json.dumps({key: value for key, value in run.items() if key != "results"})
             texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
     path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")
+
+
+def launch(config: str, workdir: pathlib.Path | str, settings: dict[str, Any]) -> list[str]:
+    """The command of a run of a config with other settings."""
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    return [sys.executable, "-m", "launch.run", f"--config={config}", f"--workdir={workdir}", *overrides]
+
+
+def lines_of(log: pathlib.Path) -> list[dict[str, Any]]:
+    """A run's metrics; none where there is no file."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:

@@ -16,11 +16,10 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
@@ -91,17 +90,14 @@ def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
         return {"error": str(error)}
 
 
-class Fit(NamedTuple):
-    """A power law: its exponent, and the exponent's 95 % interval, None where there are too few points for one."""
-
-    exponent: float
-    interval: tuple[float, float] | None
+Fit = dict[str, Any]
+"""A power law: its `exponent`, and the exponent's 95 % `interval`, None where there are too few points for one."""
 
 
 def fit_of(exponent: float, deviation: float, freedom: int) -> Fit:
     """The fit with Student's interval, of so many degrees of freedom."""
-    half = stats.t.ppf(0.975, freedom) * deviation if freedom > 0 else np.nan
-    return Fit(float(exponent), (float(exponent - half), float(exponent + half)) if freedom > 0 else None)
+    half = float(stats.t.ppf(0.975, freedom) * deviation)
+    return {"exponent": float(exponent), "interval": (float(exponent - half), float(exponent + half)) if freedom > 0 else None}
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Fit:
@@ -114,23 +110,19 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """The fit y = a + b x^c with a, b >= 0, by relative residuals; None where y does not grow by a tenth."""
     if max(y) < 1.1 * min(y) or len(set(x)) < 3:
         return None
-
-    def law(at: np.ndarray, a: float, b: float, c: float) -> np.ndarray:
-        return a + b * at**c
-
     guess, bounds = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3])
+    law = lambda at, a, b, c: a + b * at**c  # noqa: E731
     found, covariance = optimize.curve_fit(law, np.divide(x, max(x)), y, guess, y, bounds=bounds)
     return fit_of(found[2], np.sqrt(covariance[2, 2]), len(x) - 3)
 
 
-def fits(name: str, points: dict[int, list[Result]]) -> dict[str, dict[str, Any]]:
+def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Fit]:
     """The fits of a series: of seconds over all processes of each point, of bytes, which vary little, over the medians."""
     x, seconds = zip(*[(x, point["seconds"]) for x, of_x in points.items() for point in of_x], strict=True)
     found = {"seconds": power_and_fixed(x, seconds) if name in WITH_FIXED_COST else power(x, seconds)}
     for kind in KINDS[1:]:
-        sizes = [float(np.median([point[kind] for point in of_x])) for of_x in points.values()]
-        found[kind] = power_and_fixed(list(points), sizes)
-    return {kind: fit._asdict() for kind, fit in found.items() if fit}
+        found[kind] = power_and_fixed([*points], [np.median([point[kind] for point in of_x]) for of_x in points.values()])
+    return {kind: fit for kind, fit in found.items() if fit}
 
 
 def series(name: str, repeats: int) -> Result:
@@ -138,45 +130,40 @@ def series(name: str, repeats: int) -> Result:
     key, values, also = SERIES[name]
     order = [x for x in values for _ in range(repeats)]
     random.Random(0).shuffle(order)
-    processes = [(x, measure({**BASE, **also, key: x}, on_cpu=name == "devices")) for x in order]
-    points = {x: [point for at, point in processes if at == x] for x in values}
+    points: dict[int, list[Result]] = {x: [] for x in values}
+    for x in order:
+        points[x].append(measure({**BASE, **also, key: x}, on_cpu=name == "devices"))
+    measured = [point for of_x in points.values() for point in of_x]
+    errors = [{"error": point["error"]} for point in measured if "error" in point]
     ran = {x: of_x for x, of_x in points.items() if not any("error" in point for point in of_x)}
-    errors = [point["error"] for _, point in processes if "error" in point]
-    device = next((point["device"] for _, point in processes if "device" in point), "cpu")
-    about = {"case": {"series": name}, "of": key, "also": also, "device": device, **({"error": errors[0]} if errors else {})}
+    device = next((point["device"] for point in measured if "device" in point), "cpu")
+    about = {"case": {"series": name}, "of": key, "also": also, "device": device, **(errors[0] if errors else {})}
     return {**about, "x": list(values), "points": list(points.values()), "fits": fits(name, ran) if len(ran) > 1 else {}}
 
 
 def memory(rounds: int = ROUNDS, every_s: float = 0.2) -> Result:
-    """Runs many rounds as a command, and fits the growth of its resident memory in bytes a round."""
+    """Runs many rounds as a command, and fits the growth of its resident memory in bytes a round, by a look every so often."""
     case: Result = {"case": {"series": "rounds"}, "rounds": rounds}
-    with tempfile.TemporaryDirectory() as folder:
+    resident: list[tuple[int, int]] = []  # rounds finished, bytes
+    with tempfile.TemporaryDirectory() as folder, pathlib.Path(folder, "errors").open("w+") as errors:
         settings = {"model.width": 4, "eval_every": 10, "checkpoint_every": 500, "rounds": rounds}
-        overrides = [f"--config.{key}={value}" for key, value in settings.items()]
-        command = [sys.executable, "-m", "launch.run", "--config=configs/digits.py:fixmatch", f"--workdir={folder}/run"]
-        with pathlib.Path(folder, "errors").open("w+") as errors:
-            process = subprocess.Popen([*command, *overrides], stdout=errors, stderr=errors, cwd=harness.ROOT)
-            resident = watched(process, pathlib.Path(folder, "run", "metrics.jsonl"), every_s)
-            errors.seek(0)
-            error = harness.last_error(errors.read())
+        command = harness.launch("configs/digits.py:fixmatch", f"{folder}/run", settings)
+        process = subprocess.Popen(command, stdout=errors, stderr=errors, cwd=harness.ROOT)
+        log = pathlib.Path(folder, "run", "metrics.jsonl")
+        while process.poll() is None:
+            time.sleep(every_s)
+            pages = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            finished = log.read_bytes().count(b"\n") if log.exists() else 0
+            if pages and finished > (resident[-1][0] if resident else 0):
+                resident.append((finished, pages * os.sysconf("SC_PAGE_SIZE")))
+        errors.seek(0)
+        error = harness.last_error(errors.read()) if process.returncode else "the run ended too soon to be watched"
     late = np.asarray([pair for pair in resident if pair[0] > rounds / 10])
     if process.returncode or len(late) < 3:
-        return case | {"error": error if process.returncode else "the run ended too soon to be watched"}
+        return case | {"error": error}
     fit = stats.linregress(late[:, 0], late[:, 1])
     half = stats.t.ppf(0.975, len(late) - 2) * fit.stderr
     return case | {"growth": [float(fit.slope), float(half)], "resident": resident}
-
-
-def watched(process: subprocess.Popen, log: pathlib.Path, every_s: float) -> list[tuple[int, int]]:
-    """(rounds finished, resident bytes) of a running command, until it ends."""
-    found: list[tuple[int, int]] = []
-    while process.poll() is None:
-        time.sleep(every_s)
-        pages = pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()
-        finished = log.read_bytes().count(b"\n") if log.exists() else 0
-        if int(pages[1]) and finished > (found[-1][0] if found else 0):
-            found.append((finished, int(pages[1]) * os.sysconf("SC_PAGE_SIZE")))
-    return found
 
 
 def main() -> None:

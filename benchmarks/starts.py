@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -41,14 +40,12 @@ def rows(one: Result) -> Rows:
 
 def start(folder: pathlib.Path, cache: pathlib.Path, seeds: int) -> Result:
     """One run in a folder: seconds of the process, in all and to its first round's end, of compiling, and of a round."""
-    overrides = [f"--config.rounds={ROUNDS}", *([f"--config.seeds={seeds}"] if seeds > 1 else [])]
-    command = [sys.executable, "-m", "launch.run", f"--config={CONFIG}", f"--workdir={folder}", *overrides]
+    command = harness.launch(CONFIG, folder, {"rounds": ROUNDS} | ({"seeds": seeds} if seeds > 1 else {}))
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     began = time.perf_counter()
     subprocess.run(command, env=environment, capture_output=True, check=True, cwd=harness.ROOT)
     wall = time.perf_counter() - began
-    log = next(folder.rglob("metrics.jsonl"))  # of several seeds each has the times of the program
-    found = [json.loads(line) for line in log.read_text().splitlines()]
+    found = harness.lines_of(next(folder.rglob("metrics.jsonl")))  # of several seeds each has the times of the program
     return {
         "wall_s": wall,
         "start_s": wall - (found[-1]["time/total_s"] - found[0]["time/total_s"]),

@@ -16,7 +16,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tomllib
 from typing import Any, NamedTuple
 
@@ -53,12 +52,10 @@ def cells(table: str) -> list[Cell]:
 
 def run(cell: Cell, seeds: list[int], folder: pathlib.Path, extra: list[str]) -> list[Result]:
     """The results of a cell's runs, from the files that they leave; `error` where one fails or diverges."""
-    overrides = [f"--config.{key}={value}" for key, value in cell.overrides.items()]
-    several = [f"--config.seeds={len(seeds)}"] if len(seeds) > 1 else []
+    several = {"seeds": len(seeds)} if len(seeds) > 1 else {}
     workdir = folder if several else folder / str(seeds[0])  # several have folders of their own in the command's
-    command = [sys.executable, "-m", "launch.run", f"--config={cell.config}", f"--workdir={workdir}"]
+    command = [*harness.launch(cell.config, workdir, {"seed": seeds[0], **several, **cell.overrides}), *extra]
     environment = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent.absolute() / "cache"), **os.environ}
-    command += [f"--config.seed={seeds[0]}", *several, *overrides, *extra]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=harness.ROOT)
     if done.returncode == 2 and several:
         return [result for seed in seeds for result in run(cell, [seed], folder, extra)]
@@ -68,8 +65,7 @@ def run(cell: Cell, seeds: list[int], folder: pathlib.Path, extra: list[str]) ->
 
 def result_of(seed: int, folder: pathlib.Path, error: str) -> Result:
     """A run's results; `error` is what its command ended with."""
-    log, summary = folder / "metrics.jsonl", folder / "summary.json"
-    rounds = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    rounds, summary = harness.lines_of(folder / "metrics.jsonl"), folder / "summary.json"
     if not summary.exists():
         error = (rounds[-1].get("diverged") if rounds else "") or error or "no summary.json"
         return {"seed": seed, "error": error, "diverged": DIVERGED in error}

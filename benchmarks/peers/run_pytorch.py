@@ -71,15 +71,15 @@ def step_gradient(network, x, label, accepted, confident, rho: float) -> list[to
         scaled = [scale * g for scale, g in zip(scales, of_confident, strict=True)]
         norm = torch.sqrt(sum(g.square().sum() for g in scaled))
         factor = torch.where(norm > 0, rho / norm, 0.0)  # on the device: no step waits for the host
-        moves = [factor * scale * g for scale, g in zip(scales, scaled, strict=True)]
-        for p, move in zip(params, moves, strict=True):
-            p.add_(move)
+        ascent = [factor * scale * g for scale, g in zip(scales, scaled, strict=True)]
+        for p, a in zip(params, ascent, strict=True):
+            p.add_(a)
     target = functional.log_softmax(logits.detach(), 1)
     kl = (target.exp() * (target - functional.log_softmax(network(x), 1))).sum(1)
     of_consistency = torch.autograd.grad(mean_over(kl, confident, accepted.sum()), params)
     with torch.no_grad():
-        for p, move in zip(params, moves, strict=True):
-            p.sub_(move)
+        for p, a in zip(params, ascent, strict=True):
+            p.sub_(a)
     return [a + b for a, b in zip(of_accepted, of_consistency, strict=True)]
 
 

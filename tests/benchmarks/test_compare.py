@@ -112,7 +112,7 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
         got = params_of(end)
     assert all(len(np.unique(one.reshape(4, -1), axis=0)) == 1 for one in images)
     assert sorted(labels[:, 0]) == list(range(10))
-    model = models.build("emnist_cnn", num_classes=10, conv=programs.XLA_CONV, variant="plain")
+    model = models.build("emnist_cnn", num_classes=10, conv="xla", variant="plain")
 
     @jax.jit
     def trained(params, x, y):
