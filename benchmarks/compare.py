@@ -11,8 +11,6 @@ medians. The peers are installed under DIR by pip, whose environment variables (
 without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -31,8 +29,7 @@ from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
-PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": ""}
-"""The peers, and what pip is asked for besides PyTorch."""
+PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "pytorch": []}  # and PyTorch
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 TOLERANCE = 1e-4
@@ -57,7 +54,6 @@ CHECKED: dict[str, dict[str, Any]] = {
 and (FL)^2's batches are all that a client has. `float64` is how a peer computes."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}}
 
-
 HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
 
 
@@ -73,17 +69,17 @@ class Rival(NamedTuple):
 
     name: str
     program: str
-    own: dict[str, Any]
+    own: dict[str, Any] = {}  # noqa: RUF012
 
 
 def rivals_of(kind: str, processes: list[int]) -> list[Rival]:
     """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes."""
+    found = [Rival(OURS, OURS)]
     if kind == "fl2":
-        last = Rival("PyTorch, channels last", "pytorch", {"channels_last": True})
-        return [Rival(OURS, OURS, {}), Rival("PyTorch", "pytorch", {}), last]
-    pfl = [Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes]
-    flower = [Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in processes]
-    return [Rival(OURS, OURS, {}), *pfl, *flower]
+        return [*found, Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    for name, program in (("pfl, {} processes", "pfl"), ("Flower, {} actors", "flower")):
+        found += [Rival(name.format(number), program, {"processes": number}) for number in processes]
+    return found
 
 
 def config_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -119,16 +115,13 @@ def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
         with Worker(environment=ON_CPU if job["device"] == "cpu" else None) as worker:
             worker.ask("build", config=config_of(job), data=data)
             worker.ask("write_start", folder=str(folder))
-            rows = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
+            found = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
             worker.ask("write_end", folder=str(folder))
             about = worker.ask("about")
     except WorkerError as error:
         return {"error": str(error)}
-    return {
-        "seconds": [row["seconds"] for row in rows[job["warm_up"] :]],
-        "device": about["device"],
-        "compile_s": about["compile_s"],
-    }
+    seconds = [row["seconds"] for row in found[job["warm_up"] :]]
+    return {"seconds": seconds, "device": about["device"], "compile_s": about["compile_s"]}
 
 
 def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pathlib.Path) -> Result:
@@ -137,17 +130,16 @@ def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pat
     (folder / "report.json").unlink(missing_ok=True)
     environment = {**os.environ, **(ON_CPU if job["device"] == "cpu" else {})}
     environment.pop("PYTHONPATH", None)  # it is for this Python
-    command = [str(python_of(rival.program, peers))]
-    if rival.program == "pfl" and job["processes"] > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
-    command += [str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
+    several = torchrun if rival.program == "pfl" and job["processes"] > 1 else []
+    command = [python_of(rival.program, peers), *several, str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
     error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment)
     return {"error": error} if error else json.loads((folder / "report.json").read_text())
 
 
-def python_of(peer: str, folder: pathlib.Path) -> pathlib.Path:
+def python_of(peer: str, peers: pathlib.Path) -> str:
     """A peer's interpreter."""
-    return (folder / peer / "bin" / "python").absolute()
+    return str((peers / peer / "bin" / "python").absolute())
 
 
 def install(peer: str, peers: pathlib.Path) -> str:
@@ -156,11 +148,10 @@ def install(peer: str, peers: pathlib.Path) -> str:
     if (folder / "installed").exists():
         return ""
     print(f"installing {peer} into {folder}", flush=True)
-    # Without a pip of its own, which not every Python can give it.
-    venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
-    pip = [sys.executable, "-m", "pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy"]
-    for command in (venv, [*pip, *filter(None, [PEERS[peer]])]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    venv = ["venv", "--clear", "--without-pip", str(folder)]  # not every Python can give it a pip of its own
+    pip = ["pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
+    for command in (venv, pip):
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
         if done.returncode:
             return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}"
     (folder / "installed").touch()

@@ -9,8 +9,6 @@ whose difference is the reward), and through a fourth it goes back twice, 6 in a
 are of a round of all clients.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks import harness

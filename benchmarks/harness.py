@@ -1,7 +1,5 @@
 """What all benchmarks share: statistics, the order of turns, processes, and result files that say where they are from."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -17,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -199,7 +197,7 @@ class Worker:
                 return answer["found"]
         raise WorkerError(f"the process ended with status {self._process.wait()}")
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,8 +7,6 @@ A process reads requests from standard input, a JSON list `[name, arguments]` on
 also runs beside an older checkout of the package, which PYTHONPATH names.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import pathlib

@@ -6,8 +6,6 @@ A line `{{name}}` of the text becomes the tables of that command, `{{tables name
 itself, with the commands, commits and versions below it. `--check` writes nothing and fails where the file differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import re
@@ -40,7 +38,8 @@ def section(name: str, folder: pathlib.Path = RESULTS) -> str:
         for run in runs:
             run["results"] = [one for one in run["results"] if one["case"].get("table", "") == table]
         if runs := [run for run in runs if run["results"]]:
-            results = sorted((one for run in runs for one in run["results"]), key=getattr(module, "place", lambda one: 0))
+            order = getattr(module, "SORTED", ())
+            results = sorted((o for run in runs for o in run["results"]), key=lambda o: [str(o["case"][key]) for key in order])
             rows = [module.HEAD, ["---"] * len(module.HEAD), *(row for one in results for row in module.rows(one))]
             text = "\n".join("| " + " | ".join(" ".join(c.replace("|", "/").split()) for c in row) + " |" for row in rows)
             about = "\n".join(dict.fromkeys(map(source, runs)))

@@ -6,16 +6,12 @@
     python -m benchmarks.round_time --evaluations 10 25 250
 
 Workloads are whole rounds of a method on a network, with random images; the server takes one step on ten labels. A layout is
-`usual`, which runs have where nothing is said, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`)
-takes minutes a step on a CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round
-each, in balanced orders; `ratio` is the median of a layout's times over the first one's, turn by turn.
-
-The ceiling is a large matrix product in the layout's dtype and precision, on all devices. `share` is the part of it that the
-passes through the network reach: `cost/forward_passes` images forward and, with twice the arithmetic, `cost/backward_passes`
-back, counted as direct convolutions whatever the lowering. Winograd's multiplies half as much and may pass 100 %.
+`usual`, the default, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`) takes minutes a step on a
+CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round each, in balanced orders;
+`ratio` is the median of a layout's times over the first one's, turn by turn. The ceiling is a large matrix product in the
+layout's dtype and precision, on all devices. `share` is the part of it that the passes through the network reach, a pass back
+having twice the arithmetic, counted as direct convolutions. Winograd's multiply half as much and may be above 100 %.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -29,13 +25,9 @@ from benchmarks.programs import RUNS_LONG
 
 
 class Workload(NamedTuple):
-    """A method on a network: both one's settings, and the images' shape.
+    """A method on a network, on images of a shape, and the clients' optimizer and batches (of labeled examples, if any).
 
-    Attributes:
-        batch_size: of a client's step (of its labeled examples where it has labels).
-        optimizer: of the clients.
-        steps: local steps of a client on a CPU; an accelerator has 4.
-        at_clients: whether the labels are there, as many as a batch has for each client.
+    `steps` are a client's local steps on a CPU; an accelerator has 4. `at_clients`: each client has a batch of labels.
     """
 
     method: dict[str, Any]
@@ -72,14 +64,8 @@ LEAST, SECONDS, WARM_UP = 6, 5.0, 2
 """Rounds at least, and seconds that those of the first layout take in all."""
 EVALUATED = 1_000
 """Test images at least, where evaluations are timed."""
-
-
 HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first", "of the ceiling", "MB")
-
-
-def place(one: Result) -> list[str]:
-    """What results are sorted by."""
-    return [str(one["case"][key]) for key in ("of", "workload", "cohort")]
+SORTED = ("of", "workload", "cohort")
 
 
 def rows(one: Result) -> Rows:
@@ -99,25 +85,23 @@ def in_words(ceilings: dict[str, Any]) -> str:
 
 def settings_of(layout: str) -> dict[str, Any]:
     """A layout's `execution.*` settings."""
-    pairs = [] if layout == "usual" else [pair.partition("=") for pair in layout.split(",")]
+    pairs = [pair.partition("=") for pair in layout.split(",") if pair != "usual"]
     return {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
 
 
 def config_of(workload: Workload, layout: str, cohort: int, steps: int) -> dict[str, Any]:
     """The config of a workload in a layout, all of whose clients take part in each round."""
-    labels: dict[str, Any] = {"labels_at": "server", "num_labels": 10}
+    data, server = {"num_clients": cohort, "weak": "none", "strong": "none"}, {"epochs": 0, "steps": 1, "pretrain": 0}
     if workload.at_clients:
-        labels = {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.per_client(),)}
+        data |= {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.per_client(),)}
+    else:
+        data |= {"labels_at": "server", "num_labels": 10}
+        server |= {"sbn_data": "labeled"}
     return {
-        "method": workload.method,
-        "model": workload.model,
-        "data": {"num_clients": cohort, "weak": "none", "strong": "none", **labels},
+        "method": workload.method, "model": workload.model, "data": data, "server": server, "cohort_size": cohort,
         "client": {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": steps},
-        "server": {"epochs": 0, "steps": 1, "pretrain": 0} | ({} if workload.at_clients else {"sbn_data": "labeled"}),
-        "cohort_size": cohort,
-        "execution": settings_of(layout),
-        **RUNS_LONG,
-    }
+        "execution": settings_of(layout), **RUNS_LONG,
+    }  # fmt: skip
 
 
 def flops_of(rounds: list[Result], forward: float) -> float:

@@ -10,8 +10,6 @@ is `launch.run` on the digits for ROUNDS rounds, and the growth of its resident 
 Linux. Run time: half an hour on two CPU cores.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import random

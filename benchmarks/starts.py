@@ -8,8 +8,6 @@ without the rounds after the first, `compile_s` the part in which programs are c
 median of the later rounds. Run time: one to two minutes on two CPU cores.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -9,14 +9,14 @@ it; one has diverged, too, where clients that returned NaN or infinity were left
 its best accuracy. Exit status 1 where a run failed otherwise.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,16 +38,13 @@ class Cell(NamedTuple):
     paper: float | None
 
 
-def cells(table: str) -> list[Cell]:
+def cells(table: str) -> Iterator[Cell]:
     """The cells of a table, row by row."""
-    found, spec = [], TABLES[table]
-    for row, of_row in spec["rows"].items():
-        for column, value in spec["columns"].items():
-            of_column = value if isinstance(value, dict) else {"value": value}
-            config = spec["config"].format(row=of_row.get("name", row), column=of_column["value"])
-            overrides = of_row.get("set", {}) | of_column.get("set", {})
-            found.append(Cell(row, column, config, overrides, of_row.get("paper")))
-    return found
+    spec = TABLES[table]
+    for (row, of_row), (column, value) in itertools.product(spec["rows"].items(), spec["columns"].items()):
+        of_column = value if isinstance(value, dict) else {"value": value}
+        config = spec["config"].format(row=of_row.get("name", row), column=of_column["value"])
+        yield Cell(row, column, config, of_row.get("set", {}) | of_column.get("set", {}), of_row.get("paper"))
 
 
 def run(cell: Cell, seeds: list[int], folder: pathlib.Path, extra: list[str]) -> list[Result]:
@@ -72,18 +69,13 @@ def result_of(seed: int, folder: pathlib.Path, error: str) -> Result:
     found, wrong, key = json.loads(summary.read_text()), divergence(rounds), "diagnostics/pseudo_label_accuracy"
     last = [row[key] for row in rounds[-5:] if row.get(key) is not None]
     return {
-        "seed": seed,
-        **({"error": wrong, "diverged": True} if wrong else {}),
-        "accuracy": found["eval/accuracy"],
-        "accuracy_last5": found["eval/accuracy_last5"],
+        "seed": seed, **({"error": wrong, "diverged": True} if wrong else {}),
+        "accuracy": found["eval/accuracy"], "accuracy_last5": found["eval/accuracy_last5"],
         "pseudo_label_accuracy": float(np.mean(last)) if last else None,
-        "bytes_up": found.get("comm/bytes_up", 0),
-        "bytes_down": found.get("comm/bytes_down", 0),
-        "seconds": found["time/total_s"],
-        "device": found["device"],
-        "git_commit": found["git_commit"],
+        "bytes_up": found.get("comm/bytes_up", 0), "bytes_down": found.get("comm/bytes_down", 0),
+        "seconds": found["time/total_s"], "device": found["device"], "git_commit": found["git_commit"],
         "curve": [[row["round"], row["eval/accuracy"]] for row in rounds if "eval/accuracy" in row],
-    }
+    }  # fmt: skip
 
 
 def divergence(rounds: list[Result]) -> str:

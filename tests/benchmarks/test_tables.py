@@ -24,7 +24,7 @@ def config_of(cell):
 
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_every_cell_is_an_experiment_and_no_two_are_the_same(table):
-    cells = tables.cells(table)
+    cells = list(tables.cells(table))
     assert len({(cell.row, cell.column) for cell in cells}) == len(cells)
     configs = [config_of(cell).to_dict() for cell in cells]
     for config in configs:
