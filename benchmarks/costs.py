@@ -1,6 +1,6 @@
 """What a client of each method computes and sends in a round, counted in its own program: FedLabel's Table 5.
 
-    python -m benchmarks.costs [--methods fedtrinet fedmatch] --json=benchmarks/results/costs_<machine>.json
+    python -m benchmarks.costs --json=benchmarks/results/costs_<machine>.json
 
 Five clients that all take part have half of their digits labeled; an epoch goes once through the labeled ones and once through
 the others, each one batch of n. B is n examples that go back through a network, P n that go forward less those that go back,
@@ -68,10 +68,8 @@ def measure(method: str) -> Result:
 
 def main() -> None:
     """Prints the costs of each method, and writes them."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    arguments = parser.parse_args()
-    harness.collect(arguments.json, map(measure, arguments.methods), rows, f"{WARM_UP} rounds")
+    arguments = harness.parser(__doc__).parse_args()
+    harness.collect(arguments.json, map(measure, METHODS), rows, f"{WARM_UP} rounds")
 
 
 if __name__ == "__main__":

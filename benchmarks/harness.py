@@ -43,11 +43,6 @@ def timed(seconds: Sequence[float]) -> Result:
     return {**spread(seconds, "seconds", "quartiles"), "repeats": len(seconds)}
 
 
-def compared(seconds: Sequence[float], reference: Sequence[float]) -> Result:
-    """The ratio of seconds to those of a reference in the same turns: median and quartiles."""
-    return spread(np.divide(seconds, reference), "ratio", "ratio_quartiles")
-
-
 def number(value: float) -> str:
     """A number with three digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else np.format_float_positional(value, 3, fractional=False, trim="-")
@@ -87,9 +82,9 @@ def git_commit(folder: pathlib.Path = ROOT) -> str | None:
 def processor() -> str:
     """The processor's name and generation, or its architecture where the system does not tell."""
     with contextlib.suppress(OSError, KeyError):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
-        return f"{first['model name']} (family {first['cpu family']}, model {first['model']})"
+        info = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        of = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in info.splitlines() if ":" in line)
+        return f"{of['model name']} (family {of['cpu family']}, model {of['model']})"
     return platform.machine()
 
 
@@ -125,11 +120,10 @@ def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Res
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
     if path is None or not results:
         return
-    cases, runs, texts = [result["case"] for result in results], load(path), []
-    for run in runs:
-        run["results"] = [result for result in run["results"] if result["case"] not in cases]
-    for run in [*runs, {**about, "results": results}]:
-        if lines := ",\n  ".join(json.dumps(result) for result in run["results"]):
+    cases, texts = [result["case"] for result in results], []
+    for run in [*load(path), {**about, "results": results}]:
+        others = run["results"] if run["results"] is results else [one for one in run["results"] if one["case"] not in cases]
+        if lines := ",\n  ".join(map(json.dumps, others)):
             head = json.dumps({key: value for key, value in run.items() if key != "results"})
             texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
     path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")

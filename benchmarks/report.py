@@ -1,15 +1,14 @@
 """Writes `benchmarks/README.md`, all measurements, from `benchmarks/results/*.json` and the text of `benchmarks/report.md`.
 
-    python -m benchmarks.report [--check]
+    python -m benchmarks.report
 
 A line `{{name}}` of the text becomes the tables of that command, `{{tables name}}` one table of experiments, each machine by
-itself, with the commands, commits and versions below it. `--check` writes nothing and fails where the file differs.
+itself, with the commands, commits and versions below it. A test checks that the file is what would be written.
 """
 
 import argparse
 import pathlib
 import re
-import sys
 from typing import Any
 
 from benchmarks import compare, costs, harness, round_time, scaling, starts, tables
@@ -25,8 +24,8 @@ def source(run: dict[str, Any]) -> str:
     """Where results are from, in a line."""
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("python", "jax"))
     ceilings = f"; {round_time.in_words(run['ceilings'])}" if "ceilings" in run else ""
-    commit = (run["commit"] or "unknown")[:9]
-    return f"- `{run['command']}`, commit {commit}, {run['device']}, {versions}, warm-up {run['warm_up']}{ceilings}"
+    about = f"commit {(run['commit'] or 'unknown')[:9]}, {run['device']}, {versions}, warm-up {run['warm_up']}"
+    return f"- `{run['command']}`, {about}{ceilings}"
 
 
 def section(name: str, folder: pathlib.Path = RESULTS) -> str:
@@ -53,13 +52,9 @@ def written(folder: pathlib.Path = RESULTS) -> str:
 
 
 def main() -> None:
-    """Writes the file, or checks it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where the file is not what would be written")
-    if not parser.parse_args().check:
-        README.write_text(written())
-    elif README.read_text() != written():
-        sys.exit(f"{README.name}: not what the results say, accepted: the output of python -m benchmarks.report")
+    """Writes the file."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    README.write_text(written())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import itertools
 import pathlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks import harness
 from benchmarks.harness import ROOT, Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
@@ -147,7 +149,11 @@ def measure(name: str, arguments: argparse.Namespace, ceilings: dict[str, Any]) 
     seconds = [[row["seconds"] for row in rounds] for rounds in found]
     for (result, _), rounds, own in zip(running, found, seconds, strict=True):
         flops = forward * EVALUATED if arguments.evaluations else flops_of(rounds, forward)
-        result |= {**harness.timed(own), **harness.compared(own, seconds[0]), "flops": flops}
+        result |= {
+            **harness.timed(own),
+            **harness.spread(np.divide(own, seconds[0]), "ratio", "ratio_quartiles"),
+            "flops": flops,
+        }
         result["share"] = flops / ceilings["flops"][precision_of(result["case"]["layout"])] / result["seconds"]
     return results
 

@@ -1,10 +1,10 @@
 """How a round's time and memory grow with the cohort, the clients, the local steps and the devices, and memory with rounds.
 
-    python -m benchmarks.scaling [--only cohort clients] [--repeats=7] --json=benchmarks/results/scaling_<machine>.json
+    python -m benchmarks.scaling [--only cohort clients] --json=benchmarks/results/scaling_<machine>.json
 
 FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum, in
 `hosted` these and the images are in the host's memory, and `devices` are virtual ones of a CPU, which share its cores. Each
-point is measured in `--repeats` processes, in a random order. Exponents c have 95 % intervals: of seconds against clients and
+point is measured in REPEATS processes, in a random order. Exponents c have 95 % intervals: of seconds against clients and
 devices that of s = b x^c; against cohort and steps, and of bytes, that of s = a + b x^c, as a round has a fixed cost. `rounds`
 is `launch.run` on the digits for ROUNDS rounds, and the growth of its resident memory over all but the first tenth; it needs
 Linux. Run time: half an hour on two CPU cores.
@@ -40,7 +40,7 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
 WITH_FIXED_COST = ("cohort", "steps")
 """Series whose seconds are fitted by a + b x^c."""
 KINDS = ("seconds", "program_bytes", "peak_bytes")
-WARM_UP, LEAST, SECONDS, ROUNDS = 2, 5, 4.0, 10_000
+WARM_UP, LEAST, SECONDS, ROUNDS, REPEATS = 2, 5, 4.0, 10_000, 3
 HEAD = ("series", "from and to", "ms a round", "exponent", "program MB", "exponent", "peak MB", "exponent")
 
 
@@ -65,14 +65,12 @@ def config_of(point: dict[str, int]) -> dict[str, Any]:
     strategy, data = "sharded" if point["devices"] > 1 else "auto", "host" if point["hosted"] else "device"
     return {
         "method": {"name": "fixmatch", "pseudo_labels": "local", "confidence": 0.0},
-        "model": {"name": "cnn", "width": 16},
+        "model": {"name": "cnn", "width": 16}, "cohort_size": point["cohort"], **RUNS_LONG,
         "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
         "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
-        "cohort_size": point["cohort"],
         "execution": {"strategy": strategy, "devices": point["devices"], "data": data},
-        **RUNS_LONG,
-    }
+    }  # fmt: skip
 
 
 def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
@@ -109,9 +107,10 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     if max(y) < 1.1 * min(y) or len(set(x)) < 3:
         return None
     guess, bounds = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3])
-    law = lambda at, a, b, c: a + b * at**c  # noqa: E731
-    found, covariance = optimize.curve_fit(law, np.divide(x, max(x)), y, guess, y, bounds=bounds)
-    return fit_of(found[2], np.sqrt(covariance[2, 2]), len(x) - 3)
+    (_, _, exponent), covariance = optimize.curve_fit(
+        lambda at, a, b, c: a + b * at**c, np.divide(x, max(x)), y, guess, y, bounds=bounds
+    )
+    return fit_of(exponent, np.sqrt(covariance[2, 2]), len(x) - 3)
 
 
 def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Fit]:
@@ -123,10 +122,10 @@ def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Fit]:
     return {kind: fit for kind, fit in found.items() if fit}
 
 
-def series(name: str, repeats: int) -> Result:
+def series(name: str) -> Result:
     """Measures the points of a series, and fits those that ran."""
     key, values, also = SERIES[name]
-    order = [x for x in values for _ in range(repeats)]
+    order = [x for x in values for _ in range(REPEATS)]
     random.Random(0).shuffle(order)
     points: dict[int, list[Result]] = {x: [] for x in values}
     for x in order:
@@ -168,13 +167,9 @@ def main() -> None:
     """Measures the chosen series, prints and writes them; exit status 1 where a point failed."""
     parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each point")
     arguments = parser.parse_args()
-    if arguments.repeats < 1:
-        parser.error(f"--repeats: got {arguments.repeats}, accepted: at least 1")
-    found = (memory() if name == "rounds" else series(name, arguments.repeats) for name in arguments.only)
-    settings = {"base": BASE, "processes": arguments.repeats}
-    harness.collect(arguments.json, found, rows, f"{WARM_UP} rounds of each process", **settings)
+    found = (memory() if name == "rounds" else series(name) for name in arguments.only)
+    harness.collect(arguments.json, found, rows, f"{WARM_UP} rounds of each process", base=BASE, processes=REPEATS)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def test_in_balanced_orders_each_has_each_place_and_follows_each_other_equally_o
     assert len(counts) <= 1
 
 
-def test_statistics_are_medians_and_quartiles_and_ratios_are_turn_by_turn():
+def test_statistics_are_medians_and_quartiles():
     assert harness.timed([4.0, 1.0, 3.0, 2.0]) == {"seconds": 2.5, "quartiles": [1.75, 3.25], "repeats": 4}
-    assert harness.compared([2.0, 6.0, 5.0], [1.0, 2.0, 1.0]) == {"ratio": 3.0, "ratio_quartiles": [2.5, 4.0]}
+    assert harness.spread([2.0, 3.0, 5.0], "ratio", "ends") == {"ratio": 3.0, "ends": [2.5, 4.0]}
 
 
 class Turns:

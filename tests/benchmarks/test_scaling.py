@@ -67,7 +67,7 @@ def test_a_point_that_fails_is_named_and_the_others_are_fitted(monkeypatch):
 
     ran = []
     monkeypatch.setattr(scaling, "measure", measure)
-    found = scaling.series("devices", 3)
+    found = scaling.series("devices")
     assert sorted(ran) == [1, 1, 1, 2, 2, 2, 4, 4, 4]
     assert ran != sorted(ran)  # nothing drifts with x
     assert (found["error"], found["x"]) == ("no such device", [1, 2, 4])
