@@ -120,10 +120,11 @@ def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Res
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
     if path is None or not results:
         return
-    cases, texts = [result["case"] for result in results], []
-    for run in [*load(path), {**about, "results": results}]:
-        others = run["results"] if run["results"] is results else [one for one in run["results"] if one["case"] not in cases]
-        if lines := ",\n  ".join(map(json.dumps, others)):
+    cases, runs, texts = [result["case"] for result in results], load(path), []
+    for run in runs:
+        run["results"] = [result for result in run["results"] if result["case"] not in cases]
+    for run in [*runs, {**about, "results": results}]:
+        if lines := ",\n  ".join(map(json.dumps, run["results"])):
             head = json.dumps({key: value for key, value in run.items() if key != "results"})
             texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
     path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")
