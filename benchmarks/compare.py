@@ -11,8 +11,6 @@ medians. The peers are installed under DIR by pip, whose environment variables (
 without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -27,12 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Result, Worker, WorkerError
+from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
-PEERS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "pytorch": ""}
-"""The peers, and what pip is asked for besides PyTorch."""
+PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "pytorch": []}  # and PyTorch
 OURS = "fedjax_ssl"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
 TOLERANCE = 1e-4
@@ -57,23 +54,32 @@ CHECKED: dict[str, dict[str, Any]] = {
 and (FL)^2's batches are all that a client has. `float64` is how a peer computes."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}}
 
+HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
+
+
+def rows(one: Result) -> Rows:
+    """A program's row of the table."""
+    seconds, ratio = harness.between(one, "seconds", "quartiles"), harness.between(one, "ratio", "least_and_greatest")
+    rate = harness.number(one["images_per_s"]) if "images_per_s" in one else ""
+    return [[*map(str, one["case"].values()), seconds, ratio, rate, f"{one['difference']:.0e}" if "difference" in one else ""]]
+
 
 class Rival(NamedTuple):
     """What runs a job: its name, its program (a key of PEERS, or OURS), and what its job has of its own."""
 
     name: str
     program: str
-    own: dict[str, Any]
+    own: dict[str, Any] = {}  # noqa: RUF012
 
 
 def rivals_of(kind: str, processes: list[int]) -> list[Rival]:
     """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes."""
+    found = [Rival(OURS, OURS)]
     if kind == "fl2":
-        last = Rival("PyTorch, channels last", "pytorch", {"channels_last": True})
-        return [Rival(OURS, OURS, {}), Rival("PyTorch", "pytorch", {}), last]
-    pfl = [Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes]
-    flower = [Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in processes]
-    return [Rival(OURS, OURS, {}), *pfl, *flower]
+        return [*found, Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    for name, program in (("pfl, {} processes", "pfl"), ("Flower, {} actors", "flower")):
+        found += [Rival(name.format(number), program, {"processes": number}) for number in processes]
+    return found
 
 
 def config_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -109,16 +115,13 @@ def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
         with Worker(environment=ON_CPU if job["device"] == "cpu" else None) as worker:
             worker.ask("build", config=config_of(job), data=data)
             worker.ask("write_start", folder=str(folder))
-            rows = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
+            found = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
             worker.ask("write_end", folder=str(folder))
             about = worker.ask("about")
     except WorkerError as error:
         return {"error": str(error)}
-    return {
-        "seconds": [row["seconds"] for row in rows[job["warm_up"] :]],
-        "device": about["device"],
-        "compile_s": about["compile_s"],
-    }
+    seconds = [row["seconds"] for row in found[job["warm_up"] :]]
+    return {"seconds": seconds, "device": about["device"], "compile_s": about["compile_s"]}
 
 
 def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pathlib.Path) -> Result:
@@ -127,17 +130,16 @@ def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pat
     (folder / "report.json").unlink(missing_ok=True)
     environment = {**os.environ, **(ON_CPU if job["device"] == "cpu" else {})}
     environment.pop("PYTHONPATH", None)  # it is for this Python
-    command = [str(python_of(rival.program, peers))]
-    if rival.program == "pfl" and job["processes"] > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
-    command += [str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
+    several = torchrun if rival.program == "pfl" and job["processes"] > 1 else []
+    command = [python_of(rival.program, peers), *several, str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
     error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment)
     return {"error": error} if error else json.loads((folder / "report.json").read_text())
 
 
-def python_of(peer: str, folder: pathlib.Path) -> pathlib.Path:
+def python_of(peer: str, peers: pathlib.Path) -> str:
     """A peer's interpreter."""
-    return (folder / peer / "bin" / "python").absolute()
+    return str((peers / peer / "bin" / "python").absolute())
 
 
 def install(peer: str, peers: pathlib.Path) -> str:
@@ -146,11 +148,10 @@ def install(peer: str, peers: pathlib.Path) -> str:
     if (folder / "installed").exists():
         return ""
     print(f"installing {peer} into {folder}", flush=True)
-    # Without a pip of its own, which not every Python can give it.
-    venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
-    pip = [sys.executable, "-m", "pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy"]
-    for command in (venv, [*pip, *filter(None, [PEERS[peer]])]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    venv = ["venv", "--clear", "--without-pip", str(folder)]  # not every Python can give it a pip of its own
+    pip = ["pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
+    for command in (venv, pip):
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
         if done.returncode:
             return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}"
     (folder / "installed").touch()
@@ -169,65 +170,49 @@ def difference(ours: pathlib.Path, theirs: pathlib.Path) -> float:
     return float(np.linalg.norm(b - a) / np.linalg.norm(a))
 
 
-class Comparison:
-    """One kind of job by all its rivals; of programs that are `missing` there is why."""
+def compared(kind: str, arguments: argparse.Namespace, missing: dict[str, str], scratch: pathlib.Path) -> Iterator[Result]:
+    """One kind of job by all its rivals: the results, cohort by cohort; of programs that are `missing` there is why."""
+    rivals = rivals_of(kind, arguments.processes)
+    own = {"device": arguments.device, "threads": arguments.threads, "precision": arguments.precision, "processes": 1}
 
-    def __init__(self, kind: str, arguments: argparse.Namespace, missing: dict[str, str], scratch: pathlib.Path) -> None:
-        self._kind, self._arguments, self._missing, self._scratch = kind, arguments, missing, scratch
-        self._rivals = rivals_of(kind, arguments.processes)
-        own = {"device": arguments.device, "threads": arguments.threads, "precision": arguments.precision, "processes": 1}
-        self._job = JOBS[kind] | {"kind": kind, **own}
-
-    def run(self) -> Iterator[Result]:
-        """The results of all cohorts."""
-        checked = self.check()
-        for cohort in COHORTS[self._kind][self._arguments.device]:
-            yield from self.time(cohort, checked)
-
-    def _run(self, rival: Rival, stage: str, job: dict[str, Any]) -> Result:
+    def run(rival: Rival, stage: str, changes: dict[str, Any]) -> Result:
         """A job's report by a rival, in a folder of its own, whose data are those that ours left at that stage."""
-        if rival.program in self._missing:
-            return {"error": self._missing[rival.program]}
-        folder, data = (self._scratch / stage / name for name in (rival.name, OURS))
+        if rival.program in missing:
+            return {"error": missing[rival.program]}
+        job = JOBS[kind] | {"kind": kind} | own | changes | rival.own
+        folder = scratch / stage / rival.name
         folder.mkdir(parents=True, exist_ok=True)
         if rival.program == OURS:
             return run_ours(job, folder)
         if not (folder / "data.npz").exists():
-            os.link(data / "data.npz", folder / "data.npz")
-        return run_peer(rival, job | rival.own, folder, self._arguments.peers)
+            os.link(scratch / stage / OURS / "data.npz", folder / "data.npz")
+        return run_peer(rival, job, folder, arguments.peers)
 
-    def check(self) -> dict[str, Result]:
-        """Of each rival `error`, or the `difference` of its model."""
-        # As many clients in each of pfl's processes: otherwise its second round draws other clients.
-        clients = math.lcm(10, *self._arguments.processes) if self._kind == "cnn" else 2
-        job = self._job | CHECKED[self._kind] | {"clients": clients, "cohort": clients, "checked": True, "warm_up": 0}
-        found: dict[str, Result] = {}
-        for rival in self._rivals:
-            if rival.program != OURS and "error" in found[OURS]:
-                found[rival.name] = {"error": f"not compared, as {OURS} failed"}
-                continue
-            report = self._run(rival, "checked", job | {"precision": "float32"})
-            if "error" not in report:
-                differs = difference(self._scratch / "checked" / OURS, self._scratch / "checked" / rival.name)
-                report = {"difference": differs} if differs <= TOLERANCE else {"error": f"its model differs by {differs:.1e}"}
-            found[rival.name] = report
-        return found
-
-    def time(self, cohort: int, checked: dict[str, Result]) -> list[Result]:
-        """The results of a cohort, by all rivals that agree."""
-        clients = max(cohort, self._job["clients"])
-        job = self._job | {"cohort": cohort, "clients": clients, "checked": False, "warm_up": 1}
-        able = [rival for rival in self._rivals if "error" not in checked[rival.name]]
+    # As many clients in each of pfl's processes: otherwise its second round draws other clients.
+    clients = math.lcm(10, *arguments.processes) if kind == "cnn" else 2
+    fixed = {"clients": clients, "cohort": clients, "checked": True, "warm_up": 0, "precision": "float32"}
+    found: dict[str, Result] = {}
+    for rival in rivals:
+        if rival.program != OURS and "error" in found[OURS]:
+            found[rival.name] = {"error": f"not compared, as {OURS} failed"}
+            continue
+        report = run(rival, "checked", CHECKED[kind] | fixed)
+        if "error" not in report:
+            differs = difference(scratch / "checked" / OURS, scratch / "checked" / rival.name)
+            report = {"difference": differs} if differs <= TOLERANCE else {"error": f"its model differs by {differs:.1e}"}
+        found[rival.name] = report
+    for cohort in COHORTS[kind][arguments.device]:
+        changes = {"cohort": cohort, "clients": max(cohort, JOBS[kind]["clients"]), "checked": False, "warm_up": 1}
+        able = [rival for rival in rivals if "error" not in found[rival.name]]
         reports: dict[str, list[Result]] = {rival.name: [] for rival in able}
-        for turn in range(self._arguments.repeats):
+        for turn in range(arguments.repeats):
             for number in harness.balanced(len(able), turn) if turn else range(len(able)):  # ours writes the data first
-                reports[able[number].name].append(self._run(able[number], f"timed-{cohort}", job))
+                reports[able[number].name].append(run(able[number], f"timed-{cohort}", changes))
             able = fastest(able, reports)
-        images, results = cohort * job["per_client"] * job["epochs"], []
-        for name, found in checked.items():
+        images = cohort * JOBS[kind]["per_client"] * JOBS[kind]["epochs"]
+        for name, of in found.items():
             measured = summary(reports[name], reports[OURS], images) if name in reports else {}
-            results.append({"case": {"kind": self._kind, "cohort": cohort, "name": name}, **found, **measured})
-        return results
+            yield {"case": {"kind": kind, "cohort": cohort, "name": name}, **of, **measured}
 
 
 def fastest(rivals: list[Rival], reports: dict[str, list[Result]]) -> list[Rival]:
@@ -242,22 +227,11 @@ def summary(reports: list[Result], ours: list[Result], images: int) -> Result:
     """The reports of a program's turns as one: seconds, their median and quartiles, and the ratio to ours turn by turn."""
     if failed := [report for report in (*reports, *ours) if "error" in report]:
         return {"error": failed[0]["error"]}
-    ratios = [float(np.median(a["seconds"]) / np.median(b["seconds"])) for a, b in zip(reports, ours, strict=False)]
     turns = [report["seconds"] for report in reports]
-    own = {key: value for key, value in reports[0].items() if key != "seconds"} | harness.timed(
-        [s for turn in turns for s in turn]
-    )
+    ratios = [float(np.median(a) / np.median(b["seconds"])) for a, b in zip(turns, ours, strict=False)]
+    found = {key: value for key, value in reports[0].items() if key != "seconds"} | harness.timed(np.ravel(turns).tolist())
     beside = {"ratio": float(np.median(ratios)), "least_and_greatest": [min(ratios), max(ratios)]}
-    return {**own, "images_per_s": images / own["seconds"], "turns": turns, **beside}
-
-
-def line(result: Result) -> str:
-    """A line of the printed table."""
-    head = "{kind:4} {cohort:4} {name:24}".format(**result["case"])
-    if "error" in result:
-        return f"{head} {result['error']}"
-    turns, spread = (" - ".join(f"{x:.3f}" for x in result[key]) for key in ("least_and_greatest", "quartiles"))
-    return f"{head} {result['seconds']:8.3f} s ({spread}), {result['ratio']:.2f} times ours ({turns})"
+    return {**found, "images_per_s": images / found["seconds"], "turns": turns, **beside}
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
@@ -267,27 +241,23 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--repeats", type=int, default=6, help="turns, processes of each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, default=harness.cores(), help="cores that a program has")
-    parser.add_argument("--processes", nargs="+", type=int, help="of pfl and Flower; default: 1 and 1 a thread, on a GPU 4 5 8")
     arguments = parser.parse_args(words)
-    on_gpu = arguments.device == "cuda"
+    arguments.threads, on_gpu = harness.cores(), arguments.device == "cuda"
     arguments.precision = "tensorfloat32" if on_gpu else "float32"
-    arguments.processes = arguments.processes or ([4, 5, 8] if on_gpu else sorted({1, arguments.threads}))
+    arguments.processes = [4, 5, 8] if on_gpu else sorted({1, arguments.threads})  # of pfl and of Flower
     return arguments
 
 
 def main() -> None:
     """Compares, prints a table and writes it; exit status 1 where a program failed or disagrees."""
     arguments = parsed()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # and so those of all programs
     wanted = {rival.program for kind in arguments.only for rival in rivals_of(kind, [1])} - {OURS}
     missing = {name: error for name in wanted if (error := install(name, arguments.peers))}
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(scratch, "programs"))
-        comparisons = [Comparison(kind, arguments, missing, pathlib.Path(scratch, kind)) for kind in arguments.only]
-        found = (result for comparison in comparisons for result in comparison.run())
+        found = (one for kind in arguments.only for one in compared(kind, arguments, missing, pathlib.Path(scratch, kind)))
         settings = {"threads": arguments.threads, "precision": arguments.precision, "jobs": JOBS}
-        harness.collect(arguments.json, found, line, "1 round of each process", **settings)
+        harness.collect(arguments.json, found, rows, "1 round of each process", **settings)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 """What a client of each method computes and sends in a round, counted in its own program: FedLabel's Table 5.
 
-    python -m benchmarks.costs [--methods fedtrinet fedmatch] --json=benchmarks/results/costs_<machine>.json
+    python -m benchmarks.costs --json=benchmarks/results/costs_<machine>.json
 
-Five clients that all take part hold half of their digits labeled; an epoch goes once through the labeled ones and once through
+Five clients that all take part have half of their digits labeled; an epoch goes once through the labeled ones and once through
 the others, each one batch of n. B is n examples that go back through a network, P n that go forward less those that go back,
 and R what a model's parameters take. Of FedDure's 8 passes forward three lead to no way back (the tangent, and the two losses
 whose difference is the reward), and through a fourth it goes back twice, 6 in all; P is 2. Padding of batches counts. Seconds
 are of a round of all clients.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Result
+from benchmarks.harness import Result, Rows
 from benchmarks.programs import Session
 
 CLIENTS, WARM_UP, ROUNDS, BATCH = 5, 2, 6, 144  # n: half of a client's 287 or 288 training digits
@@ -36,6 +34,13 @@ METHODS = (
     *("fedavg", "fedprox", "fixmatch", "uda", "fedmatch", "fedsem", "fedtrinet"),
     *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure"),
 )
+HEAD = ("method", "P", "B", "R down", "R up", "s a round (quartiles)", "FedLabel's Table 5")
+
+
+def rows(one: Result) -> Rows:
+    """A method's row of the table."""
+    numbers = [f"{one[key]:.2f}" for key in ("P", "B", "R_down", "R_up")]
+    return [[one["case"]["method"], *numbers, harness.between(one, "seconds", "quartiles"), one["paper"]]]
 
 
 def measure(method: str) -> Result:
@@ -46,37 +51,25 @@ def measure(method: str) -> Result:
     config.update_from_flattened_dict(SETTING | OWN.get(method, {}))
     session = Session()
     session.build(config.to_dict())
-    rows = session.rounds(ROUNDS)
-    about = session.about()
+    found, about = session.rounds(ROUNDS), session.about()
 
     def each(key: str, unit: int) -> float:
-        return (rows[-1][key] - rows[WARM_UP - 1][key]) / (len(rows) - WARM_UP) / CLIENTS / unit
+        return (found[-1][key] - found[WARM_UP - 1][key]) / (ROUNDS - WARM_UP) / CLIENTS / unit
 
     forward, backward = each("cost/forward_passes", BATCH), each("cost/backward_passes", BATCH)
+    model = 4 * about["num_params"]
     return {
-        "case": {"method": method},
-        "P": forward - backward,
-        "B": backward,
-        "R_down": each("comm/bytes_down", 4 * about["num_params"]),
-        "R_up": each("comm/bytes_up", 4 * about["num_params"]),
-        **harness.timed([row["time/round_s"] for row in rows[WARM_UP:]]),
-        "paper": PAPER.get(method, ""),
-        "device": about["device"],
-    }
-
-
-def line(result: Result) -> str:
-    """A line of the printed table."""
-    numbers = " ".join(f"{key}={result[key]:.2f}" for key in ("P", "B", "R_down", "R_up", "seconds"))
-    return f"{result['case']['method']:12} {numbers} {result['paper']}"
+        "case": {"method": method}, "P": forward - backward, "B": backward,
+        "R_down": each("comm/bytes_down", model), "R_up": each("comm/bytes_up", model),
+        **harness.timed([row["time/round_s"] for row in found[WARM_UP:]]),
+        "paper": PAPER.get(method, ""), "device": about["device"],
+    }  # fmt: skip
 
 
 def main() -> None:
     """Prints the costs of each method, and writes them."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    arguments = parser.parse_args()
-    harness.collect(arguments.json, map(measure, arguments.methods), line, f"{WARM_UP} rounds")
+    arguments = harness.parser(__doc__).parse_args()
+    harness.collect(arguments.json, map(measure, METHODS), rows, f"{WARM_UP} rounds")
 
 
 if __name__ == "__main__":

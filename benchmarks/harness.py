@@ -1,7 +1,5 @@
 """What all benchmarks share: statistics, the order of turns, processes, and result files that say where they are from."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -17,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,11 +28,31 @@ PLACES = {"--json": "FILE", "--config.data.path": "FILE"} | dict.fromkeys(
 """Options that name a file or a folder, and what a result's command has in its place."""
 BEGAN = time.monotonic()
 Result = dict[str, Any]
+Rows = list[Sequence[str]]
+"""A result's rows in the table that its command prints and `report` writes."""
 
 
-def quartiles(values: Iterable[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
-    return [float(x) for x in np.quantile(list(values), (0.25, 0.5, 0.75))]
+def spread(values: Sequence[float], name: str, ends: str) -> Result:
+    """The median of values and their quartiles, by these names."""
+    low, median, high = (float(x) for x in np.quantile(values, (0.25, 0.5, 0.75)))
+    return {name: median, ends: [low, high]}
+
+
+def timed(seconds: Sequence[float]) -> Result:
+    """The median and quartiles of seconds, and how many there are."""
+    return {**spread(seconds, "seconds", "quartiles"), "repeats": len(seconds)}
+
+
+def number(value: float) -> str:
+    """A number with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else np.format_float_positional(value, 3, fractional=False, trim="-")
+
+
+def between(result: Result, key: str, ends: str) -> str:
+    """A number of a result and its interval; in place of seconds, what went wrong."""
+    if key in result:
+        return f"{number(result[key])} ({number(result[ends][0])} to {number(result[ends][1])})"
+    return (result.get("error") or result.get("left_out", "")) if key == "seconds" else ""
 
 
 def turns_of(count: int) -> int:
@@ -49,39 +67,24 @@ def balanced(count: int, turn: int) -> list[int]:
     Experimental designs balanced for the estimation of residual effects, 1949).
     """
     zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
-    order = [(number + turn) % count for number in zigzag]
+    order = [(one + turn) % count for one in zigzag]
     return order[::-1] if count % 2 and turn // count % 2 else order
-
-
-def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
-    """The ratio of seconds to those of a reference in the same turns: median and quartiles."""
-    low, median, high = quartiles(np.divide(seconds, reference))
-    return {"ratio": median, "ratio_quartiles": [low, high]}
-
-
-def timed(seconds: Sequence[float]) -> dict[str, Any]:
-    """The median and quartiles of seconds, and how many there are."""
-    low, median, high = quartiles(seconds)
-    return {"seconds": median, "quartiles": [low, high], "repeats": len(seconds)}
 
 
 def git_commit(folder: pathlib.Path = ROOT) -> str | None:
     """The commit of a checkout, with `+` where files have changed since; None outside of a repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip() or None
     return None
 
 
 def processor() -> str:
     """The processor's name and generation, or its architecture where the system does not tell."""
     with contextlib.suppress(OSError, KeyError):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
-        return f"{first['model name']} (family {first['cpu family']}, model {first['model']})"
+        info = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        of = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in info.splitlines() if ":" in line)
+        return f"{of['model name']} (family {of['cpu family']}, model {of['model']})"
     return platform.machine()
 
 
@@ -109,7 +112,7 @@ def provenance(device: str, warm_up: str, **settings: Any) -> dict[str, Any]:
 
 
 def load(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The commands whose results a file holds, each as `provenance` with its `results`; none where there is no file."""
+    """The commands whose results a file has, each as `provenance` with its `results`; none where there is no file."""
     return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
@@ -117,17 +120,25 @@ def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Res
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
     if path is None or not results:
         return
-    cases = [result["case"] for result in results]
-    runs = load(path)
+    cases, runs, texts = [result["case"] for result in results], load(path), []
     for run in runs:
         run["results"] = [result for result in run["results"] if result["case"] not in cases]
-    runs = [run for run in runs if run["results"]] + [{**about, "results": list(results)}]
-    texts = []
-    for run in runs:
-        lines = ",\n  ".join(json.dumps(result) for result in run["results"])
-        head = json.dumps({key: value for key, value in run.items() if key != "results"})
-        texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
+    for run in [*runs, {**about, "results": results}]:
+        if lines := ",\n  ".join(map(json.dumps, run["results"])):
+            head = json.dumps({key: value for key, value in run.items() if key != "results"})
+            texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
     path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")
+
+
+def launch(config: str, workdir: pathlib.Path | str, settings: dict[str, Any]) -> list[str]:
+    """The command of a run of a config with other settings."""
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    return [sys.executable, "-m", "launch.run", f"--config={config}", f"--workdir={workdir}", *overrides]
+
+
+def lines_of(log: pathlib.Path) -> list[dict[str, Any]]:
+    """A run's metrics; none where there is no file."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -137,12 +148,14 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def collect(path: pathlib.Path | None, found: Iterable[Result], line: Callable[[Result], str], warm_up: str, **of: Any) -> None:
+def collect(
+    path: pathlib.Path | None, found: Iterable[Result], rows: Callable[[Result], Rows], warm_up: str, **of: Any
+) -> None:
     """Prints each result as it is found and writes all so far, with settings `of` the command; exit status 1 after an error."""
     results: list[Result] = []
     for result in found:
         results.append(result)
-        print(line(result), flush=True)
+        print(*(" | ".join(row) for row in rows(result)), sep="\n", flush=True)
         device = next((one["device"] for one in results if "device" in one), "cpu")
         save(path, provenance(device, warm_up, **of), results)
     if any("error" in result for result in results):
@@ -154,12 +167,9 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A process of `benchmarks/programs.py`, on this checkout's package or another one's.
+    """A process of `benchmarks/programs.py` on a checkout's package, with variables of its environment besides those here.
 
-    Args:
-        package: the checkout.
-        environment: variables beside those here.
-        devices: JAX devices of a CPU; 0: one for each core, as `launch.run` has.
+    `devices` are JAX devices of a CPU; 0: one for each core, as `launch.run` has.
     """
 
     def __init__(self, package: pathlib.Path = ROOT, environment: dict[str, str] | None = None, devices: int = 0) -> None:
@@ -172,12 +182,9 @@ class Worker:
 
     def ask(self, request: str, **arguments: Any) -> Any:
         """What a method of `Session` returns; raises WorkerError where it fails or the process has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([request, arguments]) + "\n")
-            self._process.stdin.flush()
-        for line in self._process.stdout:
+            print(json.dumps([request, arguments]), file=self._process.stdin, flush=True)
+        for line in self._process.stdout or ():
             if line.startswith("@"):
                 answer = json.loads(line[1:])
                 if "error" in answer:
@@ -185,7 +192,7 @@ class Worker:
                 return answer["found"]
         raise WorkerError(f"the process ended with status {self._process.wait()}")
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -193,20 +200,16 @@ class Worker:
         self._process.communicate()
 
 
-def in_turns(workers: Sequence[Worker], request: str, seconds: float, least: int) -> list[list[dict[str, Any]]]:
-    """What each worker's rounds (or evaluations) took, one a turn, in whole sets of balanced orders.
+def in_turns(workers: Sequence[Worker], request: str, seconds: float, least: int) -> list[list[Result]]:
+    """What each worker's rounds (or evaluations) took after its warm-up, one a turn, in whole sets of balanced orders.
 
-    Args:
-        workers: processes that have warmed up.
-        request: `rounds` or `evaluate`.
-        seconds: that the first one's have in all at least.
-        least: turns at least.
+    `request` is `rounds` or `evaluate`. There are at least so many turns, and the first worker's take at least so many seconds.
     """
-    found: list[list[dict[str, Any]]] = [[] for _ in workers]
+    found: list[list[Result]] = [[] for _ in workers]
     whole = turns_of(len(workers))
     while len(found[0]) < least or len(found[0]) % whole or sum(row["seconds"] for row in found[0]) < seconds:
-        for number in balanced(len(workers), len(found[0])):
-            found[number] += workers[number].ask(request, number=1)
+        for one in balanced(len(workers), len(found[0])):
+            found[one] += workers[one].ask(request, number=1)
     return found
 
 

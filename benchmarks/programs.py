@@ -2,12 +2,10 @@
 
     python -P benchmarks/programs.py
 
-A process reads requests from standard input, a JSON list `[name, arguments]` on each line, and answers each with a line on
-standard output: `@` and JSON. Names are methods of `Session`. This file imports nothing of `benchmarks`, so that it also runs
-beside an older checkout of the package, which PYTHONPATH names. A GPU and cores are taken by the process alone that measures.
+A process reads requests from standard input, a JSON list `[name, arguments]` on each line, where the name is a method of
+`Session`, and answers each with a line on standard output: `@` and JSON. This file imports nothing of `benchmarks`, so that it
+also runs beside an older checkout of the package, which PYTHONPATH names.
 """
-
-from __future__ import annotations
 
 import ctypes
 import json
@@ -23,18 +21,12 @@ import numpy as np
 
 RUNS_LONG = {"rounds": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}
 """What a config has of which only single rounds are timed: no evaluation ever."""
-CLASSIFIER = 5.0
-"""(FL)^2's classifier begins so many times as large in `compare`: else all examples are of one class and equally confident."""
 
 
 def noise(count: int, shape: tuple[int, ...], test: int = 10, *, sorted_by_class: bool = False) -> Any:
-    """A dataset of random images, each with a color and a contrast of its own, whose labels go round.
+    """A dataset of `count` training and `test` test images of a shape [H, W, ch], whose labels go round.
 
-    Args:
-        count: training images.
-        shape: [H, W, ch].
-        test: test images.
-        sorted_by_class: each class has one image, many times.
+    Images are random, each with a color and a contrast of its own; `sorted_by_class`: each class has one image, many times.
     """
     from fedjax_ssl.data.sources import from_arrays
 
@@ -54,7 +46,7 @@ class Session:
     """An experiment in this process."""
 
     def build(self, config: dict[str, Any], data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Builds an experiment from a config and runs nothing; `data` are the arguments of `noise`, None: the config's data."""
+        """Builds an experiment; `data` are the arguments of `noise`, None: the config's data."""
         import fedjax_ssl
 
         began = time.perf_counter()
@@ -64,14 +56,14 @@ class Session:
         return {"build_s": time.perf_counter() - began, "package": str(pathlib.Path(fedjax_ssl.__file__).parents[1])}
 
     def rounds(self, number: int) -> list[dict[str, Any]]:
-        """Runs so many rounds; of each its row of metrics, with `seconds` as measured here around `next`."""
-        rows = []
+        """Runs so many rounds; of each its metrics, with `seconds` as measured here."""
+        found = []
         for _ in range(number):
             began = time.perf_counter()
-            self.state, row = next(self._rounds)
-            row = row[0] if isinstance(row, list) else row
-            rows.append({**row, "seconds": time.perf_counter() - began})
-        return rows
+            self.state, metrics = next(self._rounds)
+            seconds = time.perf_counter() - began
+            found.append({**(metrics[0] if isinstance(metrics, list) else metrics), "seconds": seconds})
+        return found
 
     def evaluate(self, number: int) -> list[dict[str, Any]]:
         """Evaluates the initial model so many times; the seconds of each."""
@@ -114,7 +106,7 @@ class Session:
 
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             options = {key: value for key, value in model.items() if key != "norm"}  # which the package makes of it
-            network = build(num_classes=10, conv=XLA_CONV, **options)
+            network = build(num_classes=10, conv="xla", **options)
             params, stats = network.init(jax.random.key(0), tuple(shape))
             image = np.zeros((1, *shape), np.float32)
             analysis: Any = jax.jit(network.apply).lower(params, stats, image).cost_analysis()
@@ -126,80 +118,54 @@ class Session:
         import jax
         import jax.numpy as jnp
 
-        on_cpu = jax.default_backend() == "cpu"
-        size, length = (1536, 2**25) if on_cpu else (8192, 2**28)
-        groups = list({len(devices): devices for devices in (jax.devices()[:1], jax.devices())}.values())
+        size, length = (1536, 2**25) if jax.default_backend() == "cpu" else (8192, 2**28)
+        groups = jax.devices()[:1], jax.devices()  # the faster one counts: devices may share cores
+        in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+        def least_s(program: Callable[[list[Any]], list[Any]], of: list[Any]) -> float:
+            seconds = []
+            for _ in range(6):  # one to warm up
+                began = time.perf_counter()
+                of = jax.block_until_ready(program(of))
+                seconds.append(time.perf_counter() - began)
+            return min(seconds[1:])
 
         def product_s(name: str, devices: list[Any]) -> float:
             dtype, precision = name.split()
-            matrices = [jax.device_put(jnp.ones((size, size), dtype), device) for device in devices]
+            matrices = [jax.device_put(jnp.full((size, size), 1 / size, dtype), device) for device in devices]
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 product = jax.jit(jnp.matmul)
-                return _least_s(lambda: [product(a, a) for a in matrices]) / len(devices)
+                return least_s(lambda of: [product(a, a) for a in of], matrices) / len(devices)
 
         def add_s(devices: list[Any]) -> float:
-            in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
             vectors = [jax.device_put(jnp.zeros(length // len(devices), jnp.float32), device) for device in devices]
-
-            def add() -> list[Any]:
-                vectors[:] = [in_place(x) for x in vectors]
-                return vectors
-
-            return _least_s(add)
+            return least_s(lambda of: [in_place(x) for x in of], vectors)
 
         flops = {one: 2 * size**3 / min(product_s(one, devices) for devices in groups) for one in precisions}
         return {"flops": flops, "bandwidth": 8 * length / min(map(add_s, groups))}
 
     def write_start(self, folder: str) -> None:
-        """Writes what the peers read, as `data.npz`: the clients' examples, the views, and the model that rounds begin with."""
+        """Writes what the peers read, as `data.npz`: the clients' images [K, n, H, W, ch] and labels [K, n], all clients having
+        as many, the views' mean and std, and the model that rounds begin with."""
+        import jax
+
         state, _ = self.experiment.start()
-        settings = self.experiment.settings
-        if settings.model["name"] == "wide_resnet":
-            state = _with_larger_classifier(state)
+        settings, problem = self.experiment.settings, self.experiment.problem
+        weights = state.server.weights
+        if settings.model["name"] == "wide_resnet":  # else all examples are of one class and equally confident
+            last = {name: jax.device_put(5.0 * x, x.sharding) for name, x in weights.params["Dense_0"].items()}
+            weights = weights._replace(params={**weights.params, "Dense_0": last})
+            state = state._replace(server=state.server._replace(weights=weights))
         self._rounds = self.experiment.rounds(state)
-        weights = TO_TORCH[settings.model["name"]](state.server.weights)
-        arrays = {f"w:{name}": np.asarray(value, np.float32) for name, value in weights.items()}
-        arrays["images"], arrays["labels"] = client_data(self.experiment)
-        np.savez(pathlib.Path(folder, "data.npz"), mean=settings.data.mean, std=settings.data.std, **arrays)  # type: ignore[arg-type]
+        arrays = {f"w:{name}": np.asarray(x, np.float32) for name, x in TO_TORCH[settings.model["name"]](weights).items()}
+        index = np.asarray(problem.tables[0]["unlabeled" if settings.data.labels_at == "server" else "labeled"].index)
+        arrays |= {"images": np.asarray(problem.train.images)[index], "labels": np.asarray(problem.train.labels)[index]}
+        np.savez(pathlib.Path(folder, "data.npz"), mean=settings.data.mean, std=settings.data.std, **arrays)
 
     def write_end(self, folder: str) -> None:
         """Writes the model after the last round by the peers' names, as `weights.npz`."""
-        weights = TO_TORCH[self.experiment.settings.model["name"]](self.state.server.weights)
-        np.savez(pathlib.Path(folder, "weights.npz"), **weights)
-
-
-XLA_CONV = "xla"
-"""The name of XLA's own convolutions in `fedjax_ssl.models.build`."""
-
-
-def client_data(experiment: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The clients' images [K, n, H, W, ch] and labels [K, n], all clients having as many."""
-    problem, at_server = experiment.problem, experiment.settings.data.labels_at == "server"
-    index = np.asarray(problem.tables[0]["unlabeled" if at_server else "labeled"].index)
-    return np.asarray(problem.train.images)[index], np.asarray(problem.train.labels)[index]
-
-
-def _with_larger_classifier(state: Any) -> Any:
-    """The state with (FL)^2's last layer CLASSIFIER times as large."""
-    import jax
-
-    weights = state.server.weights
-    last = {name: jax.device_put(CLASSIFIER * value, value.sharding) for name, value in weights.params["Dense_0"].items()}
-    weights = weights._replace(params={**weights.params, "Dense_0": last})
-    return state._replace(server=state.server._replace(weights=weights))
-
-
-def _least_s(program: Callable[[], Any]) -> float:
-    """The least seconds of five runs, after one to warm up."""
-    import jax
-
-    jax.block_until_ready(program())
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(program())
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        to_torch = TO_TORCH[self.experiment.settings.model["name"]]
+        np.savez(pathlib.Path(folder, "weights.npz"), **to_torch(self.state.server.weights))
 
 
 def _kernel(layer: dict[str, Any]) -> np.ndarray:
@@ -224,17 +190,17 @@ def torch_wide_resnet(weights: Any) -> dict[str, Any]:
     found["linear.weight"] = np.asarray(params["Dense_0"]["kernel"]).T
 
     def add_norm(name: str, layer: Any, of: Any) -> None:
-        found.update({f"{name}.weight": layer["scale"], f"{name}.bias": layer["bias"]})
-        found.update({f"{name}.running_mean": of["mean"], f"{name}.running_var": of["var"]})
+        norm = {"weight": layer["scale"], "bias": layer["bias"], "running_mean": of["mean"], "running_var": of["var"]}
+        found.update({f"{name}.{key}": x for key, x in norm.items()})
 
     add_norm("norm", params["BatchNorm_0"], stats["BatchNorm_0"])
     for number in range(sum(name.startswith("Block_") for name in params)):
-        block, own, name = params[f"Block_{number}"], stats[f"Block_{number}"], f"blocks.{number}"
+        block, own = params[f"Block_{number}"], stats[f"Block_{number}"]
         for i in range(2):
-            add_norm(f"{name}.norm{i + 1}", block[f"BatchNorm_{i}"], own[f"BatchNorm_{i}"])
+            add_norm(f"blocks.{number}.norm{i + 1}", block[f"BatchNorm_{i}"], own[f"BatchNorm_{i}"])
         for i, layer in enumerate(("conv1", "conv2", "shortcut")):
             if f"Conv_{i}" in block:
-                found[f"{name}.{layer}.weight"] = _kernel(block[f"Conv_{i}"])
+                found[f"blocks.{number}.{layer}.weight"] = _kernel(block[f"Conv_{i}"])
     return found
 
 

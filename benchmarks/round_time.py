@@ -6,38 +6,30 @@
     python -m benchmarks.round_time --evaluations 10 25 250
 
 Workloads are whole rounds of a method on a network, with random images; the server takes one step on ten labels. A layout is
-`usual`, which runs have where nothing is said, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`)
-takes minutes a step on a CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round
-each, in balanced orders; `ratio` is the median of a layout's times over the first one's, turn by turn.
-
-The ceiling is a large matrix product in the layout's dtype and precision, on all devices. `share` is the part of it that the
-passes through the network reach: `cost/forward_passes` images forward and, with twice the arithmetic, `cost/backward_passes`
-back, counted as direct convolutions whatever the lowering. Winograd's multiplies half as much and may pass 100 %.
+`usual`, the default, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`) takes minutes a step on a
+CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round each, in balanced orders;
+`ratio` is the median of a layout's times over the first one's, turn by turn. The ceiling is a large matrix product in the
+layout's dtype and precision, on all devices. `share` is the part of it that the passes through the network reach, a pass back
+having twice the arithmetic, counted as direct convolutions. Winograd's multiply half as much and may be above 100 %.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import pathlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks import harness
-from benchmarks.harness import ROOT, Result, Worker, WorkerError
+from benchmarks.harness import ROOT, Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
 
 class Workload(NamedTuple):
-    """A method on a network.
+    """A method on a network, on images of a shape, and the clients' optimizer and batches (of labeled examples, if any).
 
-    Attributes:
-        method: its settings.
-        model: the network's.
-        shape: of the images.
-        batch_size: of a client's step (of its labeled examples where it has labels).
-        optimizer: of the clients.
-        steps: local steps of a client on a CPU; an accelerator has 4.
-        at_clients: whether the labels are there, as many as a batch has for each client.
+    `steps` are a client's local steps on a CPU; an accelerator has 4. `at_clients`: each client has a batch of labels.
     """
 
     method: dict[str, Any]
@@ -47,6 +39,10 @@ class Workload(NamedTuple):
     optimizer: dict[str, Any]
     steps: int
     at_clients: bool = True
+
+    def per_client(self) -> int:
+        """Images of a client."""
+        return self.batch_size + self.method.get("unlabeled_batch_size", self.batch_size)
 
 
 WORKLOADS = {
@@ -66,44 +62,54 @@ LAYOUTS = {
     "cpu": ["usual", "strategy=vmap", "strategy=scan", "conv=gpu", "dtype=bfloat16"],
     "gpu": ["usual", "strategy=scan", "strategy=chunked,chunk_size=5", "conv=xla", "dtype=bfloat16", "precision=float32"],
 }
-LEAST, WARM_UP = 6, 2
+LEAST, SECONDS, WARM_UP = 6, 5.0, 2
+"""Rounds at least, and seconds that those of the first layout take in all."""
 EVALUATED = 1_000
 """Test images at least, where evaluations are timed."""
+HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first", "of the ceiling", "MB")
+SORTED = ("of", "workload", "cohort")
+
+
+def rows(one: Result) -> Rows:
+    """The row of a workload in a layout."""
+    case = one["case"]
+    layout = case["layout"] + ("" if case["code"] == "this" else f", at {(one['commit'] or 'unknown')[:9]}")
+    share, size = f"{one['share']:.0%}" if "share" in one else "", f"{one.get('program_bytes', 0) / 1e6:,.0f}"
+    times = harness.between(one, "seconds", "quartiles"), harness.between(one, "ratio", "ratio_quartiles")
+    return [[case["of"], case["workload"], f"{case['cohort']}, {case['steps']}", layout, *times, share, size]]
+
+
+def in_words(ceilings: dict[str, Any]) -> str:
+    """The ceilings of a machine."""
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {name}" for name, rate in ceilings["flops"].items())
+    return f"ceilings {rates}, {ceilings['bandwidth'] / 1e9:,.0f} GB/s"
 
 
 def settings_of(layout: str) -> dict[str, Any]:
     """A layout's `execution.*` settings."""
-    pairs = [] if layout == "usual" else [pair.partition("=") for pair in layout.split(",")]
+    pairs = [pair.partition("=") for pair in layout.split(",") if pair != "usual"]
     return {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
 
 
 def config_of(workload: Workload, layout: str, cohort: int, steps: int) -> dict[str, Any]:
     """The config of a workload in a layout, all of whose clients take part in each round."""
-    per_client = workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
-    labels: dict[str, Any] = {"labels_at": "server", "num_labels": 10}
+    data, server = {"num_clients": cohort, "weak": "none", "strong": "none"}, {"epochs": 0, "steps": 1, "pretrain": 0}
     if workload.at_clients:
-        labels = {"labels_at": "clients", "labeled_fraction": (workload.batch_size / per_client,)}
+        data |= {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.per_client(),)}
+    else:
+        data |= {"labels_at": "server", "num_labels": 10}
+        server |= {"sbn_data": "labeled"}
     return {
-        "method": workload.method,
-        "model": workload.model,
-        "data": {"num_clients": cohort, "weak": "none", "strong": "none", **labels},
+        "method": workload.method, "model": workload.model, "data": data, "server": server, "cohort_size": cohort,
         "client": {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": steps},
-        "server": {"epochs": 0, "steps": 1, "pretrain": 0} | ({} if workload.at_clients else {"sbn_data": "labeled"}),
-        "cohort_size": cohort,
-        "execution": settings_of(layout),
-        **RUNS_LONG,
-    }
+        "execution": settings_of(layout), **RUNS_LONG,
+    }  # fmt: skip
 
 
-def images_of(workload: Workload, cohort: int) -> int:
-    """The training images that the config asks for."""
-    return cohort * (workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)) + 10
-
-
-def flops_of(rows: list[dict[str, Any]], forward: float) -> float:
-    """Floating-point operations of a round, by those of an image's forward pass and the rows of two rounds and more."""
-    count = len(rows) - 1
-    passes = [(rows[-1][key] - rows[0][key]) / count for key in ("cost/forward_passes", "cost/backward_passes")]
+def flops_of(rounds: list[Result], forward: float) -> float:
+    """Floating-point operations of a round, by those of an image's forward pass and the metrics of two rounds and more."""
+    first, last = rounds[0], rounds[-1]
+    passes = [(last[key] - first[key]) / (len(rounds) - 1) for key in ("cost/forward_passes", "cost/backward_passes")]
     return forward * (passes[0] + 2 * passes[1])
 
 
@@ -113,55 +119,43 @@ def precision_of(layout: str) -> str:
     return f"{settings.get('dtype', 'float32')} {settings.get('precision', 'default')}"
 
 
-def measure(name: str, arguments: argparse.Namespace, most: dict[str, Any]) -> list[Result]:
+def measure(name: str, arguments: argparse.Namespace, ceilings: dict[str, Any]) -> list[Result]:
     """A workload in all layouts and checkouts: a result of each, the first being what the others are compared with."""
-    workload, on_evaluations = WORKLOADS[name], bool(arguments.evaluations)
-    steps = arguments.steps or (workload.steps if arguments.on_cpu else 4)
-    request = "evaluate" if on_evaluations else "rounds"
+    workload, request = WORKLOADS[name], "evaluate" if arguments.evaluations else "rounds"
+    steps = workload.steps if arguments.on_cpu else 4
     checkouts = {"this": ROOT} | ({"other": arguments.compare_with} if arguments.compare_with else {})
-    data = {"count": images_of(workload, arguments.cohort), "shape": workload.shape}
-    results, running, reference = [], [], None
+    data = {"count": arguments.cohort * workload.per_client() + 10, "shape": workload.shape}
+    data |= {"test": EVALUATED} if arguments.evaluations else {}
+    results, running = [], []
     with contextlib.ExitStack() as stack:
-        for layout in arguments.layouts:
-            for code, folder in checkouts.items():
-                case = {"workload": name, "layout": layout, "code": code, "cohort": arguments.cohort, "steps": steps}
-                result: Result = {"case": case | {"of": request}, "commit": harness.git_commit(folder)}
-                results.append(result)
-                worker = stack.enter_context(Worker(folder))
-                try:
-                    config = config_of(workload, layout, arguments.cohort, steps)
-                    built = worker.ask("build", config=config, data=data | ({"test": EVALUATED} if on_evaluations else {}))
-                    if pathlib.Path(built["package"]).resolve() != folder.resolve():
-                        raise WorkerError(f"--compare-with: got a package in {built['package']}, accepted: one in {folder}")
-                    worker.ask(request, number=WARM_UP)
-                    result |= worker.ask("about")
-                except WorkerError as error:
-                    result["error"] = str(error)
-                else:
-                    running.append((result, worker))
+        for layout, (code, folder) in itertools.product(arguments.layouts, checkouts.items()):
+            case = {"workload": name, "layout": layout, "code": code, "cohort": arguments.cohort, "steps": steps, "of": request}
+            result: Result = {"case": case, "commit": harness.git_commit(folder)}
+            results.append(result)
+            worker = stack.enter_context(Worker(folder))
+            try:
+                built = worker.ask("build", config=config_of(workload, layout, arguments.cohort, steps), data=data)
+                if pathlib.Path(built["package"]).resolve() != folder.resolve():
+                    raise WorkerError(f"--compare-with: got a package in {built['package']}, accepted: one in {folder}")
+                worker.ask(request, number=WARM_UP)
+                result |= worker.ask("about")
+                running.append((result, worker))
+            except WorkerError as error:
+                result["error"] = str(error)
         if not running:
             return results
-        found = harness.in_turns([worker for _, worker in running], request, arguments.seconds, LEAST)
+        found = harness.in_turns([worker for _, worker in running], request, SECONDS, LEAST)
         forward = running[0][1].ask("forward_flops", model=workload.model, shape=workload.shape)
-    for (result, _), rows in zip(running, found, strict=True):
-        seconds = [row["seconds"] for row in rows]
-        reference = reference or seconds
-        flops = forward * EVALUATED if on_evaluations else flops_of(rows, forward)
-        of_ceiling = flops / most["flops"][precision_of(result["case"]["layout"])]
-        result |= {**harness.timed(seconds), **harness.compared(seconds, reference), "flops": flops}
-        result["share"] = of_ceiling / result["seconds"]
+    seconds = [[row["seconds"] for row in rounds] for rounds in found]
+    for (result, _), rounds, own in zip(running, found, seconds, strict=True):
+        flops = forward * EVALUATED if arguments.evaluations else flops_of(rounds, forward)
+        result |= {
+            **harness.timed(own),
+            **harness.spread(np.divide(own, seconds[0]), "ratio", "ratio_quartiles"),
+            "flops": flops,
+        }
+        result["share"] = flops / ceilings["flops"][precision_of(result["case"]["layout"])] / result["seconds"]
     return results
-
-
-def line(result: Result) -> str:
-    """A line of the printed table."""
-    case = result["case"]
-    head = f"{case['workload']:18} {case['layout']:30} {case['code']:5}"
-    if "error" in result:
-        return f"{head} {result['error']}"
-    spread, ratios = (" - ".join(f"{x:.4f}" for x in result[key]) for key in ("quartiles", "ratio_quartiles"))
-    beside = f"{result['ratio']:.3f} times the first ({ratios}), {result['share']:.1%} of the ceiling"
-    return f"{head} {result['seconds']:8.4f} s ({spread}), {beside}, {result['program_bytes'] / 1e6:,.0f} MB"
 
 
 def main() -> None:
@@ -172,8 +166,6 @@ def main() -> None:
     parser.add_argument("--evaluations", nargs="+", type=int, help="images of a forward pass; times evaluations, not rounds")
     parser.add_argument("--compare-with", type=pathlib.Path, help="another checkout, to run in turns with this one")
     parser.add_argument("--cohort", type=int, help="clients a round; default: two for each CPU core, on an accelerator 10")
-    parser.add_argument("--steps", type=int, help="local steps of a client")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of the first layout's rounds at least (%(default)s)")
     arguments = parser.parse_args()
     with Worker() as worker:
         device = worker.ask("device")
@@ -182,11 +174,10 @@ def main() -> None:
             arguments.layouts = ["usual", *(f"batch_size={size}" for size in arguments.evaluations)]
         arguments.layouts = arguments.layouts or LAYOUTS["cpu" if arguments.on_cpu else "gpu"]
         arguments.cohort = arguments.cohort or (2 * harness.cores() if arguments.on_cpu else 10)
-        most = worker.ask("ceilings", precisions=sorted(set(map(precision_of, arguments.layouts))))
-    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {name}" for name, rate in most["flops"].items())
-    print(f"ceilings of {device}: {rates}, {most['bandwidth'] / 1e9:,.1f} GB/s", flush=True)
-    found = (result for name in arguments.workloads for result in measure(name, arguments, most))
-    harness.collect(arguments.json, found, line, f"{WARM_UP} of each process", ceilings=most)
+        ceilings = worker.ask("ceilings", precisions=sorted(set(map(precision_of, arguments.layouts))))
+    print(f"{device}: {in_words(ceilings)}", flush=True)
+    found = (result for name in arguments.workloads for result in measure(name, arguments, ceilings))
+    harness.collect(arguments.json, found, rows, f"{WARM_UP} of each process", ceilings=ceilings)
 
 
 if __name__ == "__main__":

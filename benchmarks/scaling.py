@@ -1,32 +1,29 @@
 """How a round's time and memory grow with the cohort, the clients, the local steps and the devices, and memory with rounds.
 
-    python -m benchmarks.scaling [--only cohort clients] [--repeats=7] --json=benchmarks/results/scaling_<machine>.json
+    python -m benchmarks.scaling [--only cohort clients] --json=benchmarks/results/scaling_<machine>.json
 
 FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum, in
 `hosted` these and the images are in the host's memory, and `devices` are virtual ones of a CPU, which share its cores. Each
-point is measured in `--repeats` processes, in a random order. Exponents c have 95 % intervals: of seconds against clients and
+point is measured in REPEATS processes, in a random order. Exponents c have 95 % intervals: of seconds against clients and
 devices that of s = b x^c; against cohort and steps, and of bytes, that of s = a + b x^c, as a round has a fixed cost. `rounds`
 is `launch.run` on the digits for ROUNDS rounds, and the growth of its resident memory over all but the first tenth; it needs
 Linux. Run time: half an hour on two CPU cores.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
 
 from benchmarks import harness
-from benchmarks.harness import Result, Worker, WorkerError
+from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
 BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1, "states": 0, "hosted": 0}
@@ -43,7 +40,23 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
 WITH_FIXED_COST = ("cohort", "steps")
 """Series whose seconds are fitted by a + b x^c."""
 KINDS = ("seconds", "program_bytes", "peak_bytes")
-WARM_UP, LEAST, SECONDS, ROUNDS = 2, 5, 4.0, 10_000
+WARM_UP, LEAST, SECONDS, ROUNDS, REPEATS = 2, 5, 4.0, 10_000, 3
+HEAD = ("series", "from and to", "ms a round", "exponent", "program MB", "exponent", "peak MB", "exponent")
+
+
+def rows(one: Result) -> Rows:
+    """The row of a series: what its first and last points have, and the exponents with their intervals."""
+    name = one["case"]["series"]
+    if name == "rounds":
+        growth = "grows by {:.0f} ± {:.0f} bytes a round".format(*one["growth"]) if "growth" in one else one["error"]
+        return [["rounds", f"{one['rounds']:,}", *["", "", "", ""], growth, ""]]
+    cells = [f"{name}: {one['error']}" if "error" in one else name, f"{one['x'][0]:,} to {one['x'][-1]:,} {one['of']}"]
+    for kind, scale in zip(KINDS, (1e3, 1e-6, 1e-6), strict=True):
+        ends = [scale * np.median([point.get(kind, np.nan) for point in one["points"][i]]) for i in (0, -1)]
+        fit = one["fits"].get(kind, {"exponent": None, "interval": None})
+        interval = " ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else ""
+        cells += [" to ".join(map(harness.number, ends)), f"{fit['exponent']:.3f}{interval}" if kind in one["fits"] else "flat"]
+    return [cells]
 
 
 def config_of(point: dict[str, int]) -> dict[str, Any]:
@@ -52,14 +65,12 @@ def config_of(point: dict[str, int]) -> dict[str, Any]:
     strategy, data = "sharded" if point["devices"] > 1 else "auto", "host" if point["hosted"] else "device"
     return {
         "method": {"name": "fixmatch", "pseudo_labels": "local", "confidence": 0.0},
-        "model": {"name": "cnn", "width": 16},
+        "model": {"name": "cnn", "width": 16}, "cohort_size": point["cohort"], **RUNS_LONG,
         "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
         "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
-        "cohort_size": point["cohort"],
         "execution": {"strategy": strategy, "devices": point["devices"], "data": data},
-        **RUNS_LONG,
-    }
+    }  # fmt: skip
 
 
 def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
@@ -75,17 +86,14 @@ def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
         return {"error": str(error)}
 
 
-class Fit(NamedTuple):
-    """A power law: its exponent, and the exponent's 95 % interval, None where there are too few points for one."""
-
-    exponent: float
-    interval: tuple[float, float] | None
+Fit = dict[str, Any]
+"""A power law: its `exponent`, and the exponent's 95 % `interval`, None where there are too few points for one."""
 
 
 def fit_of(exponent: float, deviation: float, freedom: int) -> Fit:
     """The fit with Student's interval, of so many degrees of freedom."""
-    half = stats.t.ppf(0.975, freedom) * deviation if freedom > 0 else None
-    return Fit(float(exponent), None if half is None else (float(exponent - half), float(exponent + half)))
+    half = float(stats.t.ppf(0.975, freedom) * deviation)
+    return {"exponent": float(exponent), "interval": (float(exponent - half), float(exponent + half)) if freedom > 0 else None}
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Fit:
@@ -98,105 +106,70 @@ def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """The fit y = a + b x^c with a, b >= 0, by relative residuals; None where y does not grow by a tenth."""
     if max(y) < 1.1 * min(y) or len(set(x)) < 3:
         return None
-
-    def law(at: np.ndarray, a: float, b: float, c: float) -> np.ndarray:
-        return a + b * at**c
-
     guess, bounds = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3])
-    found, covariance = optimize.curve_fit(law, np.divide(x, max(x)), y, guess, y, bounds=bounds)
-    return fit_of(found[2], np.sqrt(covariance[2, 2]), len(x) - 3)
+    (_, _, exponent), covariance = optimize.curve_fit(
+        lambda at, a, b, c: a + b * at**c, np.divide(x, max(x)), y, guess, y, bounds=bounds
+    )
+    return fit_of(exponent, np.sqrt(covariance[2, 2]), len(x) - 3)
 
 
-def fits(name: str, points: dict[int, list[Result]]) -> dict[str, dict[str, Any]]:
-    """The fits of a series.
-
-    Those of seconds are over all processes of each point. Those of bytes are over each point's medians, as the same number
-    three times is not three times as sure.
-    """
+def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Fit]:
+    """The fits of a series: of seconds over all processes of each point, of bytes, which vary little, over the medians."""
     x, seconds = zip(*[(x, point["seconds"]) for x, of_x in points.items() for point in of_x], strict=True)
     found = {"seconds": power_and_fixed(x, seconds) if name in WITH_FIXED_COST else power(x, seconds)}
     for kind in KINDS[1:]:
-        sizes = [float(np.median([point[kind] for point in of_x])) for of_x in points.values()]
-        found[kind] = power_and_fixed(list(points), sizes)
-    return {kind: fit._asdict() for kind, fit in found.items() if fit}
+        found[kind] = power_and_fixed([*points], [np.median([point[kind] for point in of_x]) for of_x in points.values()])
+    return {kind: fit for kind, fit in found.items() if fit}
 
 
-def series(name: str, repeats: int) -> Result:
+def series(name: str) -> Result:
     """Measures the points of a series, and fits those that ran."""
     key, values, also = SERIES[name]
-    order = [x for x in values for _ in range(repeats)]
+    order = [x for x in values for _ in range(REPEATS)]
     random.Random(0).shuffle(order)
-    processes = [(x, measure({**BASE, **also, key: x}, on_cpu=name == "devices")) for x in order]
-    points = {x: [point for at, point in processes if at == x] for x in values}
+    points: dict[int, list[Result]] = {x: [] for x in values}
+    for x in order:
+        points[x].append(measure({**BASE, **also, key: x}, on_cpu=name == "devices"))
+    measured = [point for of_x in points.values() for point in of_x]
+    errors = [{"error": point["error"]} for point in measured if "error" in point]
     ran = {x: of_x for x, of_x in points.items() if not any("error" in point for point in of_x)}
-    errors = [point["error"] for _, point in processes if "error" in point]
-    device = next((point["device"] for _, point in processes if "device" in point), "cpu")
-    about = {"case": {"series": name}, "of": key, "also": also, "device": device, **({"error": errors[0]} if errors else {})}
+    device = next((point["device"] for point in measured if "device" in point), "cpu")
+    about = {"case": {"series": name}, "of": key, "also": also, "device": device, **(errors[0] if errors else {})}
     return {**about, "x": list(values), "points": list(points.values()), "fits": fits(name, ran) if len(ran) > 1 else {}}
 
 
 def memory(rounds: int = ROUNDS, every_s: float = 0.2) -> Result:
-    """Runs many rounds as a command, and fits the growth of its resident memory in bytes a round."""
+    """Runs many rounds as a command, and fits the growth of its resident memory in bytes a round, by a look every so often."""
     case: Result = {"case": {"series": "rounds"}, "rounds": rounds}
-    with tempfile.TemporaryDirectory() as folder:
+    resident: list[tuple[int, int]] = []  # rounds finished, bytes
+    with tempfile.TemporaryDirectory() as folder, pathlib.Path(folder, "errors").open("w+") as errors:
         settings = {"model.width": 4, "eval_every": 10, "checkpoint_every": 500, "rounds": rounds}
-        overrides = [f"--config.{key}={value}" for key, value in settings.items()]
-        command = [sys.executable, "-m", "launch.run", "--config=configs/digits.py:fixmatch", f"--workdir={folder}/run"]
-        with pathlib.Path(folder, "errors").open("w+") as errors:
-            process = subprocess.Popen([*command, *overrides], stdout=errors, stderr=errors, cwd=harness.ROOT)
-            resident = watched(process, pathlib.Path(folder, "run", "metrics.jsonl"), every_s)
-            errors.seek(0)
-            error = harness.last_error(errors.read())
+        command = harness.launch("configs/digits.py:fixmatch", f"{folder}/run", settings)
+        process = subprocess.Popen(command, stdout=errors, stderr=errors, cwd=harness.ROOT)
+        log = pathlib.Path(folder, "run", "metrics.jsonl")
+        while process.poll() is None:
+            time.sleep(every_s)
+            pages = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            finished = log.read_bytes().count(b"\n") if log.exists() else 0
+            if pages and finished > (resident[-1][0] if resident else 0):
+                resident.append((finished, pages * os.sysconf("SC_PAGE_SIZE")))
+        errors.seek(0)
+        error = harness.last_error(errors.read()) if process.returncode else "the run ended too soon to be watched"
     late = np.asarray([pair for pair in resident if pair[0] > rounds / 10])
     if process.returncode or len(late) < 3:
-        return case | {"error": error if process.returncode else "the run ended too soon to be watched"}
+        return case | {"error": error}
     fit = stats.linregress(late[:, 0], late[:, 1])
     half = stats.t.ppf(0.975, len(late) - 2) * fit.stderr
     return case | {"growth": [float(fit.slope), float(half)], "resident": resident}
-
-
-def watched(process: subprocess.Popen, log: pathlib.Path, every_s: float) -> list[tuple[int, int]]:
-    """(rounds finished, resident bytes) of a running command, until it ends."""
-    found: list[tuple[int, int]] = []
-    while process.poll() is None:
-        time.sleep(every_s)
-        pages = pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()
-        finished = log.read_bytes().count(b"\n") if log.exists() else 0
-        if int(pages[1]) and finished > (found[-1][0] if found else 0):
-            found.append((finished, int(pages[1]) * os.sysconf("SC_PAGE_SIZE")))
-    return found
-
-
-def in_words(fit: dict[str, Any] | None) -> str:
-    """A fit in words."""
-    if fit is None:
-        return "flat"
-    return f"{fit['exponent']:.3f}" + (" ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else "")
-
-
-def line(result: Result) -> str:
-    """The lines of a series: medians of its points, and the exponents."""
-    name = result["case"]["series"]
-    if "growth" in result:
-        return "rounds   {:.1f} ± {:.1f} bytes a round".format(*result["growth"])
-    text = [f"{name:8} {result['error']}"] if "error" in result else []
-    for x, of_x in zip(result.get("x", ()), result.get("points", ()), strict=True):
-        if of_x and not any("error" in point for point in of_x):
-            text.append(f"{name:8} {x:9,} " + ", ".join(f"{key} {np.median([p[key] for p in of_x]):.3g}" for key in KINDS))
-    return "\n".join([*text, *(f"{name:8} {kind}: exponent {in_words(fit)}" for kind, fit in result.get("fits", {}).items())])
 
 
 def main() -> None:
     """Measures the chosen series, prints and writes them; exit status 1 where a point failed."""
     parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each point")
     arguments = parser.parse_args()
-    if arguments.repeats < 1:
-        parser.error("--repeats: accepted: at least 1")
-    found = (memory() if name == "rounds" else series(name, arguments.repeats) for name in arguments.only)
-    settings = {"base": BASE, "processes": arguments.repeats}
-    harness.collect(arguments.json, found, line, f"{WARM_UP} rounds of each process", **settings)
+    found = (memory() if name == "rounds" else series(name) for name in arguments.only)
+    harness.collect(arguments.json, found, rows, f"{WARM_UP} rounds of each process", base=BASE, processes=REPEATS)
 
 
 if __name__ == "__main__":

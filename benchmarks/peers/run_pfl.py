@@ -1,6 +1,7 @@
 """Federated averaging in pfl-research, as in its CIFAR-10 benchmark; under torchrun its processes share a round's clients."""
 
 import os
+import sys
 
 import torch
 
@@ -11,7 +12,7 @@ if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
     torch.distributed.init_process_group = lambda backend, **options: start(backend="gloo", **options)
     torch.cuda.set_device = lambda device: None
 
-from job import EmnistCNN, now, read
+from job import EmnistCNN, Job
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
@@ -27,45 +28,41 @@ from torch.nn import functional
 
 
 class Network(EmnistCNN):
-    """With the method that pfl calls."""
+    """With the method that pfl calls: the mean cross-entropy, in training mode."""
 
-    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy, in training mode."""
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: D102
         self.train()
         return functional.cross_entropy(self(images), labels)
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when each round ended."""
+    """Notes when training began and when each round ended."""
 
-    def __init__(self, job) -> None:
+    def __init__(self, job: Job) -> None:
         self.job, self.at = job, []
 
-    def on_train_begin(self, *, model) -> Metrics:
-        """The first time."""
-        self.at.append(now(self.job))
+    def on_train_begin(self, *, model):  # noqa: D102
+        self.at.append(self.job.now())
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        """A round's end."""
-        self.at.append(now(self.job))
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # noqa: D102
+        self.at.append(self.job.now())
         return False, Metrics()
 
 
 def main() -> None:
     """Runs the job of the command line."""
-    job = read()
+    job = Job(sys.argv[1])
     network = Network(job.dropout)
-    network.load_state_dict({name: torch.from_numpy(value) for name, value in job.weights.items()})
+    network.load_state_dict(job.weights)
     model = PyTorchModel(network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
     # Its benchmark draws clients with replacement; one after another they all take part where the job says so.
     sampler = get_user_sampler("minimize_reuse", list(range(job.clients)))
     data = FederatedDataset(lambda client: PyTorchTensorDataset(job.inputs[client], user_id=str(client)), sampler)
     clock, rounds = Clock(job), job.warm_up + job.rounds
+    of = {"central_num_iterations": rounds, "evaluation_frequency": rounds + 1}
     FederatedAveraging().run(
-        NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=job.cohort, val_cohort_size=0
-        ),
+        NNAlgorithmParams(**of, train_cohort_size=job.cohort, val_cohort_size=0),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
         model,
         NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=job.learning_rate, local_batch_size=job.batch_size),

@@ -1,16 +1,15 @@
-"""A cohort of (FL)^2's clients on WRN-28-2 in a plain PyTorch loop: pseudo-labels, SACR with ASAM, weighted averaging.
+"""A cohort of (FL)^2's clients on WRN-28-2 in a plain PyTorch loop: pseudo-labels, SACR with ASAM, weighted averaging."""
 
-Its job's data holds images [M, n, H, W, ch], the model's weights and its static batch-norm statistics.
-"""
+import sys
 
 import torch
-from job import Job, now, read
+from job import Job
 from torch import nn
 from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Pre-activation block, whose 1x1 shortcut sees the activated input."""
+    """Pre-activation block, whose 1x1 shortcut sees the activated input: [B, ch, H, W] -> [B, features, H', W']."""
 
     def __init__(self, inputs: int, features: int, stride: int) -> None:
         super().__init__()
@@ -19,31 +18,28 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(features, features, 3, 1, 1, bias=False)
         self.shortcut = nn.Conv2d(inputs, features, 1, stride, bias=False) if inputs != features else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, ch, H, W] -> [B, features, H', W']."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         activated = functional.relu(self.norm1(x))
         y = self.conv2(functional.relu(self.norm2(self.conv1(activated))))
         return y + (x if self.shortcut is None else self.shortcut(activated))
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-width, in training by the batch's statistics, in evaluation by the stored ones, which training leaves alone."""
+    """WRN-depth-width: images [B, ch, H, W] -> logits [B, C]. Training leaves the stored statistics alone."""
 
     def __init__(self, depth: int, width: int) -> None:
         super().__init__()
-        sizes = [16 * width, 32 * width, 64 * width]
         self.conv, blocks, inputs = nn.Conv2d(3, 16, 3, 1, 1, bias=False), [], 16
-        for stage, size in enumerate(sizes):
+        for stage in range(3):
             for block in range((depth - 4) // 6):
-                blocks.append(Block(inputs, size, 2 if stage and not block else 1))
-                inputs = size
+                blocks.append(Block(inputs, 16 * 2**stage * width, 2 if stage and not block else 1))
+                inputs = 16 * 2**stage * width
         self.blocks, self.norm, self.linear = nn.Sequential(*blocks), nn.BatchNorm2d(inputs), nn.Linear(inputs, 10)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 0.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images [B, ch, H, W] -> logits [B, C]."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self.linear(functional.relu(self.norm(self.blocks(self.conv(x)))).mean((2, 3)))
 
 
@@ -63,9 +59,7 @@ def mean_over(values: torch.Tensor, mask: torch.Tensor, divisor: torch.Tensor) -
     return (values * mask).sum() / divisor.clamp(min=1) * (divisor > 0)
 
 
-def step_gradient(
-    network: nn.Module, x: torch.Tensor, label: torch.Tensor, accepted: torch.Tensor, confident: torch.Tensor, rho: float
-) -> list[torch.Tensor]:
+def step_gradient(network, x, label, accepted, confident, rho: float) -> list[torch.Tensor]:
     """The gradient of a step with SACR (Eqs. 10 to 14): two passes forward, three back."""
     params = list(network.parameters())
     logits = network(x)
@@ -77,26 +71,25 @@ def step_gradient(
         scaled = [scale * g for scale, g in zip(scales, of_confident, strict=True)]
         norm = torch.sqrt(sum(g.square().sum() for g in scaled))
         factor = torch.where(norm > 0, rho / norm, 0.0)  # on the device: no step waits for the host
-        moves = [factor * scale * g for scale, g in zip(scales, scaled, strict=True)]
-        for p, move in zip(params, moves, strict=True):
-            p.add_(move)
+        ascent = [factor * scale * g for scale, g in zip(scales, scaled, strict=True)]
+        for p, a in zip(params, ascent, strict=True):
+            p.add_(a)
     target = functional.log_softmax(logits.detach(), 1)
     kl = (target.exp() * (target - functional.log_softmax(network(x), 1))).sum(1)
     of_consistency = torch.autograd.grad(mean_over(kl, confident, accepted.sum()), params)
     with torch.no_grad():
-        for p, move in zip(params, moves, strict=True):
-            p.sub_(move)
+        for p, a in zip(params, ascent, strict=True):
+            p.sub_(a)
     return [a + b for a, b in zip(of_accepted, of_consistency, strict=True)]
 
 
 def main() -> None:
     """Runs the job of the command line."""
-    job = read()
-    network = WideResNet(job.depth, job.width).to(job.device)
-    start = {name: torch.from_numpy(value).to(job.device, job.dtype) for name, value in job.weights.items()}
-    network = network.to(memory_format=job.layout)
+    job = Job(sys.argv[1])
+    network = WideResNet(job.depth, job.width).to(job.device, memory_format=job.layout)
+    start = {name: value.to(job.device, job.dtype) for name, value in job.weights.items()}
     inputs = [job.inputs[client][0] for client in range(job.cohort)]
-    at = [now(job)]
+    at = [job.now()]
     for _ in range(job.warm_up + job.rounds):
         total, weight = {name: torch.zeros_like(value) for name, value in start.items()}, 0.0
         for images in inputs:
@@ -112,11 +105,10 @@ def main() -> None:
                         p.grad = g
                     optimizer.step()
             share = (1.0 - tau).clamp(min=1e-20)
-            with torch.no_grad():
-                for name, p in network.named_parameters():
-                    total[name] += share * p
             weight += share
-        at.append(now(job))
+            for name, p in network.named_parameters():
+                total[name] += share * p.detach()
+        at.append(job.now())
     job.report(at, {name: total[name] / weight for name, _ in network.named_parameters()})
 
 

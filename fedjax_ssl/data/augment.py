@@ -177,13 +177,8 @@ def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " ch"]:
 
 
 class Views(NamedTuple):
-    """The functions that make a batch's inputs of a network: normalized alone, or augmented first.
-
-    Attributes:
-        plain: not augmented.
-        weak: weakly augmented.
-        strong: strongly augmented.
-        labeled: augmented as labeled examples are for training.
+    """The functions that make a batch's inputs of a network: normalized alone (plain), or first augmented weakly, strongly, or
+    as labeled examples are for training.
     """
 
     plain: Callable[[Batch], View]

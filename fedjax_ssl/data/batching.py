@@ -14,11 +14,8 @@ from fedjax_ssl.arrays import Array, Count, Key, Stored
 class Schedule(NamedTuple):
     """Which examples each local step sees.
 
-    Attributes:
-        positions: one shuffled epoch per row, L a multiple of B; the first `size` of a row are real.
-        size: examples per epoch.
-        steps: number of local steps; 0 without examples.
-        batch_size: B.
+    `positions` has one shuffled epoch per row, L a multiple of B, of which the first `size` are real; there are no `steps`
+    without examples.
     """
 
     positions: Int32[Array, "E L"]
@@ -39,13 +36,9 @@ class Schedule(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One mini-batch.
+    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real.
 
-    Attributes:
-        positions: positions among the client's (or the server's) examples.
-        mask: which entries are real.
-        step: number of earlier batches of its schedule; None outside of a schedule.
-        epoch: number of earlier epochs of its schedule; None outside of a schedule.
+    `step` and `epoch` count the earlier batches and epochs of its schedule; None outside of a schedule.
     """
 
     positions: Int32[Array, "... B"]

@@ -9,16 +9,12 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A dataset that is known by name.
+    """A dataset that is known by name, its publication to cite, and its terms of use as far as its source, `url`, states them.
 
     Attributes:
         kind: how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`.
-        classes: C.
         weak: default weak view, a key of `presets.WEAK_VIEWS`.
         strong: default strong view, one of `presets.STRONG_VIEWS`.
-        citation: the publication to cite.
-        terms: its license or terms of use, as far as its source states them.
-        url: its source.
         mean: per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
         std: likewise.
         get: the file to download from `url`, unless it is a TFDS dataset.

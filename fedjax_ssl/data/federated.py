@@ -38,14 +38,10 @@ class Table(NamedTuple):
 
 
 class FederatedData(NamedTuple):
-    """A dataset, split: the training pool and index tables into it, and the test pool.
+    """A dataset, split: the training pool with index tables into it, and the test pool.
 
     Attributes:
-        train: the training pool.
-        test: the test pool.
         server: the server's labeled examples, one row.
-        labeled: the clients' labeled examples.
-        unlabeled: the clients' unlabeled examples.
         client_data: all examples of each client, each once, its labeled ones first.
         pooled: every unlabeled training example, also those that no client has, one row.
     """
@@ -137,11 +133,8 @@ def widened(splits: Sequence[FederatedData]) -> list[FederatedData]:
     """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding."""
     widths = {name: max(getattr(data, name).index.shape[1] for data in splits) for name in TABLES}
 
-    def widen(data: FederatedData) -> FederatedData:
-        tables: dict[str, Any] = {}
-        for name in TABLES:
-            table = getattr(data, name)
-            tables[name] = table._replace(index=np.pad(table.index, ((0, 0), (0, widths[name] - table.index.shape[1]))))
-        return data._replace(**tables)
+    def widen(table: Table, width: int) -> Table:
+        return table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1]))))
 
-    return [widen(data) for data in splits]
+    tables: list[dict[str, Any]] = [{name: widen(getattr(data, name), widths[name]) for name in TABLES} for data in splits]
+    return [data._replace(**own) for data, own in zip(splits, tables, strict=True)]

@@ -21,13 +21,6 @@ class Scheme(NamedTuple):
     parameters: tuple[str, ...] = ()
 
 
-class Summary(NamedTuple):
-    """What `summary` counts."""
-
-    sizes: Int64[np.ndarray, " K"]
-    histogram: Int64[np.ndarray, "K C"]
-
-
 def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Generator) -> tuple[Positions, Positions]:
     """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending."""
     labels = np.asarray(labels)
@@ -37,26 +30,25 @@ def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Gene
         raise ValueError(
             f"num_labels={num_labels} cannot be balanced over {num_classes} classes: give a positive multiple of {num_classes}"
         )
-    per_class = num_labels // num_classes
-    counts = np.bincount(labels, minlength=num_classes)
+    per_class, counts = num_labels // num_classes, np.bincount(labels, minlength=num_classes)
     if per_class > np.min(counts):
         raise ValueError(
             f"num_labels={num_labels} needs {per_class} examples of every class, but class {np.argmin(counts)} has "
             f"{np.min(counts)}: give at most {np.min(counts) * num_classes}"
         )
-    labeled = np.zeros(len(labels), bool)
-    for c in range(num_classes):
-        labeled[rng.choice(np.flatnonzero(labels == c), per_class, replace=False)] = True
-    return np.flatnonzero(labeled), np.flatnonzero(~labeled)
+    chosen = [rng.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in range(num_classes)]
+    return _and_the_rest(np.concatenate(chosen), len(labels))
 
 
 def random_labels(num_examples: int, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
     """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending."""
     if not 1 <= num_labels <= num_examples:
         raise ValueError(f"num_labels={num_labels} of {num_examples} training examples: give 1 to {num_examples} labels")
-    labeled = np.zeros(num_examples, bool)
-    labeled[rng.choice(num_examples, num_labels, replace=False)] = True
-    return np.flatnonzero(labeled), np.flatnonzero(~labeled)
+    return _and_the_rest(rng.choice(num_examples, num_labels, replace=False), num_examples)
+
+
+def _and_the_rest(labeled: Positions, num_examples: int) -> tuple[Positions, Positions]:
+    return np.sort(labeled), np.setdiff1d(np.arange(num_examples), labeled, assume_unique=True)
 
 
 def iid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
@@ -82,8 +74,7 @@ PARTITIONS: dict[str, Scheme] = {
 }
 
 
-def summary(rows: Rows, labels: Labels, num_classes: int) -> Summary:
-    """Counts the examples of each client, and of each client and class."""
-    labels = np.asarray(labels)
-    histogram = np.array([np.bincount(labels[row], minlength=num_classes) for row in rows]).reshape(len(rows), num_classes)
-    return Summary(histogram.sum(1), histogram)
+def class_counts(rows: Rows, labels: Labels, num_classes: int) -> Int64[np.ndarray, "K C"]:
+    """The examples of each client and class."""
+    counts = [np.bincount(np.asarray(labels)[row], minlength=num_classes) for row in rows]
+    return np.array(counts).reshape(len(rows), num_classes)

@@ -37,15 +37,10 @@ def make(
     strong: str = "default",
     labeled: str = "default",
 ) -> Views:
-    """The plain, weak, strong and labeled view of a dataset's examples.
+    """The plain, weak, strong and labeled view of a dataset's examples; the options are those of a config's `data`.
 
-    Args:
-        dataset: before any padding, as an unknown dataset's mean and std are measured.
-        mean: per channel, or one value for all, of images scaled to [0, 1]; empty: the dataset's own.
-        std: likewise.
-        weak: a key of WEAK_VIEWS, or `default`: the dataset's own, or FALLBACK's.
-        strong: one of STRONG_VIEWS, which follows the weak view (`none`: the weak view again), or `default`, likewise.
-        labeled: one of LABELED_VIEWS, or `default`, the weak view.
+    The dataset is the one before any padding, as an unknown dataset's mean and std are measured, and its views are FALLBACK. A
+    strong view follows the weak one; `none` is the weak view again.
     """
     if dataset.holds_features:
         given = {"mean": mean, "std": std, "weak": weak, "strong": strong, "labeled": labeled}

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 
 from fedjax_ssl.arrays import Stored
-from fedjax_ssl.data.partition import summary
+from fedjax_ssl.data.partition import class_counts
 from fedjax_ssl.data.shares import Labels
 from fedjax_ssl.data.split import Assignment
 
@@ -17,16 +17,10 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Preview(NamedTuple):
-    """How many examples of each class the server and each client have.
+    """How many labeled examples of each class the server has, and each client labeled and unlabeled ones.
 
-    Attributes:
-        server: the server's labeled examples.
-        labeled: the clients' labeled examples.
-        unlabeled: the clients' unlabeled examples.
-        divergence: Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples (the
-            server's if no client has any); NaN if either is empty.
-        unassigned: as in `split.Assignment`.
-        notes: likewise.
+    `divergence` is the Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples
+    (the server's if no client has any); NaN if either is empty. `unassigned` and `notes` are as in `split.Assignment`.
     """
 
     server: Int64[np.ndarray, " C"]
@@ -39,8 +33,8 @@ class Preview(NamedTuple):
 
 def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview:
     """Counts the classes of a split of a training set with these labels."""
-    server = summary([assignment.server], labels, num_classes).histogram[0]
-    labeled, unlabeled = (summary(rows, labels, num_classes).histogram for rows in (assignment.labeled, assignment.unlabeled))
+    owners = ([assignment.server], assignment.labeled, assignment.unlabeled)
+    (server,), labeled, unlabeled = (class_counts(rows, labels, num_classes) for rows in owners)
     reference = labeled if labeled.any() else np.broadcast_to(server, labeled.shape)
     return Preview(server, labeled, unlabeled, jensen_shannon(reference, unlabeled), assignment.unassigned, assignment.notes)
 
@@ -99,10 +93,9 @@ def _summary(seen: Preview) -> list[str]:
     }
     lines = [f"{f'of {num_clients} clients':<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}{'sum':>10}"]
     for name, values in rows.items():
-        if not values.any() and name != "divergence":
-            continue
-        lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)))
-        lines[-1] += f"{values.sum():>10,}" if name in ("labeled", "unlabeled") else ""
+        if values.any() or name == "divergence":
+            total = f"{values.sum():>10,}" if name in ("labeled", "unlabeled") else ""
+            lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)) + total)
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
         lines.append(
@@ -129,8 +122,7 @@ def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
     from matplotlib.figure import Figure
 
     num_clients, num_classes = seen.labeled.shape
-    height = float(np.clip(0.1 * num_clients + 2.2, 4.2, 11.0))
-    width = float(np.clip(0.3 * num_classes + 3.4, 4.8, 8.0))
+    width, height = np.clip([0.3 * num_classes + 3.4, 0.1 * num_clients + 2.2], [4.8, 4.2], [8.0, 11.0])
     figure = Figure(figsize=(2 * width, height), dpi=110, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     left, right = figure.subplots(1, 2)

@@ -21,12 +21,9 @@ Rows = list[Positions]
 
 
 class Partition(NamedTuple):
-    """Which client gets which examples.
+    """Which client gets which examples: disjoint pool positions of each of K clients, and those that no client gets.
 
-    Attributes:
-        rows: pool positions of each of K clients, disjoint.
-        unassigned: pool positions that no client gets.
-        notes: one line for each way in which the result differs from the request.
+    `notes` has one line for each way in which the result differs from the request.
     """
 
     rows: Rows

@@ -16,33 +16,13 @@ from fedjax_ssl.data.sources import Dataset
 
 _log = logging.getLogger(__name__)
 
-LABELS_AT = ("server", "clients")
-LABEL_SELECTIONS = ("balanced", "random")
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How a training set is split; these are keys of a config's `data`, which checks them.
+    """How a training set is split: keys of a config's `data`, which `experiment.settings.DataSettings` describes and checks.
 
     Labels are at the server, or at the clients: jointly (`is_joint`), as a share of what each client gets by one partition of
     all examples, or apart, as a labeled set with a partition of its own.
-
-    Attributes:
-        num_clients: K.
-        labels_at: where the labels are: `server` or `clients`.
-        num_labels: labeled examples in all; not used with labeled_fraction.
-        labeled_fraction: labeled share of all training examples, or in a joint split of each client's: one, or one per client.
-        label_selection: how num_labels are chosen: `balanced` over classes, or at `random`.
-        exclude_labeled: whether clients' unlabeled data contain no labeled example.
-        labels_first: whether labeled examples are removed before the others are partitioned, not afterwards (FedCon).
-        reveal_labels: whether each client's unlabeled examples get their true labels after the split (the -SL references).
-        partition: how examples are spread over clients, a key of `PARTITIONS`.
-        labeled_partition: how a labeled set at the clients is spread; empty: as partition.
-        unlabeled_partition: how the other examples are then spread; empty: as partition.
-        alpha: concentration of `dirichlet` and `dirichlet_classes`; small is skewed.
-        min_size: smallest number of examples of a client by `dirichlet`, labeled and unlabeled apart.
-        shards_per_client: of `shards`.
-        classes_per_client: of `class_shards` and `random_classes`.
     """
 
     num_clients: int = 100
@@ -69,15 +49,11 @@ class Split:
 
 
 class Assignment(NamedTuple):
-    """Which training examples the server and each client have.
+    """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
 
     Attributes:
-        server: the server's labeled examples.
-        labeled: the clients' labeled examples.
-        unlabeled: the clients' unlabeled examples.
         pooled: every unlabeled training example, also those that no client has.
         unassigned: the number of training examples that neither the server nor a client has.
-        notes: one line for each way in which the result differs from the request.
     """
 
     server: Positions

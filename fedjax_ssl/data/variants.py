@@ -56,8 +56,7 @@ class Variant(NamedTuple):
     """One version of RandAugment.
 
     Attributes:
-        slots: operations drawn per image, independently and with replacement.
-        probability: that a drawn operation is applied.
+        slots: operations drawn per image, independently and with replacement; each is applied with a `probability`.
         ops: the operations to draw from, all equally likely, and their magnitudes.
         translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, two more operations.
         cutout: the end of the strong view.

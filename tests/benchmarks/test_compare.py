@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import compare, programs
+from benchmarks import compare, harness, programs
 from benchmarks.compare import OURS
 from fedjax_ssl import models
 
@@ -34,9 +34,10 @@ def compared(monkeypatch, tmp_path):
 
         monkeypatch.setattr(compare, "run_ours", ours)
         monkeypatch.setattr(compare, "run_peer", lambda rival, job, folder, peers: report(rival.name, job, folder))
-        words = [f"--peers={tmp_path}", "--threads=2", f"--repeats={repeats}"]
-        comparison = compare.Comparison("cnn", compare.parsed(words), dict(missing), tmp_path / "scratch")
-        return {(r["case"]["cohort"], r["case"]["name"]): r for r in comparison.run()}, ran
+        monkeypatch.setattr(harness, "cores", lambda: 2)
+        arguments = compare.parsed([f"--peers={tmp_path}", f"--repeats={repeats}"])
+        results = compare.compared("cnn", arguments, dict(missing), tmp_path / "scratch")
+        return {(r["case"]["cohort"], r["case"]["name"]): r for r in results}, ran
 
     return run
 
@@ -49,7 +50,8 @@ def test_programs_take_turns_and_the_fastest_number_of_processes_goes_on(compare
         assert one["ratio"] == pytest.approx(SECONDS[name] / 0.2)  # of turns of which each other one is twice as long
         assert one["least_and_greatest"] == pytest.approx([one["ratio"]] * 2)
         assert one["difference"] == 0.0
-        assert compare.line(one).endswith(f"({one['ratio']:.3f} - {one['ratio']:.3f})")
+        ratio = harness.number(one["ratio"])
+        assert compare.rows(one)[0][4] == f"{ratio} ({ratio} to {ratio})"
     checks = [job for _, job in ran if not job["warm_up"]]
     assert len(checks) == len(SECONDS)  # once for all cohorts
     assert {(job["clients"], job["cohort"], job["dropout"]) for job in checks} == {(10, 10, False)}
@@ -110,7 +112,7 @@ def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_pa
         got = params_of(end)
     assert all(len(np.unique(one.reshape(4, -1), axis=0)) == 1 for one in images)
     assert sorted(labels[:, 0]) == list(range(10))
-    model = models.build("emnist_cnn", num_classes=10, conv=programs.XLA_CONV, variant="plain")
+    model = models.build("emnist_cnn", num_classes=10, conv="xla", variant="plain")
 
     @jax.jit
     def trained(params, x, y):

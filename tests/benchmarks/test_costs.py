@@ -26,4 +26,4 @@ def test_costs_of(monkeypatch, method, p, b, down, up):
     for key, (least, greatest) in (("R_down", down), ("R_up", up)):
         assert least <= one[key] <= greatest
     assert 0 < one["quartiles"][0] <= one["seconds"] <= one["quartiles"][1]
-    assert costs.line(one).startswith(method)
+    assert costs.rows(one)[0][0] == method

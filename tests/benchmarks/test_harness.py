@@ -24,9 +24,9 @@ def test_in_balanced_orders_each_has_each_place_and_follows_each_other_equally_o
     assert len(counts) <= 1
 
 
-def test_statistics_are_medians_and_quartiles_and_ratios_are_turn_by_turn():
+def test_statistics_are_medians_and_quartiles():
     assert harness.timed([4.0, 1.0, 3.0, 2.0]) == {"seconds": 2.5, "quartiles": [1.75, 3.25], "repeats": 4}
-    assert harness.compared([2.0, 6.0, 5.0], [1.0, 2.0, 1.0]) == {"ratio": 3.0, "ratio_quartiles": [2.5, 4.0]}
+    assert harness.spread([2.0, 3.0, 5.0], "ratio", "ends") == {"ratio": 3.0, "ends": [2.5, 4.0]}
 
 
 class Turns:
@@ -81,9 +81,9 @@ def test_results_are_written_as_they_come_and_an_error_is_the_exit_status(tmp_pa
         yield {"case": {"n": 2}, "error": "no room"}
 
     with pytest.raises(SystemExit) as ended:
-        harness.collect(path, found(), lambda result: f"case {result['case']['n']}", "1 round", base=5)
+        harness.collect(path, found(), lambda result: [["case", str(result["case"]["n"])]], "1 round", base=5)
     assert ended.value.code == 1
-    assert capsys.readouterr().out.splitlines() == ["case 1", "case 2"]
+    assert capsys.readouterr().out.splitlines() == ["case | 1", "case | 2"]
     (run,) = harness.load(path)
     assert (run["base"], [one.get("error") for one in run["results"]]) == (5, [None, "no room"])
 

@@ -30,8 +30,7 @@ def test_a_workload_is_a_config_with_as_many_images_as_it_asks_for(name):
     settings = Settings.from_dict(round_time.config_of(workload, "strategy=chunked,chunk_size=2", 4, 3))
     settings.method_options()
     assert (settings.execution.strategy, settings.execution.chunk_size, settings.client.steps) == ("chunked", 2, 3)
-    per_client = workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
-    assert round_time.images_of(workload, 4) == 4 * per_client + 10
+    assert workload.per_client() == workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
     assert (settings.eval_every, settings.rounds) == (10**6, 10**6)
 
 
@@ -63,10 +62,9 @@ class Stand:
 @pytest.mark.parametrize("evaluations", [None, [10]])
 def test_layouts_and_checkouts_take_turns_and_are_compared_with_the_first(monkeypatch, tmp_path, evaluations):
     monkeypatch.setattr(round_time, "Worker", Stand)
+    monkeypatch.setattr(round_time, "SECONDS", 0.0)
     layouts = ["usual", "conv=none", "dtype=bfloat16"]
-    arguments = argparse.Namespace(
-        layouts=layouts, compare_with=tmp_path, cohort=4, steps=None, on_cpu=True, seconds=0.0, evaluations=evaluations
-    )
+    arguments = argparse.Namespace(layouts=layouts, compare_with=tmp_path, cohort=4, on_cpu=True, evaluations=evaluations)
     found = round_time.measure("fl2_cnn", arguments, MOST)
     cases = [(one["case"]["layout"], one["case"]["code"]) for one in found]
     assert cases == [(layout, code) for layout in layouts for code in ("this", "other")]
@@ -75,14 +73,17 @@ def test_layouts_and_checkouts_take_turns_and_are_compared_with_the_first(monkey
     flops = 1e8 * round_time.EVALUATED if evaluations else 1e8 * (5 + 2 * 2)
     assert found[0]["share"] == pytest.approx(flops / 2.0 / 1e9)
     assert found[4]["share"] == pytest.approx(flops / 4.0 / 2e9)
-    assert all(round_time.line(one).startswith("fl2_cnn") for one in found)
+    of = "evaluate" if evaluations else "rounds"
+    assert [round_time.rows(one)[0][:3] for one in found] == [[of, "fl2_cnn", "4, 4"]] * 6
+    assert round_time.rows(found[1])[0][3:6] == ["usual, at unknown", "3 (3 to 3)", "1.5 (1.5 to 1.5)"]
 
 
 @pytest.mark.slow
 def test_a_real_run_in_two_checkouts(monkeypatch, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(harness.ROOT / "fedjax_ssl", other / "fedjax_ssl", ignore=shutil.ignore_patterns("__pycache__"))
-    words = ["--workloads", "fl2_cnn", "--layouts", "usual", "--cohort", "2", "--steps", "1", "--seconds", "0"]
+    words = ["--workloads", "fl2_cnn", "--layouts", "usual", "--cohort", "2"]
+    monkeypatch.setattr(round_time, "SECONDS", 0.0)
     path = tmp_path / "results.json"
     monkeypatch.setattr(sys, "argv", ["round_time.py", *words, f"--compare-with={other}", f"--json={path}"])
     round_time.main()

@@ -17,14 +17,14 @@ def noisy(values, seed, part=0.02):
 def test_an_exponent_is_found_beside_a_fixed_cost(exponent):
     exact = [0.02 + 1e-3 * x**exponent for x in COHORTS]
     fit = scaling.power_and_fixed(COHORTS, exact)
-    assert fit.exponent == pytest.approx(exponent, abs=1e-3)
-    assert fit.interval == pytest.approx((exponent, exponent), abs=0.01)
-    assert scaling.power(COHORTS, exact).interval[1] < exponent  # which is why the cost is fitted
+    assert fit["exponent"] == pytest.approx(exponent, abs=1e-3)
+    assert fit["interval"] == pytest.approx((exponent, exponent), abs=0.01)
+    assert scaling.power(COHORTS, exact)["interval"][1] < exponent  # which is why the cost is fitted
 
 
 def test_an_interval_of_95_percent_holds_the_exponent_about_as_often():
     law = [0.05 + 2e-3 * x for x in COHORTS]
-    intervals = [scaling.power_and_fixed(COHORTS, noisy(law, seed)).interval for seed in range(200)]
+    intervals = [scaling.power_and_fixed(COHORTS, noisy(law, seed))["interval"] for seed in range(200)]
     assert 0.88 <= np.mean([low <= 1 <= high for low, high in intervals]) <= 1.0
 
 
@@ -35,9 +35,9 @@ def test_the_interval_of_a_slope_is_students():
     solution, (residual,), *_ = np.linalg.lstsq(design, y)
     half = 2.776445 * np.sqrt(residual / 4 * np.linalg.inv(design.T @ design)[0, 0])  # t of 4 degrees of freedom, .975
     fit = scaling.power(np.exp(x), np.exp(y))
-    assert fit.exponent == pytest.approx(solution[0])
-    assert fit.interval == pytest.approx((solution[0] - half, solution[0] + half))
-    assert scaling.power([1, 2], [1, 2]).interval is None
+    assert fit["exponent"] == pytest.approx(solution[0])
+    assert fit["interval"] == pytest.approx((solution[0] - half, solution[0] + half))
+    assert scaling.power([1, 2], [1, 2])["interval"] is None
 
 
 def points(x, seconds, sizes, repeats=1):
@@ -52,7 +52,6 @@ def test_all_processes_count_for_seconds_and_medians_for_bytes():
     assert thrice["program_bytes"] == once["program_bytes"]
     assert np.diff(thrice["seconds"]["interval"]) < 0.6 * np.diff(once["seconds"]["interval"])
     assert "peak_bytes" not in once  # the same for all
-    assert scaling.in_words(once.get("peak_bytes")) == "flat"
     x = (100, 1_000, 10_000)
     of_clients = scaling.fits("clients", points(x, [1.0, 2.0, 4.0], [1] * 3))["seconds"]
     assert of_clients["exponent"] == pytest.approx(np.log10(2))  # without a fixed cost
@@ -68,12 +67,13 @@ def test_a_point_that_fails_is_named_and_the_others_are_fitted(monkeypatch):
 
     ran = []
     monkeypatch.setattr(scaling, "measure", measure)
-    found = scaling.series("devices", 3)
+    found = scaling.series("devices")
     assert sorted(ran) == [1, 1, 1, 2, 2, 2, 4, 4, 4]
     assert ran != sorted(ran)  # nothing drifts with x
     assert (found["error"], found["x"]) == ("no such device", [1, 2, 4])
     assert found["fits"]["seconds"]["exponent"] == pytest.approx(1.0)
-    assert scaling.line(found).splitlines()[0] == "devices  no such device"
+    assert scaling.rows(found)[0][:2] == ["devices: no such device", "1 to 4 devices"]
+    assert scaling.rows(found)[0][5] == "flat"
 
 
 def test_states_and_data_are_where_a_series_says():

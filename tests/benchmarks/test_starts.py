@@ -27,7 +27,8 @@ def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(tmp_path, mo
 
     path = tmp_path / "starts.json"
     monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
-    monkeypatch.setattr(sys, "argv", ["starts", "--again=2", "--rounds=4", f"--json={path}"])
+    monkeypatch.setattr(starts, "LATER", 2)
+    monkeypatch.setattr(sys, "argv", ["starts", f"--json={path}"])
     starts.main()
     assert [there for _, there in seen] == [False, True, True] * 2
     assert [options.get("--config.seeds") for options, _ in seen] == [None] * 3 + ["4"] * 3
@@ -37,13 +38,15 @@ def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(tmp_path, mo
     assert (one["case"], several["case"], written["device"]) == ({"seeds": 1}, {"seeds": 4}, "2 x cpu")
     assert (one["first"]["round_s"], len(several["later"])) == (2.0, 2)  # without the round that compiles
     assert one["first"]["wall_s"] - one["first"]["start_s"] == pytest.approx(11.0)  # from the first round's end to the last's
-    assert "4 seeds, later: " in capsys.readouterr().out
+    assert "4 seeds, later | " in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_real_start_and_one_that_fails(monkeypatch, tmp_path):
-    one = starts.measure(1, 2, 1)
+    monkeypatch.setattr(starts, "ROUNDS", 2)
+    monkeypatch.setattr(starts, "LATER", 1)
+    one = starts.measure(1)
     assert one["first"]["wall_s"] > one["first"]["start_s"] > one["first"]["compile_s"] > one["later"][0]["compile_s"] > 0
     monkeypatch.setattr(starts, "CONFIG", "configs/digits.py:no_such_method")
     with pytest.raises(subprocess.CalledProcessError):
-        starts.start(tmp_path, tmp_path / "cache", 1, 2)
+        starts.start(tmp_path, tmp_path / "cache", 1)

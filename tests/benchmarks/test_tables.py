@@ -24,7 +24,7 @@ def config_of(cell):
 
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_every_cell_is_an_experiment_and_no_two_are_the_same(table):
-    cells = tables.cells(table)
+    cells = list(tables.cells(table))
     assert len({(cell.row, cell.column) for cell in cells}) == len(cells)
     configs = [config_of(cell).to_dict() for cell in cells]
     for config in configs:
@@ -38,7 +38,7 @@ def result(seed, accuracy, **changes):
 
 
 def columns(runs, paper=None):
-    return tables.columns({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})
+    return tables.rows({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})[0]
 
 
 def test_a_line_has_means_and_sample_deviations_in_percent_and_the_difference_to_the_paper():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ssl.data import sources, split
-from fedjax_ssl.data.partition import summary
+from fedjax_ssl.data.partition import class_counts
 from fedjax_ssl.data.split import Split
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
@@ -25,7 +25,7 @@ def every(rows):
 
 
 def histogram(rows, labels=LABELS):
-    return summary(rows, labels, 10).histogram
+    return class_counts(rows, labels, 10)
 
 
 @fast

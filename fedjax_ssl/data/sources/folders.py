@@ -61,14 +61,14 @@ def _files(folder: Path, classes: list[str]) -> tuple[list[Path], Int32[np.ndarr
         where = "is missing from" if other[0] in classes else "is only in"
         raise ValueError(f"class folder {other[0]} {where} {folder}: give every split the same class folders")
     paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
+    counts = []
+    for name in classes:
         own = sorted(entry for entry in (folder / name).iterdir() if entry.suffix.lower() in _ENDINGS)
         if not own:
             raise ValueError(f"{folder / name} holds no image ({', '.join(_ENDINGS)}): add some, or remove the class")
         paths += own
-        labels += [label] * len(own)
-    return paths, np.array(labels, np.int32)
+        counts.append(len(own))
+    return paths, np.repeat(np.arange(len(classes), dtype=np.int32), counts)
 
 
 def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[UInt8[np.ndarray, "N H W 3"], bool]:
