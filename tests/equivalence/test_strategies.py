@@ -64,7 +64,7 @@ FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 @pytest.mark.parametrize(
     "strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
 )
-@pytest.mark.parametrize("case", tiny.by_speed(FAST))
+@pytest.mark.parametrize("case", tiny.params(fast=FAST))
 def test_three_rounds_of_every_method_agree(case, strategy):
     experiment, *expected = reference(*case, rounds=3)
     assert_same_rounds(expected, engine.simulate(experiment, strategy, rounds=3)[1:])

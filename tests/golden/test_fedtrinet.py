@@ -28,16 +28,7 @@ from fedjax_ssl.methods.fedtrinet import (
 )
 from fedjax_ssl.ssl import thresholds
 from tests import toy
-from tests.golden.linear_clients import (
-    LABELED_ALONE,
-    InOrder,
-    assert_metrics,
-    examples,
-    plain,
-    softmax,
-    with_costs,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 
 SIDE, CLASSES, HIDDEN, R1 = 3, 3, 4, 3
 LABELED, UNLABELED, BATCH, EPOCHS, RATE, MOMENTUM = 5, 12, 3, 2, 0.3, 0.9
@@ -49,18 +40,18 @@ SGD, FORWARD = torch_sgd(momentum=MOMENTUM), 5
 
 def task_of(network="mlp", norm="static", **options):
     model = models.build(network, num_classes=CLASSES, **options)
-    return Task(model, LABELED_ALONE, CLASSES, norm, labels_at=("clients",))
+    return Task(model, lc.LABELED_ALONE, CLASSES, norm, labels_at=("clients",))
 
 
 @functools.cache
 def method():
     """The method and its jitted client update."""
-    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    training = lc.InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
     made = fedtrinet(
         task=task_of(hidden=HIDDEN), client=training, server=server, options=toy.options(FedTriNetOptions, labeled_rounds=R1)
     )
-    return made, with_costs(made.client_update, FORWARD)
+    return made, lc.with_costs(made.client_update, FORWARD)
 
 
 # --- the network in NumPy ----------------------------------------------------------------------------------------------
@@ -68,7 +59,7 @@ def method():
 
 def outputs(net, x):
     hidden = np.maximum(x @ net["W0"] + net["b0"], 0)
-    return hidden, softmax(hidden @ net["W1"] + net["b1"])
+    return hidden, lc.softmax(hidden @ net["W1"] + net["b1"])
 
 
 def gradient(net, parts):
@@ -116,7 +107,7 @@ class Problem:
         self.u, self.plain_u = (self.images(self.index[:UNLABELED], flip=flip) for flip in (True, False))
 
     def images(self, rows, flip=True):
-        images = plain(self.pool[rows].astype(float))
+        images = lc.plain(self.pool[rows].astype(float))
         return (images[:, ::-1] if flip else images).reshape(len(rows), -1)
 
     def fine_tuned(self, last):
@@ -158,10 +149,13 @@ class Problem:
 
     def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
         labels = np.append(LABELS, [2, 2]).astype(np.int32)
-        rows, others = examples(self.pool, self.labeled_index, labeled, labels), examples(self.pool, self.index, unlabeled)
+        rows, others = (
+            lc.examples(self.pool, self.labeled_index, labeled, labels),
+            lc.examples(self.pool, self.index, unlabeled),
+        )
         shard = Shard(rows, others, jnp.asarray(self.true_labels, jnp.int32))
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
-        optimizer = with_leaves(SGD.init(named(self.shared)), named(self.momentum))
+        optimizer = lc.with_leaves(SGD.init(named(self.shared)), named(self.momentum))
         kept = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
         shared = FedTriNetBroadcast(
             Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round)
@@ -196,12 +190,12 @@ def check(output, trained, pseudo, images, *, weighed, passes, up=SIZE, down=SIZ
     assert_close(uploaded, net)
     state = output.client_state
     assert_close(state.last.params, net)
-    assert_close(with_leaves(named(net), state.optimizer), momentum)
+    assert_close(lc.with_leaves(named(net), state.optimizer), momentum)
     np.testing.assert_array_equal(state.pseudo, np.append(pseudo, -1))
     assert (bool(state.seen), bool(state.weighed), float(output.weight)) == (True, weighed, 1.0)
     traffic = {"comm/bytes_up": (up,), "comm/bytes_down": (down,), "perf/client_images": (images,)}
     traffic |= {"cost/forward_passes": (passes[0],), "cost/backward_passes": (passes[1],)}
-    assert_metrics({name: output.metrics[name] for name in traffic}, traffic)
+    lc.assert_metrics({name: output.metrics[name] for name in traffic}, traffic)
 
 
 def threshold_for(last, gained):
@@ -323,8 +317,8 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
     state, clients = made.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, 2, UNLABELED + 1))
     assert clients.pseudo.shape == (4, UNLABELED + 1)
     rows = np.array([[3, 1, 7, 0], [2, 9, 4, 11]])  # with two rows of padding at the end of the first
-    of_cohort = examples(PROBLEM.pool, rows, 0)._replace(count=jnp.int32([2, 4]))
-    nothing = examples(PROBLEM.pool, rows[0], 0, rows[0])
+    of_cohort = lc.examples(PROBLEM.pool, rows, 0)._replace(count=jnp.int32([2, 4]))
+    nothing = lc.examples(PROBLEM.pool, rows[0], 0, rows[0])
     step = Weights(jax.tree.map(lambda x: 0.1 * x, named(PROBLEM.last)), ())
     expected, server_update = 0.0, jax.jit(made.server_update)
     for round in range(R1 + 2):
@@ -343,7 +337,7 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
 
 def test_fine_tuning_has_no_proximal_term():
     shared, _, kept, shard, key = PROBLEM.inputs(round=0)
-    training = InOrder(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
+    training = lc.InOrder(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
     tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, kept.last, shard, True, key))()
     assert_close(tuned.carry.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
 
@@ -351,10 +345,10 @@ def test_fine_tuning_has_no_proximal_term():
 def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     """Batch norm that tracks statistics, momentum and weight decay: none of them moves a frozen layer."""
     task = task_of("cnn", norm="running", width=2)
-    training = InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=0.1), lambda _: None, BATCH, epochs=1, prox_mu=0.1)
+    training = lc.InOrder(torch_sgd(momentum=MOMENTUM, weight_decay=0.1), lambda _: None, BATCH, epochs=1, prox_mu=0.1)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (LABELED, 8, 8, 1)).astype(np.uint8)
-    labeled = examples(images, np.arange(LABELED), LABELED, LABELS)
+    labeled = lc.examples(images, np.arange(LABELED), LABELED, LABELS)
     shared, last = (task.init(jax.random.key(seed), (8, 8, 1)) for seed in (1, 2))
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
     message = FedTriNetBroadcast(shared, None, jnp.float32(RATE), jnp.int32(0))

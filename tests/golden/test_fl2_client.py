@@ -8,17 +8,7 @@ import pytest
 
 from fedjax_ssl.methods.fl2 import FL2Options, fl2
 from tests.golden import linear_clients
-from tests.golden.linear_clients import (
-    CLASSES,
-    DECAY,
-    MOMENTUM,
-    RATE,
-    assert_same,
-    gradient,
-    norm,
-    ratios,
-    softmax,
-)
+from tests.golden import linear_clients as lc
 
 BATCH, EPOCHS, ETA = 4, 1, 0.01
 
@@ -48,7 +38,7 @@ class Client(linear_clients.Client):
     def expected(self, options: FL2Options, clip: float):
         """(update, weight, momentum, metrics as value or (total, weight)) of one client, as the paper's equations say."""
         w, m = dict(self.params), dict(self.momentum)
-        probs = softmax(self.weak @ w["kernel"] + w["bias"])
+        probs = lc.softmax(self.weak @ w["kernel"] + w["bias"])
         label, confidence = probs.argmax(1), probs.max(1)
         tau, mean = confidence.mean(), probs.mean(0)  # Eqs. 7, 8
         threshold = mean / mean.max() * tau  # Eq. 9
@@ -65,26 +55,26 @@ class Client(linear_clients.Client):
         steps = len(batches)
         for at in batches:
             x, y, a, f = self.strong[at], label[at], accepted[at], consistent[at]
-            clean, onehot = softmax(x @ w["kernel"] + w["bias"]), np.eye(CLASSES)[y]
-            grad_a = gradient(x, (clean - onehot) * (a / a.sum())[:, None])  # Eq. 10
-            grad_p = gradient(x, (clean - onehot) * (f / f.sum())[:, None])  # Eq. 11
-            t = {"kernel": np.abs(w["kernel"]) + ETA, "bias": np.ones(CLASSES)}
+            clean, onehot = lc.softmax(x @ w["kernel"] + w["bias"]), np.eye(lc.CLASSES)[y]
+            grad_a = lc.gradient(x, (clean - onehot) * (a / a.sum())[:, None])  # Eq. 10
+            grad_p = lc.gradient(x, (clean - onehot) * (f / f.sum())[:, None])  # Eq. 11
+            t = {"kernel": np.abs(w["kernel"]) + ETA, "bias": np.ones(lc.CLASSES)}
             if options.perturbation == "sam":  # Eq. 12
                 t = {name: np.ones_like(leaf) for name, leaf in w.items()}
-            scale = options.rho / norm({name: t[name] * grad_p[name] for name in w})
+            scale = options.rho / lc.norm({name: t[name] * grad_p[name] for name in w})
             star = {name: w[name] + scale * t[name] ** 2 * grad_p[name] for name in w}
-            moved = softmax(x @ star["kernel"] + star["bias"])
-            grad_cs = gradient(x, (moved - clean) * (f / a.sum())[:, None])  # Eq. 13
+            moved = lc.softmax(x @ star["kernel"] + star["bias"])
+            grad_cs = lc.gradient(x, (moved - clean) * (f / a.sum())[:, None])  # Eq. 13
             loss += -np.log((clean * onehot).sum(1))[a].sum()
             consistency_loss += (clean * np.log(clean / moved)).sum(1)[f].sum()
             used += a.sum()
             g = {name: grad_a[name] + options.consistency_weight * grad_cs[name] for name in w}  # Eq. 14
             if clip:
-                assert norm(g) > clip  # clipping acts
-                g = {name: g[name] * clip / norm(g) for name in w}
-            g = {name: g[name] + DECAY * w[name] for name in w}
-            m = {name: MOMENTUM * m[name] + g[name] for name in w}
-            w = {name: w[name] - RATE * (g[name] + MOMENTUM * m[name]) for name in w}
+                assert lc.norm(g) > clip  # clipping acts
+                g = {name: g[name] * clip / lc.norm(g) for name in w}
+            g = {name: g[name] + lc.DECAY * w[name] for name in w}
+            m = {name: lc.MOMENTUM * m[name] + g[name] for name in w}
+            w = {name: w[name] - lc.RATE * (g[name] + lc.MOMENTUM * m[name]) for name in w}
 
         size = 4 * sum(leaf.size for leaf in w.values())
         by_status = options.aggregation == "lsaa"
@@ -94,7 +84,7 @@ class Client(linear_clients.Client):
             "client/consistency_loss": (consistency_loss, used),
             "client/mask_rate": (6, 7),
             "client/threshold": (tau, 1),
-            **ratios(right, 6, 7),
+            **lc.ratios(right, 6, 7),
             "comm/bytes_down": (size,),
             "comm/bytes_up": (size + 4 * by_status,),  # tau_k travels too (Algorithm 1, line 24)
             "perf/client_images": (len(order),),
@@ -122,8 +112,8 @@ def test_a_client_update_is_what_the_equations_say(options, clip):
     got_update, got_weight, got_momentum, got_metrics = client.got(
         fl2, options, labels_at=("server",), clip=clip, batch_size=BATCH, epochs=EPOCHS
     )
-    assert_same(got_update, update)
-    assert_same(got_momentum, momentum)
+    lc.assert_same(got_update, update)
+    lc.assert_same(got_momentum, momentum)
     np.testing.assert_allclose(got_weight, weight, rtol=1e-5)
     assert set(got_metrics) == set(metrics)
     for name, value in metrics.items():

@@ -7,16 +7,12 @@ import pytest
 
 from fedjax_ssl.ssl import freematch
 from fedjax_ssl.ssl.freematch import Status
+from tests.golden.linear_clients import softmax
 
 CLASSES, DECAY = 4, 0.9
 
 
 update = jax.jit(freematch.update, static_argnames=("decay", "largest", "quantile"))
-
-
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def shares(probs):
