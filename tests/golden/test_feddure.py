@@ -4,8 +4,6 @@ F-reg's gradient, the second-order one (Eq. 5), is by central differences; all o
 [D + 1, C] whose last row is the bias, and F-reg is one flat vector.
 """
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ import optax
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.methods.feddure import FedDureClientState, FedDureOptions, Regulators, Setup, StepViews, feddure, regulate
@@ -21,7 +18,6 @@ from fedjax_ssl.ssl import regulators
 from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
-module = importlib.import_module("fedjax_ssl.methods.feddure")  # the package has the function by this name
 ETA_S, ETA_W, THRESHOLD, SHARE = 0.2, 0.05, 0.7, 0.3
 SHAPES = {
     ("hidden", "kernel"): (lc.CLASSES, 128),
@@ -270,12 +266,8 @@ def test_f_reg_has_the_papers_size_and_a_start_of_its_own_for_each_key():
 # --- the two forms of the meta-gradient ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("network", "detached", "no_c"),
-    [("mlp", False, False), ("mlp", True, False), ("mlp", False, True), ("cnn", False, False)],
-    ids=["mlp", "detached", "no_c", "batch norm and a CPU's convolutions"],
-)
-def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
+@pytest.mark.parametrize(("network", "no_c"), [("mlp", True), ("cnn", False)])
+def test_both_forms_of_the_meta_gradient_are_equal(network, no_c):
     """Of networks with two layers and more, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
     rng, shape = np.random.default_rng(0), (4, 4, 1)
     sizes = {"mlp": {"hidden": 8}, "cnn": {"width": 2}}[network]
@@ -290,7 +282,7 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
     gradients = []
     for form in ("direct", "nested"):
         ablation = "no_c" if no_c else "both"
-        options = FedDureOptions(meta_gradient=form, eta_s=0.3, detach_freg_input=detached, regulators=ablation)
+        options = FedDureOptions(meta_gradient=form, eta_s=0.3, regulators=ablation)
         setup = Setup(task, Training(optax.identity(), lambda _: None, 5, epochs=1), options)
         before = Regulators(() if no_c else phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
         after, _ = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))(
@@ -301,49 +293,3 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, detached, no_c):
     assert np.isfinite(direct).all()
     assert np.linalg.norm(nested) > 1e-6
     np.testing.assert_allclose(direct, nested, rtol=1e-3, atol=1e-4 * np.abs(nested).max())
-
-
-# --- the sign of the reward ------------------------------------------------------------------------------------------------
-
-
-def reward_of():
-    """Pseudo-labels -> their reward, for a step whose labeled and strong views are the same."""
-    views = np.random.default_rng(0).standard_normal((4, lc.SIDE, lc.SIDE, 1)).astype(np.float32)
-    labels, mask = np.array([0, 1, 2, 0]), np.ones(4, bool)
-    task = lc.linear_task()
-    weights = task.init(jax.random.key(0), (lc.SIDE, lc.SIDE, 1))
-    options = FedDureOptions(unlabeled_batch_size=4, eta_s=0.1)
-    setup = Setup(task, Training(optax.identity(), lambda _: None, 4, epochs=1), options)
-    w = regulators.init(jax.random.key(2), lc.CLASSES)
-    before = Regulators(weights.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
-    seen = StepViews(views, labels, mask, views, views, mask)
-    return jax.jit(lambda label: regulate(setup, seen, label, mask, weights, before, jax.random.key(0))[1])
-
-
-def test_right_pseudo_labels_are_rewarded_and_wrong_ones_punished():
-    right, reward = np.array([0, 1, 2, 0]), reward_of()
-    assert reward(right) > 1e-3
-    assert reward((right + 1) % 3) < -1e-3
-
-
-def test_a_positive_reward_lowers_the_loss_of_the_pseudo_labels(monkeypatch):
-    """g_d, what a reward adds to theta's gradient, descends towards the pseudo-labels of the strong views."""
-    client, task = lc.Client(), lc.linear_task()
-    weights = Weights(lc.named(client.params), {})
-    setup = Setup(task, Training(optax.identity(), lambda _: None, 3, epochs=1), FedDureOptions(regulators="no_f"))
-    batch = Pair(*(Batch(jnp.arange(n), jnp.ones(n, bool)) for n in (3, lc.UNLABELED)))
-
-    @jax.jit
-    def gradient(reward):
-        monkeypatch.setattr(module, "regulate", lambda *args: (args[-2], reward))
-        step = module.gradient(setup, client.shard(), weights, batch, jax.random.key(0), Regulators((), (), (), ()))
-        layer = step[0].grad["Dense_0"]
-        return jnp.vstack([layer["kernel"], layer["bias"]])
-
-    of_reward = gradient(0.5) - gradient(0.0)
-    theta = matrix(client.params)
-    y, strong = (ones(client.weak) @ theta).argmax(1), ones(client.strong)
-    before, after = (ce(strong @ network, y).mean() for network in (theta, theta - 0.01 * of_reward))
-    assert after < before
-    q = lc.softmax(strong @ theta) - np.eye(lc.CLASSES)[y]
-    np.testing.assert_allclose(of_reward, 0.5 * strong.T @ q / len(y), rtol=1e-4, atol=1e-5)

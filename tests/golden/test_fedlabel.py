@@ -251,21 +251,6 @@ def test_a_client_update_is_what_the_equations_say(variant):
     lc.assert_metrics(output.metrics, metrics)
 
 
-def test_the_example_tells_the_equations_apart():
-    """What the paper's variant decides: kept and not, agreeing and not, by one expert and by the other."""
-    problem, options = Problem(), FedLabelOptions(**BASE)
-    problem.expected(options)
-    local = Net(problem.w, problem.v, problem.momenta[0], RATE)
-    for _ in range(TAU):
-        p, x = local.trained(problem.view("labeled", problem.labeled_rows[:LABELED]))
-        local.step((x, (p - np.eye(CLASSES)[LABELS[:LABELED]]) / LABELED))
-    _, kept, of_local, agreed, _, _ = problem.decide(options, Net(problem.w, problem.v, {}, 0), local)
-    seen = np.unique(ORDER)
-    seen = seen[kept[seen]]
-    assert {True, False} == set(of_local[seen]) == set(agreed[seen]) == set((of_local & agreed)[seen])
-    assert len(ORDER.ravel()[kept[ORDER.ravel()]]) > len(seen)  # an example that is used twice
-
-
 def test_the_released_aggregate_is_of_two_halves():
     rng = np.random.default_rng(0)
 

@@ -21,7 +21,6 @@ from fedjax_ssl.methods.fedtrinet import (
     FedTriNetBroadcast,
     FedTriNetClientState,
     FedTriNetOptions,
-    alpha,
     fedtrinet,
     fine_tune,
     splice,
@@ -244,17 +243,6 @@ def test_a_round_of_the_second_phase_is_what_the_equations_say(gained, round, we
     np.testing.assert_allclose(output.metrics["client/threshold"], (threshold, 1), rtol=1e-6)
 
 
-def test_all_three_networks_count():
-    """Any two of them, and each alone, would pass other examples or label them otherwise."""
-    last = PROBLEM.last
-    three = [outputs(net, PROBLEM.plain_u)[1] for net in (last, PROBLEM.fine_tuned(last), PROBLEM.shared)]
-    threshold = threshold_for(last, 4)
-    passed = set(np.flatnonzero(sum(three).max(1) >= threshold))
-    for i in range(3):
-        without = sum(three[:i] + three[i + 1 :])
-        assert set(np.argsort(without.max(1))[-4:]) != passed or (without.argmax(1) != sum(three).argmax(1))[list(passed)].any()
-
-
 def test_a_client_that_the_first_phase_never_drew_trains_once_on_its_labels_first():
     last, _ = PROBLEM.on_labels()
     threshold = threshold_for(last, 4)
@@ -281,22 +269,6 @@ def test_clients_without_labels_or_data(seen, round, labeled, unlabeled):
         np.testing.assert_array_equal(np.asarray(output.client_state.pseudo)[:UNLABELED], own)
 
 
-def test_clients_in_different_states_side_by_side_are_what_they_are_alone():
-    """Under vmap: one that is new, one that gains many pseudo-labels, one that has some, one without data."""
-    threshold, some = threshold_for(PROBLEM.last, 11), np.where(np.arange(UNLABELED) < 2, 1, -1)
-    cases = [{"seen": False}, {}, {"pseudo": some, "weighed": True}, {"labeled": 0, "unlabeled": 0}]
-    inputs = [PROBLEM.inputs(round=20, threshold=threshold, **case) for case in cases]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *((kept, shard) for _, _, kept, shard, _ in inputs))
-    shared, own, *_, key = inputs[0]
-    update = jax.vmap(lambda kept, shard: method()[0].client_update(shared, own, kept, shard, key))
-    with forward_batches_of(FORWARD):
-        together = jax.jit(update)(*stacked)
-    for k, alone in enumerate(method()[1](*case) for case in inputs):
-        of_k = jax.tree.map(lambda x, k=k: x[k], together)
-        alone = alone._replace(metrics={name: alone.metrics[name] for name in of_k.metrics})  # without costs
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_k, alone)
-
-
 def test_the_threshold_falls_and_is_protected():
     m, rounds = 0.7, jnp.arange(70)
     for protected in (True, False):
@@ -304,12 +276,6 @@ def test_the_threshold_falls_and_is_protected():
         expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + late
         got = jax.vmap(lambda r, p=protected: thresholds.falling(jnp.float32(m), r, protected=p))(rounds)
         np.testing.assert_allclose(got, expected, atol=1e-6)
-
-
-def test_alpha_rises_from_local_epoch_50_to_150():
-    iteration = np.arange(200)
-    expected = np.where(iteration < 50, 0.0, np.where(iteration > 150, 0.15, (iteration - 50) / 100 * 0.15))
-    np.testing.assert_allclose(alpha(jnp.asarray(iteration // 5), jnp.asarray(iteration % 5)), expected, atol=1e-7)
 
 
 def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the_next_cohorts_data():
