@@ -156,11 +156,9 @@ class Problem:
 
         drawn = ORDER.ravel()
         used = drawn[passing[drawn]]
-        r = {
-            "draws": TAU * LABELED + len(used),
-            "distinct": LABELED + len(set(used)),
-            "passing": max(len(used), 1),
-        }[options.counts]
+        r = {"draws": TAU * LABELED + len(used), "distinct": LABELED + len(set(used)), "passing": max(len(used), 1)}[
+            options.counts
+        ]
         self.labels = lc.diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]])
         # Forward passes of a step on unlabeled data, and those of them that are trained.
         experts, nets = 2 if both else 1, 2 if both and options.augment == "strong" else 1

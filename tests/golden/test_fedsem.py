@@ -116,8 +116,7 @@ def test_labels_that_were_made_stay():
 
 
 @pytest.mark.parametrize(
-    ("round", "labeled", "unlabeled", "images"),
-    [(0, 0, 7, 0), (R1, 0, 7, 7), (R1, 5, 0, 5), (0, 5, 0, 10), (R1 + 1, 0, 0, 0)],
+    ("round", "labeled", "unlabeled", "images"), [(0, 0, 7, 0), (R1, 0, 7, 7), (R1, 5, 0, 5), (0, 5, 0, 10), (R1 + 1, 0, 0, 0)]
 )
 def test_clients_without_labels_or_data_take_part_once_they_have_something_to_train_on(round, labeled, unlabeled, images):
     output = got(round, NONE, labeled=labeled, unlabeled=unlabeled)

@@ -187,11 +187,7 @@ def close(got, expected):
         np.testing.assert_allclose(layer[name], leaf, rtol=1e-4, atol=1e-5)
 
 
-OPTIONS = {
-    "fedsiam_pi": fedsiam.FedSiamPiOptions,
-    "fedsiam_mt": fedsiam.FedSiamMTOptions,
-    "fedsiam_d": FedSiamDOptions,
-}
+OPTIONS = {"fedsiam_pi": fedsiam.FedSiamPiOptions, "fedsiam_mt": fedsiam.FedSiamMTOptions, "fedsiam_d": FedSiamDOptions}
 
 
 class Case(NamedTuple):

@@ -46,13 +46,14 @@ class Client(linear_clients.Client):
         # No decision hangs on float32, nor on > or >=.
         assert min(np.abs(confidence - threshold[label]).min(), np.abs(confidence - options.confidence).min()) > 1e-3
         assert accepted.astype(int).tolist() == [1, 0, 1, 1, 1, 1, 1]
+        accepted = confident if options.threshold == "fixed" else accepted
         assert confident.astype(int).tolist() == [1, 1, 1, 1, 0, 1, 0]
         consistent = confident & accepted if options.consistency_on == "confident_accepted" else confident
         order = np.flatnonzero(accepted) if options.batches == "accepted" else np.arange(7)
 
         loss = consistency_loss = used = 0.0
         batches = np.split(order, range(BATCH, len(order), BATCH))
-        steps = len(batches)
+        steps, with_sacr = len(batches), options.consistency == "sacr"
         for at in batches:
             x, y, a, f = self.strong[at], label[at], accepted[at], consistent[at]
             clean, onehot = lc.softmax(x @ w["kernel"] + w["bias"]), np.eye(lc.CLASSES)[y]
@@ -68,7 +69,7 @@ class Client(linear_clients.Client):
             loss += -np.log((clean * onehot).sum(1))[a].sum()
             consistency_loss += (clean * np.log(clean / moved)).sum(1)[f].sum()
             used += a.sum()
-            g = {name: grad_a[name] + options.consistency_weight * grad_cs[name] for name in w}  # Eq. 14
+            g = {name: grad_a[name] + with_sacr * options.consistency_weight * grad_cs[name] for name in w}  # Eq. 14
             if clip:
                 assert lc.norm(g) > clip  # clipping acts
                 g = {name: g[name] * clip / lc.norm(g) for name in w}
@@ -81,17 +82,16 @@ class Client(linear_clients.Client):
         right = int((accepted & (label == TRUE_LABELS)).sum())
         metrics = {
             "client/loss": (loss, used),
-            "client/consistency_loss": (consistency_loss, used),
-            "client/mask_rate": (6, 7),
+            "client/mask_rate": (accepted.sum(), 7),
             "client/threshold": (tau, 1),
-            **lc.ratios(right, 6, 7),
+            **lc.ratios(right, accepted.sum(), 7),
             "comm/bytes_down": (size,),
             "comm/bytes_up": (size + 4 * by_status,),  # tau_k travels too (Algorithm 1, line 24)
             "perf/client_images": (len(order),),
-            # Two batches of 4 to label 7 images; a step has two forward and three backward passes.
-            "cost/forward_passes": (8 + steps * 2 * BATCH,),
-            "cost/backward_passes": (steps * 3 * BATCH,),
-        }
+            # Two batches of 4 to label 7 images; with SACR a step has two forward and three backward passes.
+            "cost/forward_passes": (8 + steps * (1 + with_sacr) * BATCH,),
+            "cost/backward_passes": (steps * (1 + 2 * with_sacr) * BATCH,),
+        } | ({"client/consistency_loss": (consistency_loss, used)} if with_sacr else {})
         update = {name: self.params[name] - w[name] for name in w}
         return update, 1 - tau if by_status else 1.0, m, metrics  # Eq. 15
 
@@ -103,8 +103,8 @@ OTHER = {"perturbation": "sam", "rho": 0.5, "consistency_weight": 3.0, "aggregat
 
 @pytest.mark.parametrize(
     ("options", "clip"),
-    [(PAPER, 0.0), (PAPER | {"rho": 1.0}, 0.0), (RELEASED, 0.1), (PAPER | OTHER, 0.0)],
-    ids=["paper", "paper on cifar100", "released", "no option at its default"],
+    [(PAPER, 0.0), (RELEASED, 0.1), (PAPER | OTHER, 0.0), (PAPER | {"threshold": "fixed", "consistency": "none"}, 0.0)],
+    ids=["paper", "released", "no option at its default", "no CAT and no SACR"],
 )
 def test_a_client_update_is_what_the_equations_say(options, clip):
     client, options = Client(), FL2Options(**options)

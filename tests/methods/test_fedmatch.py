@@ -56,10 +56,6 @@ def test_with_labels_at_the_clients_one_without_labels_trains_psi_alone(at_clien
     assert same(output.client_state.optimizer[0], at_clients.kept.optimizer[0])
 
 
-def test_a_client_without_unlabeled_examples_learns_sigma_from_its_labels(at_clients):
-    assert norm(at_clients(unlabeled=0).update.params.sigma) > 0
-
-
 def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     """Under vmap a condition that differs between clients computes both sides; this one is the cohort's."""
     method, cohort = at_server.method, Cohort(jnp.arange(5), jnp.int32(0))

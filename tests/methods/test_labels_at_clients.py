@@ -35,12 +35,6 @@ def test_a_client_with_one_kind_of_data_weighs_by_it_and_goes_through_it_epoch_b
     assert output.metrics["diagnostics/label_ratio"].weight == EPOCHS * unlabeled
 
 
-def test_fedavg_weighs_clients_by_all_their_data_and_trains_on_the_labeled():
-    output = client_of("fedavg")()
-    assert output.weight == 29
-    assert output.metrics["perf/client_images"].total == EPOCHS * 9
-
-
 def test_where_nothing_is_accepted_the_labels_train_alone():
     client = client_of("uda", method__confidence=1.0)
     output = client()
