@@ -228,11 +228,7 @@ def diagnostics(label, true_labels, accepted):
 
 
 def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
-    """A client that trained by all STEPS on unlabeled examples and, with labels at the clients, on labeled ones beside them.
-
-    got: of `Client.got`; expected: of `Client.trained`; seen: (label, true label, accepted) of each step; the losses of all
-    examples that were averaged over, in the order of the steps.
-    """
+    """`Client.got` is what `Client.trained` expects; seen: (label, true label, accepted) of each step; losses: of all examples."""
     paired = labels_at == "clients"
     update, weight, momentum, metrics = got
     for leaves, wanted in zip((update, momentum), expected, strict=True):

@@ -1,4 +1,4 @@
-"""LSAA (Eq. 15), the server's momentum and static batch norm against NumPy, through the functions that the methods use."""
+"""The server's momentum and static batch norm against NumPy, through the functions that the methods use."""
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +10,9 @@ from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Task, Weights, networks, server
-from fedjax_ssl.method import Aggregate, ClientOutput, ServerData
+from fedjax_ssl.method import Aggregate, ServerData
 from fedjax_ssl.methods import fedsiam
-from fedjax_ssl.methods.fl2 import lsaa_weight
-from fedjax_ssl.simulation.execution import Execution, run_cohort
 from tests.golden.normalizing import normalize
-
-
-def aggregate(taus: np.ndarray, local: np.ndarray, broadcast: np.ndarray, counts: np.ndarray, chunk: int) -> Aggregate:
-    def client(shared, inputs):
-        tau, weights, count = inputs
-        update = Weights({"w": shared - weights}, ())
-        return ClientOutput(update, jnp.where(count > 0, lsaa_weight(tau), 0.0), (), {})
-
-    inputs = (jnp.float32(taus), jnp.float32(local), jnp.int32(counts))
-    return run_cohort(client, jnp.float32(broadcast), inputs, aggregator="sum", execution=Execution(chunk)).aggregate
-
-
-TAUS = np.array([0.2, 0.9, 0.5, 0.99, 0.35])
-
-
-@pytest.mark.parametrize(("taus", "chunk"), [(TAUS, 0), (TAUS, 1), (TAUS, 2), ([0.5, 1, 1, 1, 1], 0), (np.ones(5), 0)])
-def test_lsaa_weighs_clients_by_one_minus_tau_whatever_their_size(taus, chunk):
-    rng, unsure = np.random.default_rng(0), 1.0 - np.array(taus)
-    local, sent = rng.standard_normal((5, 3)), rng.standard_normal(3)
-    beta = unsure / unsure.sum() if unsure.any() else np.full(5, 1 / 5)  # clients that are all sure weigh alike
-    got = aggregate(taus, local, sent, np.array([1, 100, 5, 7, 20]), chunk)
-    np.testing.assert_allclose(got.update.params["w"], sent - beta @ local, rtol=1e-5)
-
 
 SETTINGS = server.Server(optax.sgd(1.0, momentum=0.5), None, 0, None)
 step = server.server_work(Task(None, None, 2, "static"), SETTINGS).step

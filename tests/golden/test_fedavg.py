@@ -6,9 +6,8 @@ import optax
 import pytest
 
 from fedjax_ssl import local
-from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local.task import Task, Weights
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from tests.golden import linear_clients as lc
@@ -40,28 +39,6 @@ def test_fedprox_needs_a_positive_mu():
     training = local.Training(optax.identity(), lambda _: None, 1)
     with pytest.raises(ValueError, match=r"^method.prox_mu: got 0.0 with method.name=fedprox, accepted: a number > 0$"):
         fedprox(task=None, client=training, server=None)
-
-
-def test_the_proximal_term_pulls_parameters_to_the_start_and_leaves_statistics_alone():
-    """Steps on a constant gradient: w <- w - lr (g + mu (w - w_0)); the running mean changes as without the term."""
-    mu, rate, w0, g, s0, s1 = 0.5, 0.1, 2.0, 3.0, 4.0, 1.0
-    task = Task(None, None, 2, "running")
-    training = local.Training(optax.identity(), lambda _: None, 1, steps=4, prox_mu=mu)
-
-    def gradient(weights, batch, key):
-        return local.Gradients({"w": jnp.full((1,), g)}, {"mean": jnp.full((1,), s1)}, {})
-
-    start = Weights({"w": jnp.full((1,), w0)}, {"mean": jnp.full((1,), s0)})
-    schedule = Schedule(jnp.zeros((4, 1), jnp.int32), jnp.int32(1), jnp.int32(4), 1)
-    key = jnp.zeros((2,), jnp.uint32)
-    trained = local.minimize(
-        task, training, gradient, local.Fit(start, optax.EmptyState()), schedule, learning_rate=rate, key=key
-    )
-    w, mean = w0, s0
-    for _ in range(4):
-        w, mean = w - rate * (g + mu * (w - w0)), 0.9 * mean + 0.1 * s1
-    np.testing.assert_allclose(trained.carry.weights.params["w"], [w], rtol=1e-6)
-    np.testing.assert_allclose(trained.carry.weights.stats["mean"], [mean], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(5, 7), (0, 7), (5, 0), (0, 0)])

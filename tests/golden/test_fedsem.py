@@ -93,6 +93,8 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
     output = got(R1 - 1, NONE)
     check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, 0, 0))
     np.testing.assert_array_equal(output.client_state.pseudo, NONE)
+    assert got(R1 - 1, NONE, labeled=0).weight == 0  # nothing to train on yet
+    assert got(R1 + 1, NONE, unlabeled=0).metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
 
 
 @pytest.mark.parametrize(("round", "down"), [(R1, SIZE), (R1 + 1, 2 * SIZE)])
@@ -113,18 +115,6 @@ def test_labels_that_were_made_stay():
     output = got(R1 + 1, OTHERS)
     check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, lc.UNLABELED, lc.UNLABELED))
     np.testing.assert_array_equal(output.client_state.pseudo, OTHERS)
-
-
-@pytest.mark.parametrize(
-    ("round", "labeled", "unlabeled", "images"), [(0, 0, 7, 0), (R1, 0, 7, 7), (R1, 5, 0, 5), (0, 5, 0, 10), (R1 + 1, 0, 0, 0)]
-)
-def test_clients_without_labels_or_data_take_part_once_they_have_something_to_train_on(round, labeled, unlabeled, images):
-    output = got(round, NONE, labeled=labeled, unlabeled=unlabeled)
-    assert output.weight == (1 if images else 0)
-    assert output.metrics["perf/client_images"].total == lc.EPOCHS * images
-    assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(output.update)])).all()
-    assert (np.asarray(output.client_state.pseudo) >= 0).sum() == (unlabeled if round >= R1 else 0)
-    assert output.metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
 
 
 def test_the_labeler_is_the_model_that_ends_the_first_phase():

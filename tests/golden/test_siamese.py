@@ -79,34 +79,6 @@ def test_tau_follows_its_curve(mu):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_tau_at_the_papers_settings():
-    numbers = jnp.arange(1, 51)
-    line = siamese.linear_share(numbers, saved=0.5, pi_rounds=3, rounds=50)
-    assert line[:4].tolist() == [0, 0, 0, 1]  # 1.04 before it is cut
-    np.testing.assert_allclose(line[9], 50 * 40 / 47**2, rtol=1e-5)
-    assert line[49] == 0
-    # Its sum is (1 - mu) R_G up to the sum's step, and what is cut.
-    np.testing.assert_allclose(line.sum(), 25, atol=1)
-    box = siamese.rectangle_share(numbers, saved=0.5, pi_rounds=10, end_round=40, rounds=50)
-    np.testing.assert_allclose(box, np.where((numbers > 10) & (numbers < 40), 25 / 30, 0), rtol=1e-6)
-
-
-BOUNDARY = jax.jit(siamese.boundary)
-
-
-@pytest.mark.parametrize("tau", [0.0, 0.125, 0.3, 0.5, 0.77, 1.0])
-def test_the_boundary_is_the_quantile_of_the_windows_used_values(tau):
-    rng = np.random.default_rng(3)
-    window, kept, remember = siamese.empty_window(3, 4, 2), [], jax.jit(siamese.remember)
-    for number in range(5):
-        distances, used = rng.random((4, 2)), rng.random(4) < 0.7
-        window = remember(window, jnp.int32(number), np.where(used[:, None], distances, np.nan), used)
-        kept.append(distances[used].ravel())
-        expected = np.quantile(np.concatenate(kept[-3:]), 1 - tau)
-        np.testing.assert_allclose(BOUNDARY(window, jnp.float32(tau)), expected, rtol=1e-5)
-    assert np.all(np.isfinite(window.values))
-
-
 def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window():
     distances = jnp.array([[0.1, 0.5], [0.3, 0.2]])
     window = siamese.remember(siamese.empty_window(1, 2, 2), jnp.int32(0), distances, jnp.ones(2, bool))

@@ -15,12 +15,7 @@ from tests.golden.linear_clients import with_costs
 class Client:
     """The first client of a tiny experiment, its update jitted once; what it has may be changed between calls.
 
-    Args:
-        method: its name.
-        labeled: how many labeled examples it has unless a call says otherwise; None: as many as in the experiment.
-        unlabeled: likewise.
-        scale: of the first weights; of clear opinions if it is large.
-        **overrides: of the experiment's settings.
+    labeled, unlabeled: how many examples it has unless a call says otherwise; scale: of the first weights, large: clear opinions.
     """
 
     def __init__(self, method, labeled=None, unlabeled=None, *, scale=1.0, **overrides):
