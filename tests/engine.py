@@ -50,7 +50,7 @@ def distance(a, b) -> float:
 
 
 def changes(experiment, factors, rounds):
-    """How much the evaluated model's outputs change over some rounds, for each factor that clients' updates are multiplied by."""
+    """How much the evaluated outputs change over some rounds, for each factor that clients' updates are multiplied by."""
     problem = experiment.problem
 
     def method_of(factor):

@@ -17,6 +17,7 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
+from tests.engine import copied, distance, same_bits
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.gpu

@@ -228,7 +228,7 @@ def diagnostics(label, true_labels, accepted):
 
 
 def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
-    """`Client.got` is what `Client.trained` expects; seen: (label, true label, accepted) of each step; losses: of all examples."""
+    """`Client.got` is what `Client.trained` expects; seen: (label, true label, accepted) of steps; losses: of examples."""
     paired = labels_at == "clients"
     update, weight, momentum, metrics = got
     for leaves, wanted in zip((update, momentum), expected, strict=True):

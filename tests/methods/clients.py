@@ -15,7 +15,7 @@ from tests.golden.linear_clients import with_costs
 class Client:
     """The first client of a tiny experiment, its update jitted once; what it has may be changed between calls.
 
-    labeled, unlabeled: how many examples it has unless a call says otherwise; scale: of the first weights, large: clear opinions.
+    labeled, unlabeled: how many examples it has unless a call says otherwise; scale: of the first weights.
     """
 
     def __init__(self, method, labeled=None, unlabeled=None, *, scale=1.0, **overrides):
