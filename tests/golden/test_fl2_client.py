@@ -14,17 +14,7 @@ BATCH, EPOCHS, ETA = 4, 1, 0.01
 
 # Softmax outputs of the client's seven images. tau_k = .934, and class 0 leads pbar: tau(c) = (.934, .185, .170). So image 1 is
 # confident (CONFIDENCE) without being accepted, images 4 and 6 are accepted without being confident.
-OUTPUTS = np.array(
-    [
-        [0.995, 0.003, 0.002],
-        [0.925, 0.030, 0.045],
-        [0.990, 0.004, 0.006],
-        [0.985, 0.010, 0.005],
-        [0.060, 0.860, 0.080],
-        [0.998, 0.001, 0.001],
-        [0.120, 0.095, 0.785],
-    ]
-)
+OUTPUTS = np.reshape([995, 3, 2, 925, 30, 45, 990, 4, 6, 985, 10, 5, 60, 860, 80, 998, 1, 1, 120, 95, 785], (7, 3)) / 1000
 CONFIDENCE = 0.91
 TRUE_LABELS = np.array([0, 0, 1, 0, 1, 0, 0])
 

@@ -8,6 +8,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import plan_of
 from fedjax_ssl.local import Task
 from fedjax_ssl.method import Cohort, Shard
+from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
 from tests.golden.linear_clients import with_costs
 
@@ -85,6 +86,13 @@ class Client:
 
 def task_of(experiment) -> Task:
     return plan_of(experiment.settings, None).task()
+
+
+def server_data(experiment, ids):
+    """What the server may read at the end of the first round; ids: the next cohort."""
+    cohort = Cohort(np.array(ids), np.int32(0))
+    rows = gather(experiment.problem.data, cohort, cohort)
+    return jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
 
 
 def traced_round(experiment):
