@@ -22,7 +22,7 @@ class Run(Client):
     """A client, and the server's work at the end of its round."""
 
     def __init__(self):
-        super().__init__("fedcon", client__epochs=0, client__steps=2, server__epochs=1)
+        super().__init__("fedcon", client__epochs=0, client__steps=2, server__epochs=1, method__target_decay=0.9)
         self.change = self().update
         self.server_update = jax.jit(self.method.server_update)
         # A later round's state: with momentum, and a teacher that is not the model.
