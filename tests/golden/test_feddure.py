@@ -266,12 +266,10 @@ def test_f_reg_has_the_papers_size_and_a_start_of_its_own_for_each_key():
 # --- the two forms of the meta-gradient ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("network", "no_c"), [("mlp", True), ("cnn", False)])
-def test_both_forms_of_the_meta_gradient_are_equal(network, no_c):
-    """Of networks with two layers and more, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
+def test_both_forms_of_the_meta_gradient_are_equal():
+    """Of a network of several layers, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
     rng, shape = np.random.default_rng(0), (4, 4, 1)
-    sizes = {"mlp": {"hidden": 8}, "cnn": {"width": 2}}[network]
-    task = Task(models.build(network, num_classes=lc.CLASSES, conv="cpu", **sizes), None, lc.CLASSES, "static")
+    task = Task(models.build("cnn", num_classes=lc.CLASSES, conv="cpu", width=2), None, lc.CLASSES, "static")
     theta, phi = (task.init(jax.random.key(seed), shape) for seed in (0, 1))
     views = rng.standard_normal((11, *shape)).astype(np.float32)
     views[[4, 9, 10]] = np.nan
@@ -281,13 +279,11 @@ def test_both_forms_of_the_meta_gradient_are_equal(network, no_c):
     label, passed = np.array([1, 0, 2, 2, 1, 0]), np.ones(6, bool)
     gradients = []
     for form in ("direct", "nested"):
-        ablation = "no_c" if no_c else "both"
-        options = FedDureOptions(meta_gradient=form, eta_s=0.3, regulators=ablation)
+        options = FedDureOptions(meta_gradient=form, eta_s=0.3)
         setup = Setup(task, Training(optax.identity(), lambda _: None, 5, epochs=1), options)
-        before = Regulators(() if no_c else phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
-        after, _ = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))(
-            before
-        )
+        before = Regulators(phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
+        step = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))
+        after, _ = step(before)
         gradients.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(after.w_optimizer.mu)]))
     direct, nested = gradients
     assert np.isfinite(direct).all()
