@@ -263,9 +263,6 @@ def test_f_reg_has_the_papers_size_and_a_start_of_its_own_for_each_key():
             assert not np.any(leaf == other)
 
 
-# --- the two forms of the meta-gradient ------------------------------------------------------------------------------------
-
-
 def test_both_forms_of_the_meta_gradient_are_equal():
     """Of a network of several layers, with masked examples that hold NaN; Adam's first moment is a tenth of it."""
     rng, shape = np.random.default_rng(0), (4, 4, 1)

@@ -235,9 +235,6 @@ def test_a_new_client_receives_all_of_psi():
     assert output.metrics["comm/bytes_down"].total == 8 * SIZE
 
 
-# --- the server --------------------------------------------------------------------------------------------------------
-
-
 class ServerSide:
     """A method with a server, its state in a round of `Problem`, and what that server reads."""
 

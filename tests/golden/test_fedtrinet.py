@@ -53,9 +53,6 @@ def method():
     return made, lc.with_costs(made.client_update, FORWARD)
 
 
-# --- the network in NumPy ----------------------------------------------------------------------------------------------
-
-
 def outputs(net, x):
     hidden = np.maximum(x @ net["W0"] + net["b0"], 0)
     return hidden, lc.softmax(hidden @ net["W1"] + net["b1"])

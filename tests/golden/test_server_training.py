@@ -185,9 +185,6 @@ def test_pretraining_is_that_many_trainings_with_one_momentum(count):
     assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
 
 
-# --- in parallel ---
-
-
 def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
     parallel = Server(training="parallel", momentum=0.5)
     finish = jax.jit(parallel.method.server_update)

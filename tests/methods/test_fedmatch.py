@@ -76,9 +76,6 @@ def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     assert len(conditions) == 3  # the gather, the outputs of helpers, their bytes
 
 
-# --- rounds ------------------------------------------------------------------------------------------------------------
-
-
 def test_helpers_come_in_their_rounds_and_are_paid_for():
     """Of three rounds with labels at the clients the second has helpers; every prediction is confident."""
     experiment = tiny.experiment("fedmatch", method__confidence=0.0, **PLAIN, **AT_CLIENTS)

@@ -37,9 +37,6 @@ def test_pseudo_labels_of_the_global_model_at_the_clients():
     assert np.linalg.norm(flat(output.update)) > 0
 
 
-# --- the server --------------------------------------------------------------------------------------------------------
-
-
 def test_a_server_without_labels_does_not_train_before_round_1():
     experiment = tiny.experiment("fedavg", network="linear", server__pretrain=3)
     method = experiment.method
