@@ -11,13 +11,7 @@ from tests import toy
 def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, on_host=False):
     """(the simulator, copies of the states after 0, 1, ... rounds, the rows of metrics, evaluated).
 
-    Args:
-        experiment: whose problem is simulated.
-        strategy: a key of `toy.EXECUTIONS`.
-        changed: (the method) -> the method that runs in its place.
-        rounds: how many.
-        start: the state to begin with; None: a fresh one.
-        on_host: whether data and client states stay on the host.
+    strategy: a key of `toy.EXECUTIONS`; changed: (the method) -> the method that runs in its place; start: the first state.
     """
     problem = experiment.problem._replace(on_host=on_host)
     if changed is not None:
@@ -56,19 +50,11 @@ def distance(a, b) -> float:
 
 
 def changes(experiment, factors, rounds):
-    """How much the evaluated model's outputs change over some rounds, where all clients' updates are multiplied by a factor.
-
-    Args:
-        experiment: of one run.
-        factors: several; all run in one program.
-        rounds: how many.
-    """
+    """How much the evaluated outputs change over some rounds, for each factor that clients' updates are multiplied by."""
     problem = experiment.problem
 
     def method_of(factor):
         method = problem.method(None)
-        if factor is None:
-            return method
 
         def client_update(*args) -> ClientOutput:
             output = method.client_update(*args)

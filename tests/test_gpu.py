@@ -17,6 +17,7 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
+from tests.engine import copied, distance, same_bits
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.gpu
@@ -26,12 +27,6 @@ pytestmark = pytest.mark.gpu
 def accelerator():
     if jax.default_backend() == "cpu":
         pytest.skip("no accelerator here")
-
-
-def distance(a, b) -> float:
-    """||a - b|| / ||b|| over all numbers of two trees."""
-    a, b = (np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)]) for tree in (a, b))
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def on_cpu(compiled, *args):
@@ -91,11 +86,6 @@ def test_matrices_are_multiplied_in_the_precision_that_is_named():
         assert 5e-5 < errors["tensorfloat32"] < 2e-3
 
 
-def apart(a, b) -> float:
-    """The largest `distance` of the parts of two tuples."""
-    return max(distance(x, y) for x, y in zip(a, b, strict=True) if jax.tree.leaves(y))
-
-
 @pytest.mark.parametrize(("chunk_size", "conv"), [(0, "gpu"), (2, "gpu"), (1, "xla"), (0, "xla")])
 @pytest.mark.parametrize(
     ("method", "labels_at"),
@@ -123,7 +113,7 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
     for seed in range(6):
         with jax.default_matmul_precision("float32"):
             (got, images), (expected, as_many) = one_round(*data, seed), on_cpu(one_round, *data, seed)
-        distances.append(apart(jax.device_get(got), expected))
+        distances.append(max(map(distance, expected, jax.device_get(got))))  # of server and clients
         assert images == as_many > 0
     assert sorted(distances)[3] < 1e-5
     assert max(distances) < 0.03
@@ -133,19 +123,13 @@ def test_a_round_agrees_with_a_cpu(method, labels_at, chunk_size, conv):
 def test_a_run_that_goes_on_has_the_same_bits(strategy, conv):
     experiment = tiny.experiment("fl2", network="cnn", execution__strategy=strategy, rounds=4)
     assert experiment.layout.conv == conv
-
-    def numbers(state):
-        return jax.tree.leaves(jax.device_get(state._replace(key=jax.random.key_data(state.key))))
-
-    ends = [numbers(list(experiment.rounds())[-1][0]) for _ in range(2)]
+    ends = [list(experiment.rounds())[-1][0] for _ in range(2)]
     rounds = experiment.rounds()
     next(rounds)
     state, row = next(rounds)
     place = jax.tree.map(lambda template: template.sharding, experiment.simulator.template())
-    kept = jax.tree.map(lambda x: jnp.copy(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state)
-    ends.append(numbers(list(experiment.rounds(jax.device_put(kept, place), row))[-1][0]))
-    for other in ends[1:]:
-        assert all(np.array_equal(x, y) for x, y in zip(ends[0], other, strict=True))
+    ends.append(list(experiment.rounds(jax.device_put(copied(state), place), row))[-1][0])
+    assert all(same_bits(ends[0], other) for other in ends[1:])
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "scan"])

@@ -58,7 +58,9 @@ def test_between_evaluations_a_round_is_one_dispatch_and_nothing_is_compiled_aga
     assert called == [*programs, "evaluation"] * 2
 
 
-@pytest.mark.parametrize("case", tiny.by_speed((("fl2", "server"), ("fedmatch", "clients"), ("freematch_central", "server"))))
+@pytest.mark.parametrize(
+    "case", tiny.params(fast=(("fl2", "server"), ("fedmatch", "clients"), ("freematch_central", "server")))
+)
 def test_a_round_calls_nothing_on_the_host(case):
     method, labels_at = case
     simulator = Simulator(tiny.experiment(method, labels_at=labels_at).problem, Execution(chunk_size=2))

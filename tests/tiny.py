@@ -23,10 +23,14 @@ CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 
 
-def by_speed(fast: Sequence[tuple[str, str]]) -> list[Any]:
-    """CASES as a test's parameters: (method, where the labels are). Those that are not `fast` are slow tests."""
+def params(cases: Sequence[tuple[str, str]] = CASES, *, fast: Sequence[tuple[str, str]] = CASES, other: str = "slow") -> list:
+    """Cases as a test's parameters. One worker runs all tests of a case; those that are not `fast` are marked `other`."""
     assert set(fast) <= set(CASES)
-    return [pytest.param(case, id="-".join(case), marks=() if case in fast else pytest.mark.slow) for case in CASES]
+
+    def marks(case):
+        return [pytest.mark.xdist_group("-".join(case)), *([] if case in fast else [getattr(pytest.mark, other)])]
+
+    return [pytest.param(case, id="-".join(case), marks=marks(case)) for case in cases]
 
 
 def config(method: str, *, network: str = "mlp", labels_at: str = "", **overrides: Any) -> dict[str, Any]:

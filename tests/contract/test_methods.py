@@ -59,7 +59,7 @@ def expected_keys(method: str, labels_at: str, requires) -> set[str]:
     return keys
 
 
-@pytest.fixture(scope="module", params=tiny.CASES, ids="-".join)
+@pytest.fixture(scope="module", params=tiny.params())
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
@@ -75,10 +75,6 @@ def ran(request):
     return experiment, *engine.simulate(experiment, changed=counted, rounds=4), len(traces)
 
 
-def test_the_client_is_traced_once(ran):
-    assert ran[4] == 1
-
-
 def test_going_on_from_a_state_gives_the_same_bits(ran):
     _, simulator, states, rows, _ = ran
     state = engine.copied(states[2])
@@ -88,16 +84,13 @@ def test_going_on_from_a_state_gives_the_same_bits(ran):
     assert engine.same_bits(state, states[4])
 
 
-def test_state_keeps_its_structure_and_its_key_and_changes(ran):
-    _, _, states, _, _ = ran
+def test_it_is_traced_once_learns_and_keeps_its_states_structure(ran):
+    _, _, states, rows, traces = ran
+    assert traces == 1
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[4])
     assert np.array_equal(jax.random.key_data(states[0].key), jax.random.key_data(states[4].key))
     assert not engine.same_bits(states[3]._replace(round=states[4].round), states[4])
     assert int(states[4].round) == 4
-
-
-def test_it_learns_the_easy_problem(ran):
-    _, _, _, rows, _ = ran
     assert rows[-1]["eval/accuracy"] > 0.5  # chance is 0.1
     assert rows[-1]["eval/loss"] < rows[0]["eval/loss"]
 
@@ -119,33 +112,35 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
         assert (sum(row.get(key, 0) for row in rows) > 0) == requires.clients
 
 
-def quiet(method, labels_at):
-    """An experiment whose server trains with a rate of nearly nothing, so that a round is the clients' work."""
-    quick = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}
-    if "confidence" in tiny.config(method)["method"]:
-        quick["method__confidence"] = 0.1  # so that some examples pass, and clients train
-    return tiny.experiment(method, labels_at=labels_at, **quick)
+FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"), ("freematch_central", "server"))
 
 
-@pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
+@pytest.mark.parametrize("case", tiny.params(fast=FAST, other="ci"))
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
-    experiment = quiet(*case)
+    method, labels_at = case
+    quiet = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}  # so that a round is the clients' work
+    if "confidence" in tiny.config(method)["method"]:
+        quiet["method__confidence"] = 0.1  # so that some examples pass, and clients train
+    experiment = tiny.experiment(method, labels_at=labels_at, **quiet)
     real, zero = engine.changes(experiment, factors=(1.0, 0.0), rounds=2)
     assert zero < 1e-6
     assert (real > 1e-4) == experiment.method.requires.clients
 
 
-def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(ran):
-    experiment, _, states, rows, _ = ran
-    problem = experiment.problem
-    labels = np.array(problem.train.labels)
-    hidden = problem.data.pooled.index[0]
+def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ran):
+    experiment, simulator, states, rows, _ = ran
+    train, test = simulator._pools
+    hidden = experiment.problem.data.pooled.index[0]
+    labels = np.array(train.labels)
     labels[hidden] = np.roll(labels[hidden], 1)
-    spoiled = tiny.experiment(experiment.settings.method["name"], labels_at=experiment.settings.data.labels_at)
-    object.__setattr__(spoiled, "problem", problem._replace(train=problem.train._replace(labels=labels)))
-    _, others, other_rows = engine.simulate(spoiled, rounds=2)
+    spoiled = train._replace(labels=jax.device_put(labels, train.labels.sharding))
+    monkeypatch.setattr(simulator, "_pools", (spoiled, test))
+    state, other_rows = simulator.initialize(), []
+    for _ in range(2):
+        state, row = simulator.round(state)
+        other_rows.append(row)
     if not experiment.settings.data.reveal_labels:
-        assert engine.same_bits(others[2], states[2])
+        assert engine.same_bits(state, states[2])
     accuracies = [[row.get("diagnostics/pseudo_label_accuracy") for row in all_] for all_ in (rows[:2], other_rows)]
     names = [key for key in accuracies[0] if key is not None]
     assert bool(names) == (accuracies[0] != accuracies[1])

@@ -11,11 +11,11 @@ from tests import tiny
 from tests.jaxprs import equations, products
 
 # What clients keep, batch norm, gradients of gradients, and moving averages that clients track.
-CASES = [("fl2", "static"), ("feddure", "static"), ("fedsiam_mt", "running")]
+CASES = [("fl2", "static", "gpu"), ("fl2", "static", "xla"), ("feddure", "static", "xla"), ("fedsiam_mt", "running", "gpu")]
 LOSSY = ("exp", "log", "log1p", "logistic", "rsqrt", "sqrt", "div", "erf", "integer_pow", "square", "cumsum")
 
 
-@pytest.fixture(scope="module", params=[(*case, conv) for case in CASES for conv in ("gpu", "xla")], ids="-".join)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def traced(request):
     """The program of a run's start, its first round and an evaluation; its results' shapes."""
     method, norm, conv = request.param

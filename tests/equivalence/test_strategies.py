@@ -64,7 +64,7 @@ FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 @pytest.mark.parametrize(
     "strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
 )
-@pytest.mark.parametrize("case", tiny.by_speed(FAST))
+@pytest.mark.parametrize("case", tiny.params(fast=FAST))
 def test_three_rounds_of_every_method_agree(case, strategy):
     experiment, *expected = reference(*case, rounds=3)
     assert_same_rounds(expected, engine.simulate(experiment, strategy, rounds=3)[1:])
@@ -110,8 +110,7 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 
 
 @pytest.mark.parametrize(
-    ("method", "labels_at"),
-    [("fl2", "server"), ("uda", "clients"), pytest.param("fedcon", "server", marks=pytest.mark.slow)],
+    ("method", "labels_at"), [("fl2", "server"), ("uda", "clients"), pytest.param("fedcon", "server", marks=pytest.mark.slow)]
 )
 def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
     experiment, states, rows = reference.__wrapped__(method, labels_at, 3)  # compiled anew

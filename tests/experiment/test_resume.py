@@ -43,7 +43,7 @@ def restored(experiment, workdir):
     return number, by_path(state)
 
 
-@pytest.fixture(scope="module", params=tiny.by_speed(FAST))
+@pytest.fixture(scope="module", params=tiny.params(fast=FAST))
 def runs(request, tmp_path_factory):
     """A method's experiment, its whole run, and the run in two parts. One build, whose programs compile once, serves all."""
     folder, given = tmp_path_factory.mktemp("-".join(request.param)), config(*request.param)

@@ -28,17 +28,7 @@ STEPS = [  # what each step sees: two epochs over five labels, the second batch 
     (np.arange(3, 5), np.arange(4, 7)),
 ]
 # Softmax outputs of the unlabeled images at the broadcast model.
-OUTPUTS = np.array(
-    [
-        [0.96, 0.03, 0.01],
-        [0.60, 0.25, 0.15],
-        [0.05, 0.91, 0.04],
-        [0.02, 0.01, 0.97],
-        [0.30, 0.62, 0.08],
-        [0.10, 0.05, 0.85],
-        [0.40, 0.25, 0.35],
-    ]
-)
+OUTPUTS = np.reshape([96, 3, 1, 60, 25, 15, 5, 91, 4, 2, 1, 97, 30, 62, 8, 10, 5, 85, 40, 25, 35], (7, 3)) / 100
 LABELS = np.array([0, 2, 1, 1, 0])
 TRUE_LABELS = np.array([0, 1, 1, 2, 1, 0, 2])
 
@@ -228,11 +218,7 @@ def diagnostics(label, true_labels, accepted):
 
 
 def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
-    """A client that trained by all STEPS on unlabeled examples and, with labels at the clients, on labeled ones beside them.
-
-    got: of `Client.got`; expected: of `Client.trained`; seen: (label, true label, accepted) of each step; the losses of all
-    examples that were averaged over, in the order of the steps.
-    """
+    """`Client.got` is what `Client.trained` expects; seen: (label, true label, accepted) of steps; losses: of examples."""
     paired = labels_at == "clients"
     update, weight, momentum, metrics = got
     for leaves, wanted in zip((update, momentum), expected, strict=True):

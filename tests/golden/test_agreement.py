@@ -11,11 +11,6 @@ CLASSES, CLIENTS = 3, 6
 NEAREST = jax.jit(agreement.nearest, static_argnums=3)
 
 
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 def neighbors(embeddings, seen, k, count):
     """The nearest other clients that have been seen, by distance and then by id; none for a client that has not."""
     others = [j for j in range(len(seen)) if seen[j] and j != k] if seen[k] else []
@@ -65,17 +60,3 @@ def test_the_majority_labels(own, helpers, available, expected):
 
     got = agreement.label(logits(own), jnp.stack([logits(c) for c in helpers]), jnp.array(available, bool))
     assert got.tolist() == [expected]
-
-
-@pytest.mark.parametrize("available", [(1, 1), (0, 1), (0, 0)])
-def test_the_divergence_is_the_mean_over_helpers_and_moves_the_client_alone(available):
-    rng, weights = np.random.default_rng(5), np.array([1.0, 2.0, 3.0, 4.0])  # one per example
-    z, helpers = 2 * rng.standard_normal((4, CLASSES)), 2 * rng.standard_normal((2, 4, CLASSES))
-    p, q = softmax(z), [softmax(h) for h, there in zip(helpers, available, strict=True) if there]
-    args = (jnp.float32(z), jnp.float32(helpers), jnp.array(available, bool))
-    expected = sum((((o * np.log(o / p)).sum(1)) for o in q), np.zeros(4)) / max(len(q), 1)
-    value, grads = jax.jit(jax.value_and_grad(lambda *args: jnp.sum(weights * agreement.divergence(*args)), (0, 1)))(*args)
-    np.testing.assert_allclose(value, (weights * expected).sum(), rtol=1e-4, atol=1e-7)
-    expected = weights[:, None] * sum((p - o for o in q), np.zeros_like(p)) / max(len(q), 1)
-    np.testing.assert_allclose(grads[0], expected, rtol=1e-4, atol=1e-6)
-    assert not np.any(grads[1])

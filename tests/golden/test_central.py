@@ -17,28 +17,17 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.central import step_inputs
-from tests.golden.linear_clients import (
-    combine,
-    examples,
-    gradient,
-    linear_task,
-    named,
-    plain,
-    ratios,
-    softmax,
-    upright,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
 RATE, MOMENTUM, DECAY, EMA, LAMBDA = 0.03, 0.9, 0.1, 0.8, 0.7
 TRUE_LABELS = np.arange(16) % CLASSES
 OPTIMIZER = {"learning_rate": RATE, "schedule": "cosine_7_16", "weight_decay": DECAY, "decay": "kernels"}
 VIEWS = Views(
-    plain=upright,
-    weak=lambda key, images: upright(images)[:, :, ::-1],
-    strong=lambda key, images: upright(images)[:, ::-1],
-    labeled=lambda key, images: upright(images),
+    plain=lc.upright,
+    weak=lambda key, images: lc.upright(images)[:, :, ::-1],
+    strong=lambda key, images: lc.upright(images)[:, ::-1],
+    labeled=lambda key, images: lc.upright(images),
 )
 SETTINGS = Settings.from_dict(
     {"rounds": ROUNDS, "server": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}
@@ -71,14 +60,14 @@ class Central:
         adaptive = hasattr(options, "fairness_weight")
         metrics = {"server/loss": [], "server/mask_rate": [], "server/threshold": []}
         correct = passed = 0
-        images = plain(self.pool.astype(float))
+        images = lc.plain(self.pool.astype(float))
         order_shows = False
         for s in range(STEPS):
             x = images[self.labeled[self.labeled_batches[s]]].reshape(BATCH, -1)
             y = np.eye(CLASSES)[self.labels[self.labeled_batches[s]]]
             rows = self.unlabeled[self.batches[s]]
             weak, strong = images[rows][:, :, ::-1].reshape(MU * BATCH, -1), images[rows][:, ::-1].reshape(MU * BATCH, -1)
-            supervised, q, outputs = (softmax(v @ w["kernel"] + w["bias"]) for v in (x, weak, strong))
+            supervised, q, outputs = (lc.softmax(v @ w["kernel"] + w["bias"]) for v in (x, weak, strong))
             confidence, label = q.max(1), q.argmax(1)
             threshold = 0.55
             if adaptive:  # SAT: the status first, then the mask
@@ -101,11 +90,11 @@ class Central:
                 fairness, of_fairness = saf(outputs, accepted, status)
                 loss, residual = loss + options.fairness_weight * fairness, residual + options.fairness_weight * of_fairness
             of_labeled = (supervised - y) / BATCH
-            g = combine(np.add, gradient(x, of_labeled), gradient(strong, residual))
+            g = lc.combine(np.add, lc.gradient(x, of_labeled), lc.gradient(strong, residual))
             g["kernel"] = g["kernel"] + DECAY * w["kernel"]  # not on biases
-            m = combine(lambda m, g: MOMENTUM * m + g, m, g)
-            w = combine(lambda w, g, m, s=s: w - rate(ROUND * STEPS + s) * (g + MOMENTUM * m), w, g, m)
-            average = combine(lambda a, w: EMA * a + (1 - EMA) * w, average, w)
+            m = lc.combine(lambda m, g: MOMENTUM * m + g, m, g)
+            w = lc.combine(lambda w, g, m, s=s: w - rate(ROUND * STEPS + s) * (g + MOMENTUM * m), w, g, m)
+            average = lc.combine(lambda a, w: EMA * a + (1 - EMA) * w, average, w)
             metrics["server/loss"].append(loss)
             metrics["server/mask_rate"].append(accepted.mean())
             metrics["server/threshold"].append(status[0])
@@ -113,7 +102,7 @@ class Central:
         assert order_shows == adaptive
         if not adaptive:
             del metrics["server/threshold"]
-        metrics |= {name: [total / weight] for name, (total, weight) in ratios(correct, passed, self.batches.size).items()}
+        metrics |= {name: [total / weight] for name, (total, weight) in lc.ratios(correct, passed, self.batches.size).items()}
         return w, average, m, status, metrics
 
     def got(self, name, options, monkeypatch):
@@ -121,17 +110,20 @@ class Central:
         given = iter([self.labeled_batches, self.batches])
         monkeypatch.setattr(batching, "stream", lambda *_: Batch(b := jnp.asarray(next(given)), jnp.ones(b.shape, bool)))
         method = METHODS[name](
-            task=linear_task(labels_at=("server",), views=VIEWS), client=None, server=build._server(SETTINGS), options=options
+            task=lc.linear_task(labels_at=("server",), views=VIEWS),
+            client=None,
+            server=build._server(SETTINGS),
+            options=options,
         )
         state, _ = method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1, 1))
         state = state._replace(
-            weights=state.weights._replace(params=named(self.params)),
-            average=named(self.average),
-            optimizer=with_leaves(state.optimizer, named(self.momentum)),
+            weights=state.weights._replace(params=lc.named(self.params)),
+            average=lc.named(self.average),
+            optimizer=lc.with_leaves(state.optimizer, lc.named(self.momentum)),
         )
         if state.status != ():
             state = state._replace(status=type(state.status)(*(jnp.asarray(part, jnp.float32) for part in self.status)))
-        labeled, unlabeled = examples(self.pool, self.labeled, 4, self.labels), examples(self.pool, self.unlabeled, 9)
+        labeled, unlabeled = lc.examples(self.pool, self.labeled, 4, self.labels), lc.examples(self.pool, self.unlabeled, 9)
         data = ServerData(labeled, unlabeled, jnp.asarray(TRUE_LABELS[self.unlabeled]), unlabeled, jnp.int32(ROUND))
         new, metrics = jax.jit(method.server_update)(state, Aggregate((), 0.0), data, jax.random.key(1))
         logits = method.predict["global"](new, jnp.asarray(self.pool), jnp.ones(16, bool))
@@ -173,7 +165,7 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
     central, options = Central(), options_class(METHODS[name])(mu=MU, ema_decay=EMA, **own)
     w, average, momentum, status, metrics = central.expected(options)
     state, got_metrics, logits = central.got(name, options, monkeypatch)
-    kept = with_leaves(state.average, state.optimizer)
+    kept = lc.with_leaves(state.average, state.optimizer)
     for got, expected in ((state.weights.params, w), (state.average, average), (kept, momentum)):
         for leaf in ("kernel", "bias"):
             np.testing.assert_allclose(got["Dense_0"][leaf], expected[leaf], rtol=1e-4, atol=1e-5)
@@ -185,12 +177,12 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
         got = got_metrics[key]
         np.testing.assert_allclose(got.total / got.weight, np.mean(values), rtol=1e-5, err_msg=key)
     # What is evaluated is the average.
-    x = plain(central.pool.astype(float)).reshape(16, -1)
+    x = lc.plain(central.pool.astype(float)).reshape(16, -1)
     np.testing.assert_allclose(logits, x @ average["kernel"] + average["bias"], rtol=1e-3, atol=1e-4)
 
 
 def test_the_learning_rate_follows_the_schedule_from_step_to_step():
-    four = examples(np.zeros((4, SIDE, SIDE, 1), np.uint8), np.arange(4), 4, np.zeros(4, np.int32))
+    four = lc.examples(np.zeros((4, SIDE, SIDE, 1), np.uint8), np.arange(4), 4, np.zeros(4, np.int32))
     training = build._server(SETTINGS).fine_tune
 
     @jax.jit

@@ -1,11 +1,11 @@
-"""FedLabel's experts against NumPy: how sure an output is, whose label counts, how much the other's, and both orders of KL."""
+"""FedLabel's experts against NumPy: how sure an output is, whose label counts, and how much the other's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.ssl import experts, losses
+from fedjax_ssl.ssl import experts
 
 # Softmax outputs of the two experts on six images, and what they decide by variance (of three classes).
 GLOBAL = np.array(
@@ -38,14 +38,9 @@ MEASURES = {"variance": variance, "entropy": inverse_entropy}
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_how_sure_an_output_is(name):
-    certain, uniform = np.eye(3)[:1], np.full((1, 3), 1 / 3)
-    probs = np.concatenate([GLOBAL, LOCAL, certain, uniform])
-    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", MEASURES)
 def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
+    probs = np.concatenate([GLOBAL, LOCAL, np.eye(3)[:1]])
+    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
     got = experts.decide(logits(GLOBAL, SHIFT), logits(LOCAL), name)
     h = [MEASURES[name](p) for p in (GLOBAL, LOCAL)]
     assert got.local.tolist() == SURER_LOCAL == (h[1] > h[0] + 1e-9).tolist()
@@ -55,25 +50,5 @@ def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
     np.testing.assert_allclose(got.confidence, best.max(1), rtol=1e-5)
     ratio = np.array([1.0 if i == 5 else min(a, b) / max(a, b) for i, (a, b) in enumerate(zip(*h, strict=True))])
     np.testing.assert_allclose(got.ratio, ratio, rtol=1e-4)
-    assert (ratio[:3] > 0).all()
-    assert (ratio[:3] < 0.95).all()
     other = np.where(np.array(SURER_LOCAL)[:, None], GLOBAL, LOCAL)
     np.testing.assert_allclose(jax.nn.softmax(got.other), other, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("function", "target_first"), [(losses.kl_divergence, True), (losses.reverse_kl, False)], ids=["target first", "net first"]
-)
-def test_both_orders_of_kl_and_their_gradients(function, target_first):
-    t, p = GLOBAL[:4], LOCAL[:4]
-    got, back = jax.vjp(function, logits(t), logits(p))
-    to_target, to_net = back(jnp.arange(1.0, 5.0))
-    scale = np.arange(1.0, 5.0)[:, None]
-    if target_first:
-        kl, gradient = (t * np.log(t / p)).sum(1), p - t
-    else:
-        kl = (p * np.log(p / t)).sum(1)
-        gradient = p * (np.log(p / t) - kl[:, None])
-    np.testing.assert_allclose(got, kl, rtol=1e-5)
-    np.testing.assert_allclose(to_net, scale * gradient, rtol=1e-4, atol=1e-6)
-    assert not np.any(to_target)

@@ -6,74 +6,39 @@ import optax
 import pytest
 
 from fedjax_ssl import local
-from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local.task import Task, Weights
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
-from tests.golden.linear_clients import (
-    BATCH,
-    LABELED,
-    LABELS,
-    STEPS,
-    UNLABELED,
-    Client,
-    assert_metrics,
-    assert_same,
-    plain,
-    softmax,
-    traffic,
-)
+from tests.golden import linear_clients as lc
 
 
 @pytest.mark.parametrize(("method", "mu"), [(fedavg, 0.0), (fedprox, 0.4), (fedavg_pp, 0.0)])
 def test_a_client_update_is_what_the_equations_say(method, mu):
     """Two epochs over five labels in batches of 3: the last of each holds 2, and its mean is over 2."""
-    client, loss = Client(), []
-    weak = plain(client.pool[client.labeled_index[:LABELED]].astype(float)).reshape(LABELED, -1)
+    client, loss = lc.Client(), []
+    weak = lc.plain(client.pool[client.labeled_index[: lc.LABELED]].astype(float)).reshape(lc.LABELED, -1)
     images = weak if method is fedavg_pp else client.labeled
 
     def gradients(w, labeled, _):
-        x, y = images[labeled], LABELS[labeled]
-        p = softmax(x @ w["kernel"] + w["bias"])
+        x, y = images[labeled], lc.LABELS[labeled]
+        p = lc.softmax(x @ w["kernel"] + w["bias"])
         loss.extend(-np.log(p[np.arange(len(y)), y]))
         return [(x, (p - np.eye(3)[y]) / len(y))]
 
     update, momentum = client.trained(gradients, prox_mu=mu)
     got_update, got_weight, got_momentum, metrics = client.got(method, prox_mu=mu)
-    assert_same(got_update, update)
-    assert_same(got_momentum, momentum)
-    assert got_weight == LABELED + UNLABELED
-    seen = sum(len(labeled) for labeled, _ in STEPS)
-    assert_metrics(metrics, {"client/loss": (sum(loss), seen), **traffic(seen, BATCH)})
+    lc.assert_same(got_update, update)
+    lc.assert_same(got_momentum, momentum)
+    assert got_weight == lc.LABELED + lc.UNLABELED
+    seen = sum(len(labeled) for labeled, _ in lc.STEPS)
+    lc.assert_metrics(metrics, {"client/loss": (sum(loss), seen), **lc.traffic(seen, lc.BATCH)})
 
 
 def test_fedprox_needs_a_positive_mu():
     training = local.Training(optax.identity(), lambda _: None, 1)
     with pytest.raises(ValueError, match=r"^method.prox_mu: got 0.0 with method.name=fedprox, accepted: a number > 0$"):
         fedprox(task=None, client=training, server=None)
-
-
-def test_the_proximal_term_pulls_parameters_to_the_start_and_leaves_statistics_alone():
-    """Steps on a constant gradient: w <- w - lr (g + mu (w - w_0)); the running mean changes as without the term."""
-    mu, rate, w0, g, s0, s1 = 0.5, 0.1, 2.0, 3.0, 4.0, 1.0
-    task = Task(None, None, 2, "running")
-    training = local.Training(optax.identity(), lambda _: None, 1, steps=4, prox_mu=mu)
-
-    def gradient(weights, batch, key):
-        return local.Gradients({"w": jnp.full((1,), g)}, {"mean": jnp.full((1,), s1)}, {})
-
-    start = Weights({"w": jnp.full((1,), w0)}, {"mean": jnp.full((1,), s0)})
-    schedule = Schedule(jnp.zeros((4, 1), jnp.int32), jnp.int32(1), jnp.int32(4), 1)
-    key = jnp.zeros((2,), jnp.uint32)
-    trained = local.minimize(
-        task, training, gradient, local.Fit(start, optax.EmptyState()), schedule, learning_rate=rate, key=key
-    )
-    w, mean = w0, s0
-    for _ in range(4):
-        w, mean = w - rate * (g + mu * (w - w0)), 0.9 * mean + 0.1 * s1
-    np.testing.assert_allclose(trained.carry.weights.params["w"], [w], rtol=1e-6)
-    np.testing.assert_allclose(trained.carry.weights.stats["mean"], [mean], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(5, 7), (0, 7), (5, 0), (0, 0)])

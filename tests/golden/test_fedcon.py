@@ -20,20 +20,7 @@ from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import ServerData, Shard
 from fedjax_ssl.methods.fedcon import FedConClientState, FedConOptions, FedConServerState, fedcon, server_work
 from fedjax_ssl.ssl import losses
-from tests.golden.linear_clients import (
-    InOrder,
-    assert_metrics,
-    combine,
-    examples,
-    float32,
-    gradient,
-    named,
-    plain,
-    softmax,
-    upright,
-    with_costs,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 
 SIDE, CLASSES, HIDDEN, HEAD, BATCH, RATE, MOMENTUM, DECAY, EPSILON = 3, 3, 4, 5, 4, 0.1, 0.9, 0.1, 1e-5
 
@@ -44,7 +31,7 @@ def task(network, **options):
 
     def view(name):
         def draw(_, images):
-            x = upright(images)
+            x = lc.upright(images)
             return x[:, :, ::-1] if next(turns[name]) else x
 
         return draw
@@ -52,7 +39,7 @@ def task(network, **options):
     def strong(_, images):
         raise AssertionError("FedCon has no strong view")
 
-    views = Views(upright, view("weak"), strong, view("labeled"))
+    views = Views(lc.upright, view("weak"), strong, view("labeled"))
     return Task(models.build(network, num_classes=CLASSES, **options), views, CLASSES, "static")
 
 
@@ -78,10 +65,12 @@ def test_the_negative_cosine_and_its_gradient_leave_the_target_alone():
     p, t = rng.standard_normal((5, 4)), rng.standard_normal((5, 4))
     p[3], t[4] = 0, 0
     weight = rng.standard_normal(5)
-    values = losses.negative_cosine(float32(p), float32(t))
+    values = losses.negative_cosine(lc.float32(p), lc.float32(t))
     np.testing.assert_allclose(values[:3], -cosine(p[:3], t[:3]), rtol=1e-5)
     np.testing.assert_array_equal(values[3:], 0)
-    of_output, of_target = jax.grad(lambda p, t: jnp.sum(weight * losses.negative_cosine(p, t)), (0, 1))(float32(p), float32(t))
+    of_output, of_target = jax.grad(lambda p, t: jnp.sum(weight * losses.negative_cosine(p, t)), (0, 1))(
+        lc.float32(p), lc.float32(t)
+    )
     np.testing.assert_allclose(of_output[:3], -weight[:3, None] * cosine_gradient(p[:3], t[:3]), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(of_output[3:], 0)
     np.testing.assert_array_equal(of_target, 0)
@@ -108,8 +97,8 @@ def backward(params, x, f, kept, d_out):
     d_u = (d_normed - d_normed.mean(0) - normed * (d_normed * normed).mean(0)) / root
     d_f = (d_u @ h["Dense_0"]["kernel"].T) * (f > 0)
     scale = {"scale": (d_v * normed).sum(0), "bias": d_v.sum(0)}
-    head = {"Dense_0": gradient(f, d_u), "BatchNorm_0": scale, "Dense_1": gradient(r, d_out)}
-    return {"backbone": {"Dense_0": gradient(x, d_f)}, "head": head}
+    head = {"Dense_0": lc.gradient(f, d_u), "BatchNorm_0": scale, "Dense_1": lc.gradient(r, d_out)}
+    return {"backbone": {"Dense_0": lc.gradient(x, d_f)}, "head": head}
 
 
 def tree_sum(*terms):
@@ -138,7 +127,7 @@ class Client:
 
     def expected(self, seen: bool, decay: float):
         """(parameters, target, momentum, sum of losses) after one epoch."""
-        images = plain(self.pool[self.index[:7]].astype(float))
+        images = lc.plain(self.pool[self.index[:7]].astype(float))
         first, second = images.reshape(7, -1), images[:, :, ::-1].reshape(7, -1)
         w, m = {"backbone": self.received, "head": self.head}, self.momentum
         target = self.target if seen else self.received
@@ -158,9 +147,9 @@ class Client:
         return w, target, m, loss
 
     def got(self, seen: bool):
-        received, head, target, momentum = float32((self.received, self.head, self.target, self.momentum))
-        kept = with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
-        unlabeled = examples(self.pool, self.index, 7)
+        received, head, target, momentum = lc.float32((self.received, self.head, self.target, self.momentum))
+        kept = lc.with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
+        unlabeled = lc.examples(self.pool, self.index, 7)
         shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
         shared = Broadcast(Weights(received, {}), jnp.float32(RATE))
         return client_update()(shared, (), FedConClientState(head, target, jnp.asarray(seen), kept), shard, jax.random.key(0))
@@ -171,10 +160,10 @@ SGD, TARGET_DECAY = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), 0.7
 
 @functools.cache
 def client_update():
-    client = InOrder(SGD, lambda _: None, BATCH, epochs=1)
+    client = lc.InOrder(SGD, lambda _: None, BATCH, epochs=1)
     options = FedConOptions(head_hidden=HEAD, target_decay=TARGET_DECAY)
     server = Server(None, None, 0, None)
-    return with_costs(fedcon(task=task("mlp", hidden=HIDDEN), client=client, server=server, options=options).client_update)
+    return lc.with_costs(fedcon(task=task("mlp", hidden=HIDDEN), client=client, server=server, options=options).client_update)
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -199,7 +188,7 @@ def test_a_client_update_is_what_the_equations_say(seen):
         "cost/forward_passes": (2 * 4 * BATCH,),  # two steps: two views, of both networks
         "cost/backward_passes": (2 * 2 * BATCH,),
     }
-    assert_metrics(output.metrics, expected)
+    lc.assert_metrics(output.metrics, expected)
 
 
 LABELS, STEPS, ROUNDS, PRETRAIN, RAMP, TEACHER_RATE = 5, 2, 9, 1, 10, 0.5
@@ -217,7 +206,7 @@ def server_training():
 def test_the_servers_training_is_what_the_equations_say(trainings):
     rng = np.random.default_rng(2)
     pool, y = rng.integers(0, 256, (LABELS, SIDE, SIDE, 1)).astype(np.uint8), np.array([0, 2, 1, 1, 0])
-    images = plain(pool.astype(float))
+    images = lc.plain(pool.astype(float))
     x = images.reshape(LABELS, -1), images[:, :, ::-1].reshape(LABELS, -1)
 
     def layer():
@@ -227,7 +216,7 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
     start = w, teacher
 
     def outputs(layer, x):
-        return softmax(x @ layer["kernel"] + layer["bias"])
+        return lc.softmax(x @ layer["kernel"] + layer["bias"])
 
     weight = np.exp(-5 * (1 - min(trainings, RAMP) / RAMP) ** 2)
     ce_sum = kl_sum = 0.0
@@ -239,18 +228,18 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
             ce_sum += -0.5 * np.log(q[np.arange(LABELS), y]).sum()
             kl_sum += 0.5 * (t * np.log(t / q)).sum()
             residual = 0.5 * ((q - np.eye(CLASSES)[y]) + weight * (q - t)) / LABELS
-            grads.append(gradient(x[own], residual))
-        grad = combine(np.add, *grads)
-        m = grad if m is None else combine(lambda m, g: MOMENTUM * m + g, m, grad)
-        w = combine(lambda w, m: w - RATE * m, w, m)
+            grads.append(lc.gradient(x[own], residual))
+        grad = lc.combine(np.add, *grads)
+        m = grad if m is None else lc.combine(lambda m, g: MOMENTUM * m + g, m, grad)
+        w = lc.combine(lambda w, m: w - RATE * m, w, m)
         k, in_all = trainings * STEPS + step, STEPS * (PRETRAIN + ROUNDS)
         decay = 1 - TEACHER_RATE * (np.cos(np.pi * k / in_all) + 1) / 2
-        teacher = combine(lambda t, w, decay=decay: decay * t + (1 - decay) * w, teacher, w)
+        teacher = lc.combine(lambda t, w, decay=decay: decay * t + (1 - decay) * w, teacher, w)
 
-    params, average = map(named, start)
+    params, average = map(lc.named, start)
     state = FedConServerState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
     # One batch of all labels: the mean over it does not feel the order.
-    labeled = examples(pool, np.arange(LABELS), LABELS, y)
+    labeled = lc.examples(pool, np.arange(LABELS), LABELS, y)
     data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)), ROUNDS)
     state, metrics = server_training()(state, data, jax.random.key(0))
     assert_close(state.weights.params["Dense_0"], w)

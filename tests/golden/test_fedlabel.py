@@ -22,18 +22,7 @@ from fedjax_ssl.local.server import StaticNorm, mean_of_stack
 from fedjax_ssl.method import Aggregate, ServerData, Shard
 from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
-from tests.golden.linear_clients import (
-    assert_metrics,
-    combine,
-    diagnostics,
-    examples,
-    float32,
-    gradient,
-    plain,
-    softmax,
-    with_costs,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 from tests.golden.normalizing import EPSILON, normalize, normalized, tracked
 
 SIDE, CLASSES, LABELED, UNLABELED, BATCH, TAU = 3, 3, 3, 9, 4, 3
@@ -59,10 +48,10 @@ VARIANTS = {
 
 
 VIEWS = {  # of images in [n, H, W, ch]
-    "plain": plain,
-    "strong": lambda images: plain(images)[:, :, ::-1],
-    "weak": lambda images: plain(images)[:, ::-1],
-    "labeled": lambda images: -plain(images),
+    "plain": lc.plain,
+    "strong": lambda images: lc.plain(images)[:, :, ::-1],
+    "weak": lambda images: lc.plain(images)[:, ::-1],
+    "labeled": lambda images: -lc.plain(images),
 }
 
 
@@ -80,18 +69,18 @@ class Net:
 
     def evaluated(self, x):
         normed = (x - self.v["mean"]) / np.sqrt(self.v["var"] + EPSILON)
-        return softmax(normed @ self.w["kernel"] + self.w["bias"])
+        return lc.softmax(normed @ self.w["kernel"] + self.w["bias"])
 
     def trained(self, x):
         """(outputs, normalized inputs) in training mode; the statistics are tracked."""
         normed, self.v = normalized(x), tracked(self.v, x, SHARE)
-        return softmax(normed @ self.w["kernel"] + self.w["bias"]), normed
+        return lc.softmax(normed @ self.w["kernel"] + self.w["bias"]), normed
 
     def step(self, *parts, more=None):
         """One step along the gradients of (normalized inputs, residuals of the logits), and of `more`."""
-        g = combine(lambda *of_parts: sum(of_parts), *(gradient(*part) for part in parts), *([more] if more else []))
-        self.m = combine(lambda m, g, w: MOMENTUM * m + g + DECAY * w, self.m, g, self.w)
-        self.w = combine(lambda w, m: w - self.rate * m, self.w, self.m)
+        g = lc.combine(lambda *of_parts: sum(of_parts), *(lc.gradient(*part) for part in parts), *([more] if more else []))
+        self.m = lc.combine(lambda m, g, w: MOMENTUM * m + g + DECAY * w, self.m, g, self.w)
+        self.w = lc.combine(lambda w, m: w - self.rate * m, self.w, self.m)
 
 
 class Problem:
@@ -104,7 +93,7 @@ class Problem:
         self.labeled_rows, self.rows = order[:4], order[4:14][PLACES]
         self.w = {"kernel": 0.6 * rng.standard_normal((9, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
         self.v = {"mean": 0.3 * rng.standard_normal(9), "var": rng.uniform(0.3, 0.9, 9)}
-        self.momenta = [combine(lambda x: 0.2 * rng.standard_normal(x.shape), self.w) for _ in range(2)]
+        self.momenta = [lc.combine(lambda x: 0.2 * rng.standard_normal(x.shape), self.w) for _ in range(2)]
 
     def view(self, name, rows):
         return VIEWS[name](self.pool[rows].astype(float)).reshape(len(rows), -1)
@@ -162,17 +151,15 @@ class Problem:
                 parts.append((x, weight[:, None] * residual))
                 kl_sum += kl[agreeing].sum()
             if options.proximity:
-                more = combine(lambda w, a: 2 * options.proximity * (w - a) / w.size, net.w, self.w)
+                more = lc.combine(lambda w, a: 2 * options.proximity * (w - a) / w.size, net.w, self.w)
             net.step(*parts, more=more)
 
         drawn = ORDER.ravel()
         used = drawn[passing[drawn]]
-        r = {
-            "draws": TAU * LABELED + len(used),
-            "distinct": LABELED + len(set(used)),
-            "passing": max(len(used), 1),
-        }[options.counts]
-        self.labels = diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]])
+        r = {"draws": TAU * LABELED + len(used), "distinct": LABELED + len(set(used)), "passing": max(len(used), 1)}[
+            options.counts
+        ]
+        self.labels = lc.diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]])
         # Forward passes of a step on unlabeled data, and those of them that are trained.
         experts, nets = 2 if both else 1, 2 if both and options.augment == "strong" else 1
         size, models = 4 * (9 * CLASSES + CLASSES + 9 + 9), 2 if options.aggregation == "halves" else 1
@@ -194,10 +181,10 @@ class Problem:
 
     def got(self, options):
         client, update = client_of(options)
-        labeled = examples(self.pool, self.labeled_rows, LABELED, LABELS)
-        shard = Shard(labeled, examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
-        states = [with_leaves(client.optimizer.init(float32(self.w)), float32(m)) for m in self.momenta]
-        shared = Broadcast(Weights(float32(self.w), float32(self.v)), jnp.float32(RATE), jnp.int32(0))
+        labeled = lc.examples(self.pool, self.labeled_rows, LABELED, LABELS)
+        shard = Shard(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
+        states = [lc.with_leaves(client.optimizer.init(lc.float32(self.w)), lc.float32(m)) for m in self.momenta]
+        shared = Broadcast(Weights(lc.float32(self.w), lc.float32(self.v)), jnp.float32(RATE), jnp.int32(0))
         return update(shared, (), FedLabelClientState(*states), shard, jax.random.key(0))
 
 
@@ -230,7 +217,7 @@ def method_of(options):
 @functools.cache
 def client_of(options):
     client, method = method_of(options)
-    return client, with_costs(method.client_update)
+    return client, lc.with_costs(method.client_update)
 
 
 def assert_near(got, expected, what):
@@ -246,35 +233,20 @@ def test_a_client_update_is_what_the_equations_say(variant):
     output = problem.got(options)
     if variant == "paper":
         assert problem.taken == [2, 3, 0]  # of four each
-    deltas = [(combine(np.subtract, problem.w, n.w), combine(np.subtract, problem.v, n.v)) for n in (local, net)]
+    deltas = [(lc.combine(np.subtract, problem.w, n.w), lc.combine(np.subtract, problem.v, n.v)) for n in (local, net)]
     if options.aggregation == "halves":
         assert output.weight == 1
         assert output.update.used == r
         for got, (params, stats), scale in zip(output.update[:2], deltas, (1, r), strict=True):
-            assert_near(got.params, combine(lambda x, s=scale: s * x, params), "half, parameters")
-            assert_near(got.stats, combine(lambda x, s=scale: s * x, stats), "half, statistics")
+            assert_near(got.params, lc.combine(lambda x, s=scale: s * x, params), "half, parameters")
+            assert_near(got.stats, lc.combine(lambda x, s=scale: s * x, stats), "half, statistics")
     else:
         assert output.weight == r
-        assert_near(output.update.params, combine(np.add, deltas[0][0], deltas[1][0]), "parameters")
-        assert_near(output.update.stats, combine(lambda a, b: (a + b) / 2, deltas[0][1], deltas[1][1]), "statistics")
+        assert_near(output.update.params, lc.combine(np.add, deltas[0][0], deltas[1][0]), "parameters")
+        assert_near(output.update.stats, lc.combine(lambda a, b: (a + b) / 2, deltas[0][1], deltas[1][1]), "statistics")
     for state, expected in zip(output.client_state, (local.m, net.m), strict=True):
-        assert_near(with_leaves(expected, state), expected, "momentum")
-    assert_metrics(output.metrics, metrics)
-
-
-def test_the_example_tells_the_equations_apart():
-    """What the paper's variant decides: kept and not, agreeing and not, by one expert and by the other."""
-    problem, options = Problem(), FedLabelOptions(**BASE)
-    problem.expected(options)
-    local = Net(problem.w, problem.v, problem.momenta[0], RATE)
-    for _ in range(TAU):
-        p, x = local.trained(problem.view("labeled", problem.labeled_rows[:LABELED]))
-        local.step((x, (p - np.eye(CLASSES)[LABELS[:LABELED]]) / LABELED))
-    _, kept, of_local, agreed, _, _ = problem.decide(options, Net(problem.w, problem.v, {}, 0), local)
-    seen = np.unique(ORDER)
-    seen = seen[kept[seen]]
-    assert {True, False} == set(of_local[seen]) == set(agreed[seen]) == set((of_local & agreed)[seen])
-    assert len(ORDER.ravel()[kept[ORDER.ravel()]]) > len(seen)  # an example that is used twice
+        assert_near(lc.with_leaves(expected, state), expected, "momentum")
+    lc.assert_metrics(output.metrics, metrics)
 
 
 def test_the_released_aggregate_is_of_two_halves():
@@ -295,8 +267,8 @@ def test_the_released_aggregate_is_of_two_halves():
     spoiled = jax.tree.map(lambda x: x.at[2].set(jnp.nan), Halves(*changed, jnp.float32(r)))
     aggregate = mean_of_stack(Aggregate(spoiled, jnp.array([1.0, 1.0, 0.0])))
     _, method = method_of(FedLabelOptions(aggregation="halves"))
-    state = ServerState(float32(sent), optax.sgd(1.0).init(float32(sent.params)), ())
-    nothing = examples(Problem().pool, [0], 0, [0])
+    state = ServerState(lc.float32(sent), optax.sgd(1.0).init(lc.float32(sent.params)), ())
+    nothing = lc.examples(Problem().pool, [0], 0, [0])
     new, _ = method.server_update(state, aggregate, ServerData(nothing, nothing, None, None, 0), jax.random.key(0))
     for got, want in zip(new.weights, jax.tree.map(expected, sent, of_l, of_u), strict=True):
         assert_near(got, want, "server")

@@ -16,58 +16,37 @@ from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods.fedsem import FedSemBroadcast, FedSemClientState, FedSemOptions, fedsem
 from tests import toy
-from tests.golden.linear_clients import (
-    BATCH,
-    CLASSES,
-    EPOCHS,
-    LABELED,
-    LABELED_ALONE,
-    LABELS,
-    MOMENTUM,
-    OUTPUTS,
-    RATE,
-    SIDE,
-    TRUE_LABELS,
-    UNLABELED,
-    Client,
-    InOrder,
-    assert_metrics,
-    assert_same,
-    combine,
-    gradient,
-    linear_task,
-    named,
-    plain,
-    ratios,
-    softmax,
-    with_costs,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 
-R1, SGD = 3, torch_sgd(momentum=MOMENTUM)
-SIZE = 4 * (SIDE * SIDE * CLASSES + CLASSES)
-NONE = np.full(UNLABELED + 1, -1, np.int32)
-MADE = np.append(OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
-OTHERS = np.append((TRUE_LABELS + 1) % CLASSES, -1)
+R1, SGD = 3, torch_sgd(momentum=lc.MOMENTUM)
+SIZE = 4 * (lc.SIDE * lc.SIDE * lc.CLASSES + lc.CLASSES)
+NONE = np.full(lc.UNLABELED + 1, -1, np.int32)
+MADE = np.append(lc.OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
+OTHERS = np.append((lc.TRUE_LABELS + 1) % lc.CLASSES, -1)
 
 
 @functools.cache
 def problem(norm="static"):
     """(method, jitted client update, client, the model that is trained), whose labeler is the client's linear model."""
-    task = linear_task(norm, views=LABELED_ALONE)
-    training = InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
+    task = lc.linear_task(norm, views=lc.LABELED_ALONE)
+    training = lc.InOrder(SGD, lambda _: jnp.float32(lc.RATE), lc.BATCH, epochs=lc.EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
     options = toy.options(FedSemOptions, labeled_rounds=R1, labeled_repeats=2)
     method = fedsem(task=task, client=training, server=server, options=options)
     rng = np.random.default_rng(5)
-    start = {"kernel": 0.3 * rng.standard_normal((SIDE * SIDE, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
-    return method, with_costs(method.client_update), Client(), start
+    start = {
+        "kernel": 0.3 * rng.standard_normal((lc.SIDE * lc.SIDE, lc.CLASSES)),
+        "bias": 0.3 * rng.standard_normal(lc.CLASSES),
+    }
+    return method, lc.with_costs(method.client_update), lc.Client(), start
 
 
-def got(round, pseudo, *, labeled=LABELED, unlabeled=UNLABELED):
+def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED):
     _, update, client, start = problem()
-    shared = FedSemBroadcast(Weights(named(start), {}), Weights(named(client.params), {}), jnp.float32(RATE), jnp.int32(round))
-    optimizer = with_leaves(SGD.init(named(start)), jax.tree.map(jnp.zeros_like, named(start)))
+    shared = FedSemBroadcast(
+        Weights(lc.named(start), {}), Weights(lc.named(client.params), {}), jnp.float32(lc.RATE), jnp.int32(round)
+    )
+    optimizer = lc.with_leaves(SGD.init(lc.named(start)), jax.tree.map(jnp.zeros_like, lc.named(start)))
     shard = client.shard(labeled, unlabeled)
     return update(shared, (), FedSemClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
 
@@ -76,28 +55,28 @@ def expected(x, y):
     """(update, sum of the losses, examples seen) of SGD with momentum on the mean cross-entropy of batches in order."""
     start = problem()[3]
     w, m, loss, seen = dict(start), dict.fromkeys(start, 0.0), 0.0, 0
-    for _ in range(EPOCHS):
-        for at in range(0, len(y), BATCH):
-            images, labels = x[at : at + BATCH], y[at : at + BATCH]
-            p = softmax(images @ w["kernel"] + w["bias"])
+    for _ in range(lc.EPOCHS):
+        for at in range(0, len(y), lc.BATCH):
+            images, labels = x[at : at + lc.BATCH], y[at : at + lc.BATCH]
+            p = lc.softmax(images @ w["kernel"] + w["bias"])
             loss, seen = loss - np.log(p[np.arange(len(labels)), labels]).sum(), seen + len(labels)
-            residual = (p - np.eye(CLASSES)[labels]) / len(labels)
-            m = combine(lambda m, g: MOMENTUM * m + g, m, gradient(images, residual))
-            w = combine(lambda w, m: w - RATE * m, w, m)
-    return combine(np.subtract, start, w), loss, seen
+            residual = (p - np.eye(lc.CLASSES)[labels]) / len(labels)
+            m = lc.combine(lambda m, g: lc.MOMENTUM * m + g, m, lc.gradient(images, residual))
+            w = lc.combine(lambda w, m: w - lc.RATE * m, w, m)
+    return lc.combine(np.subtract, start, w), loss, seen
 
 
 def flipped(client):
     """The unlabeled images as they are trained on: in the labeled view."""
-    return plain(client.pool[client.index[:UNLABELED]].astype(float))[:, ::-1].reshape(UNLABELED, -1)
+    return lc.plain(client.pool[client.index[: lc.UNLABELED]].astype(float))[:, ::-1].reshape(lc.UNLABELED, -1)
 
 
 def check(output, x, y, *, down, diagnostics, labeled_rows=0):
     update, loss, seen = expected(x, y)
     (params,) = output.update.params.values()
-    assert_same(params, update)
+    lc.assert_same(params, update)
     assert output.weight == 1
-    rows = EPOCHS * -(-len(y) // BATCH) * BATCH
+    rows = lc.EPOCHS * -(-len(y) // lc.BATCH) * lc.BATCH
     expected_metrics = {
         "client/loss": (loss, seen),
         "comm/bytes_down": (down,),
@@ -106,59 +85,48 @@ def check(output, x, y, *, down, diagnostics, labeled_rows=0):
         "cost/forward_passes": (rows + labeled_rows,),
         "cost/backward_passes": (rows,),
     }
-    assert_metrics(output.metrics, expected_metrics | diagnostics)
+    lc.assert_metrics(output.metrics, expected_metrics | diagnostics)
 
 
 def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
-    x, y = np.tile(problem()[2].labeled, (2, 1)), np.tile(LABELS, 2)
+    x, y = np.tile(problem()[2].labeled, (2, 1)), np.tile(lc.LABELS, 2)
     output = got(R1 - 1, NONE)
-    check(output, x, y, down=SIZE, diagnostics=ratios(0, 0, 0))
+    check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, 0, 0))
     np.testing.assert_array_equal(output.client_state.pseudo, NONE)
+    assert got(R1 - 1, NONE, labeled=0).weight == 0  # nothing to train on yet
+    assert got(R1 + 1, NONE, unlabeled=0).metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
 
 
 @pytest.mark.parametrize(("round", "down"), [(R1, SIZE), (R1 + 1, 2 * SIZE)])
 def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
     """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
     client = problem()[2]
-    right = int((OUTPUTS.argmax(1) == TRUE_LABELS).sum())
-    assert 0 < right < UNLABELED
-    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OUTPUTS.argmax(1))
+    right = int((lc.OUTPUTS.argmax(1) == lc.TRUE_LABELS).sum())
+    assert 0 < right < lc.UNLABELED
+    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(lc.LABELS, lc.OUTPUTS.argmax(1))
     output = got(round, NONE)
-    check(output, x, y, down=down, diagnostics=ratios(right, UNLABELED, UNLABELED), labeled_rows=8)  # two batches of 4
+    check(output, x, y, down=down, diagnostics=lc.ratios(right, lc.UNLABELED, lc.UNLABELED), labeled_rows=8)  # two batches of 4
     np.testing.assert_array_equal(output.client_state.pseudo, MADE)
 
 
 def test_labels_that_were_made_stay():
     client = problem()[2]
-    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(LABELS, OTHERS[:UNLABELED])
+    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(lc.LABELS, OTHERS[: lc.UNLABELED])
     output = got(R1 + 1, OTHERS)
-    check(output, x, y, down=SIZE, diagnostics=ratios(0, UNLABELED, UNLABELED))
+    check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, lc.UNLABELED, lc.UNLABELED))
     np.testing.assert_array_equal(output.client_state.pseudo, OTHERS)
-
-
-@pytest.mark.parametrize(
-    ("round", "labeled", "unlabeled", "images"),
-    [(0, 0, 7, 0), (R1, 0, 7, 7), (R1, 5, 0, 5), (0, 5, 0, 10), (R1 + 1, 0, 0, 0)],
-)
-def test_clients_without_labels_or_data_take_part_once_they_have_something_to_train_on(round, labeled, unlabeled, images):
-    output = got(round, NONE, labeled=labeled, unlabeled=unlabeled)
-    assert output.weight == (1 if images else 0)
-    assert output.metrics["perf/client_images"].total == EPOCHS * images
-    assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(output.update)])).all()
-    assert (np.asarray(output.client_state.pseudo) >= 0).sum() == (unlabeled if round >= R1 else 0)
-    assert output.metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
 
 
 def test_the_labeler_is_the_model_that_ends_the_first_phase():
     """With the statistics of its batch norm, which clients track here: the server averages them as it does parameters."""
     method, _, client, start = problem("running")
     nothing = client.shard(labeled=0).labeled
-    state, clients = method.init(jax.random.key(1), DataSpec((SIDE, SIDE, 1), CLASSES, 4, 2, UNLABELED + 1))
+    state, clients = method.init(jax.random.key(1), DataSpec((lc.SIDE, lc.SIDE, 1), lc.CLASSES, 4, 2, lc.UNLABELED + 1))
     assert jax.tree.all(jax.tree.map(np.array_equal, state.own, state.weights))
     first = state.weights._replace(stats={"mean": jnp.float32([0.5, -2.0]), "var": jnp.float32([9.0, 7.0])})
-    change = Weights(named(start), {"mean": jnp.float32([0.3, -0.7]), "var": jnp.float32([0.2, 0.5])})
+    change = Weights(lc.named(start), {"mean": jnp.float32([0.3, -0.7]), "var": jnp.float32([0.2, 0.5])})
     state = state._replace(weights=first, own=first)
-    assert clients.pseudo.shape == (4, UNLABELED + 1)
+    assert clients.pseudo.shape == (4, lc.UNLABELED + 1)
     assert np.all(clients.pseudo == -1)
     weights = []
     for round in range(R1 + 2):

@@ -20,20 +20,7 @@ from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS, fedsiam
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
 from tests import toy
-from tests.golden.linear_clients import (
-    assert_metrics,
-    combine,
-    examples,
-    float32,
-    gradient,
-    linear_task,
-    named,
-    plain,
-    softmax,
-    upright,
-    with_costs,
-    with_leaves,
-)
+from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
 SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, SHARE = 3, 3, 4, 2, 0.1, 0.9, 0.1, 0.3
@@ -66,34 +53,34 @@ class InOrder(Training):
 
 
 def outputs(w, x):
-    return softmax(x @ w["kernel"] + w["bias"])
+    return lc.softmax(x @ w["kernel"] + w["bias"])
 
 
 VIEWS = Views(
-    plain=upright,
-    weak=lambda key, images: upright(images) + number(key),
+    plain=lc.upright,
+    weak=lambda key, images: lc.upright(images) + number(key),
     strong=lambda key, images: 1 / 0,  # no method here may look at it
-    labeled=lambda key, images: upright(images)[:, :, ::-1] + number(key),
+    labeled=lambda key, images: lc.upright(images)[:, :, ::-1] + number(key),
 )
-TASK = linear_task(labels_at=("server",), views=VIEWS)
+TASK = lc.linear_task(labels_at=("server",), views=VIEWS)
 SGD = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY)
 NORMED = TASK._replace(model=in_front_of(TASK.model), norm="running", norm_momentum=SHARE)
 
 
 def kept_state(momentum):
     """An optimizer's state with this momentum."""
-    return with_leaves(SGD.init(named(momentum)), named(momentum))
+    return lc.with_leaves(SGD.init(lc.named(momentum)), lc.named(momentum))
 
 
 def momentum_of(state):
     """The momentum in an optimizer's state, by its layer."""
-    return with_leaves(named({"bias": 0, "kernel": 0}), state)
+    return lc.with_leaves(lc.named({"bias": 0, "kernel": 0}), state)
 
 
 def sgd(w, g, m):
     """(w, m) after a step with weight decay and momentum."""
-    m = combine(lambda w, g, m: MOMENTUM * m + g + DECAY * w, w, g, m)
-    return combine(lambda w, m: w - RATE * m, w, m), m
+    m = lc.combine(lambda w, g, m: MOMENTUM * m + g + DECAY * w, w, g, m)
+    return lc.combine(lambda w, m: w - RATE * m, w, m), m
 
 
 class Data:
@@ -108,17 +95,17 @@ class Data:
         self.online, self.target = ({name: 0.5 * rng.standard_normal(s) for name, s in shapes.items()} for _ in range(2))
         self.stats = [{"mean": rng.standard_normal(SIDE**2), "var": rng.uniform(0.5, 2, SIDE**2)} for _ in range(2)]
         self.momentum = {name: 0.5 * leaf[::-1] for name, leaf in self.online.items()}  # where it is kept
-        image = plain(self.pool.astype(float))
+        image = lc.plain(self.pool.astype(float))
         self.x = {False: image.reshape(12, -1), True: image[:, :, ::-1].reshape(12, -1)}
 
     def weights(self, *nets, stats=({}, {})) -> Weights:
         """Weights of one network or of a pair."""
-        given = [Weights(named(network), float32(its)) for network, its in zip(nets, stats, strict=False)]
+        given = [Weights(lc.named(network), lc.float32(its)) for network, its in zip(nets, stats, strict=False)]
         return given[0] if len(given) == 1 else networks.join(*given)
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
-        labeled = examples(self.pool, self.labeled, num_labeled, self.labels[self.labeled])
-        return Shard(labeled, examples(self.pool, self.unlabeled, num_unlabeled), jnp.asarray(self.labels[self.unlabeled]))
+        labeled = lc.examples(self.pool, self.labeled, num_labeled, self.labels[self.labeled])
+        return Shard(labeled, lc.examples(self.pool, self.unlabeled, num_unlabeled), jnp.asarray(self.labels[self.unlabeled]))
 
 
 def expected_client(data, name, options, num_labeled, largest, stats):
@@ -157,11 +144,11 @@ def expected_client(data, name, options, num_labeled, largest, stats):
         beta = np.exp(-5 * (1 - min(SO_FAR + ahead + epoch + 1, 10) / 10) ** 2)
         share = has_label / (len(batch) if released else max(has_label.sum(), 1))  # Eq. 6
         residual = share[:, None] * (q - onehot) + options.consistency_weight * beta / len(batch) * dj  # Eq. 7
-        w, m = sgd(w, gradient(own, residual), m)
+        w, m = sgd(w, lc.gradient(own, residual), m)
         by_epochs = getattr(options, "alpha_counts", "") == "epochs"
         ramp = SO_FAR + ahead + epoch + 1 if by_epochs else STEPS + s + 1
         alpha = min(1 - 1 / (ramp + 1), largest)
-        t = combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 3
+        t = lc.combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 3
         loss, consistency, count = loss + ce.sum(), consistency + j.sum(), count + len(batch)
     size = 4 * sum(leaf.size for leaf in (*w.values(), *(stats[0].values() if stats else ())))
     down = size * (1 if name == "fedsiam_pi" or not largest else 2)
@@ -200,11 +187,7 @@ def close(got, expected):
         np.testing.assert_allclose(layer[name], leaf, rtol=1e-4, atol=1e-5)
 
 
-OPTIONS = {
-    "fedsiam_pi": fedsiam.FedSiamPiOptions,
-    "fedsiam_mt": fedsiam.FedSiamMTOptions,
-    "fedsiam_d": FedSiamDOptions,
-}
+OPTIONS = {"fedsiam_pi": fedsiam.FedSiamPiOptions, "fedsiam_mt": fedsiam.FedSiamMTOptions, "fedsiam_d": FedSiamDOptions}
 
 
 class Case(NamedTuple):
@@ -249,7 +232,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     state = empty_state(method)._replace(weights=sent)
     shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
     kept = fedsiam.FedSiamClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
-    output = with_costs(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
+    output = lc.with_costs(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)
     online, target, stats, momentum, metrics, steps = expected_client(
@@ -272,7 +255,7 @@ def test_a_client_update_is_what_the_equations_say(case):
         close(momentum_of(output.client_state.optimizer), momentum)
     else:
         assert output.client_state.optimizer == ()
-    assert_metrics(output.metrics, metrics)
+    lc.assert_metrics(output.metrics, metrics)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +286,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     server = ServerData(given.labeled, given.unlabeled, None, given.unlabeled, jnp.int32(2), 4)
     state, metrics = jax.jit(method.server_update)(state, aggregate, server, KEY)
 
-    averaged = [combine(np.subtract, a, b) for a, b in zip(nets, moves, strict=True)]
+    averaged = [lc.combine(np.subtract, a, b) for a, b in zip(nets, moves, strict=True)]
     w, t = averaged[0], averaged[-1]
     m, total = data.momentum, 0
     train_key = jax.random.split(KEY)[1]
@@ -313,10 +296,10 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         x = data.x[True][at] + float(number(jax.random.fold_in(train_key, s)))
         q, onehot = outputs(w, x), np.eye(CLASSES)[data.labels[at]]
         total += -np.log((q * onehot).sum(1)).sum()
-        w, m = sgd(w, gradient(x, (q - onehot) / len(at)), m)  # Eq. 8
+        w, m = sgd(w, lc.gradient(x, (q - onehot) / len(at)), m)  # Eq. 8
         steps = 2 * EPOCHS * 2 + s + 1  # two rounds before
         alpha = 0 if one_net else min(1 - 1 / (steps + 1), 0.93)
-        t = combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 9
+        t = lc.combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 9
     np.testing.assert_allclose(metrics["server/loss"], (total, 6), rtol=1e-4)
     close(momentum_of(state.fine_tune), m)
     if pi:

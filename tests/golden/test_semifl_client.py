@@ -123,3 +123,11 @@ def test_a_client_update_is_what_the_equations_say(drawn, options, batch_size):
     assert set(got_metrics) == set(metrics)
     for name, value in metrics.items():
         np.testing.assert_allclose(got_metrics[name], value, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("alpha", [0.75, 2.0])
+def test_the_mixing_ratio_is_beta_and_not_folded(alpha):
+    ratios = np.asarray(jax.vmap(lambda key: mixup.ratio(key, alpha))(jax.random.split(jax.random.key(0), 4000)))
+    assert 0 <= ratios.min() < 0.1 < 0.9 < ratios.max() <= 1
+    np.testing.assert_allclose(ratios.mean(), 0.5, atol=0.02)
+    np.testing.assert_allclose(ratios.var(), 1 / (4 * (2 * alpha + 1)), rtol=0.06)

@@ -1,4 +1,4 @@
-"""The server's supervised training as it is built from a config, against NumPy: schedule, clipping, weight decay, pre-training.
+"""The server's supervised training as it is built from a config, against NumPy, after its clients' or in parallel.
 
 The network is linear, views are plain, and the one batch holds all labeled images: neither order nor augmentation matters.
 """
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.local import ServerState, Weights, server
 from fedjax_ssl.method import Aggregate, Cohort, ServerData
 from tests import tiny
 from tests.golden.linear_clients import examples, gradient, norm, softmax
@@ -18,7 +19,7 @@ PLAIN = {"data__weak": "none", "server__batch_size": LABELS, "server__epochs": S
 
 
 def cosine(t: int) -> float:
-    """The learning rate of round t of R, counted from 1."""
+    """The learning rate of round t of R, counted from 1: RATE at first, half of it in the middle."""
     return 0.015 * (1 + np.cos(np.pi * (t - 1) / ROUNDS))
 
 
@@ -158,11 +159,6 @@ def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
             np.testing.assert_allclose(shared.learning_rate, expected(t), rtol=1e-5)
 
 
-def test_the_cosine_begins_at_the_configured_rate_and_falls():
-    assert [round(cosine(t), 6) for t in (1, ROUNDS // 2 + 1)] == [0.03, 0.015]
-    assert 0 < cosine(ROUNDS) < 0.003
-
-
 @pytest.mark.parametrize(
     ("overrides", "direction"),
     [
@@ -187,3 +183,46 @@ def test_optimizers_clip_then_decay_then_accumulate(overrides, direction):
 def test_pretraining_is_that_many_trainings_with_one_momentum(count):
     server = Server(pretrain=count)
     assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
+
+
+def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
+    parallel = Server(training="parallel", momentum=0.5)
+    finish = jax.jit(parallel.method.server_update)
+    mu, rng = 0.5, np.random.default_rng(0)
+    (name,) = parallel.state.weights.params
+    v = {leaf: np.zeros_like(x) for leaf, x in parallel.layer(parallel.state).items()}
+    optimizer = sgd()  # its momentum persists over the rounds
+    for number, weight in enumerate([3.0, 0.0, 2.0]):  # nobody takes part in the second round
+        sent = parallel.layer(parallel.state)
+        mean = {leaf: x + 0.1 * rng.standard_normal(x.shape) for leaf, x in sent.items()}
+        update = {name: {leaf: jnp.float32(sent[leaf] - mean[leaf]) * bool(weight) for leaf in sent}}
+        aggregate = Aggregate(Weights(update, ()), jnp.float32(weight))
+        own = parallel.expected(optimizer, RATE)  # W_s
+        if weight:
+            average = {leaf: own[leaf] / 2 + mean[leaf] / 2 for leaf in own}
+            v = {leaf: mu * v[leaf] + own[leaf] - average[leaf] for leaf in own}
+            expected = {leaf: own[leaf] - v[leaf] for leaf in own}
+        else:
+            expected = own  # the momentum neither moves nor is applied
+        parallel.state, metrics = finish(parallel.state, aggregate, parallel.given(number), jax.random.key(1))
+        got = parallel.layer(parallel.state)
+        assert_same(got, expected)
+        momentum = parallel.layer(parallel.state._replace(weights=Weights(parallel.state.optimizer[0].trace, {})))
+        for leaf in v:
+            np.testing.assert_allclose(momentum[leaf], v[leaf], rtol=1e-3, atol=1e-5)
+        assert metrics["server/loss"].weight == STEPS * LABELS
+
+
+def test_tracked_statistics_are_averaged_alike():
+    def of(x):
+        return Weights({"w": jnp.float32(x)}, {"mean": jnp.float32(10 * x)})
+
+    clients = Aggregate(of(4.0), jnp.float32(1.0))  # W_t - mean_k W_k
+    states = (ServerState(of(x), (), ()) for x in (1.0, 3.0))
+    got = server.average_with_server(*states, clients).update  # (3 - 1 + 4) / 2
+    assert (got.params["w"], got.stats["mean"]) == (3.0, 30.0)
+
+
+def test_a_server_without_labels_has_nothing_to_train_in_parallel():
+    with pytest.raises(ValueError, match=r"server\.training: got parallel with data\.labels_at=clients, accepted: after"):
+        tiny.experiment("fedavg", data__labels_at="clients", server__training="parallel")

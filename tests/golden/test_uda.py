@@ -1,12 +1,11 @@
 """UDA against NumPy (Xie et al. 2020): a whole `client_update`, with and without annealing, and TSA by itself."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.methods.uda import UDAOptions, uda
-from fedjax_ssl.ssl import losses, tsa
+from fedjax_ssl.ssl import tsa
 from tests.golden.linear_clients import LABELS, TRUE_LABELS, UNLABELED_BATCH, Client, assert_trained, softmax
 from tests.golden.test_server_training import RATE, Server, sgd
 from tests.golden.test_server_training import assert_same as assert_same_layer
@@ -80,28 +79,3 @@ def test_tsa_thresholds(progress, num_classes):
     for schedule, value in a.items():
         expected = value * (1 - 1 / num_classes) + 1 / num_classes
         np.testing.assert_allclose(tsa.threshold(schedule, progress, num_classes), expected, rtol=1e-6)
-
-
-def test_tsa_selects_examples_whose_correct_class_is_not_yet_likely():
-    p = np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.3, 0.3, 0.4]])
-    labels = jnp.array([0, 1, 1, 2])
-    assert tsa.selected(jnp.log(p), labels, 0.45).tolist() == [False, True, False, True]
-    ce = -np.log(p[np.arange(4), labels])
-    selected = tsa.selected(jnp.log(p), labels, 0.45)
-    np.testing.assert_allclose(losses.masked_mean(jnp.float32(ce), selected), (ce[1] + ce[3]) / 2, rtol=1e-6)
-    assert losses.masked_mean(jnp.float32(ce), tsa.selected(jnp.log(p), labels, 0.0)) == 0  # none selected: 0 over max(0, 1)
-
-
-def test_sharpened_kl_and_its_gradients():
-    rng = np.random.default_rng(1)
-    weak, strong = rng.standard_normal((4, 3)), rng.standard_normal((4, 3))
-    target, p = softmax(weak / T), softmax(strong)
-    got = losses.sharpened_kl(jnp.float32(weak), jnp.float32(strong), T)
-    np.testing.assert_allclose(got, (target * np.log(target / p)).sum(1), rtol=1e-5)
-
-    def total(weak, strong):
-        return jnp.sum(losses.sharpened_kl(weak, strong, T))
-
-    of_weak, of_strong = jax.grad(total, (0, 1))(jnp.float32(weak), jnp.float32(strong))
-    np.testing.assert_array_equal(of_weak, 0)
-    np.testing.assert_allclose(of_strong, p - target, rtol=1e-5, atol=1e-6)

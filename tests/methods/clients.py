@@ -8,6 +8,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import plan_of
 from fedjax_ssl.local import Task
 from fedjax_ssl.method import Cohort, Shard
+from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
 from tests.golden.linear_clients import with_costs
 
@@ -15,12 +16,7 @@ from tests.golden.linear_clients import with_costs
 class Client:
     """The first client of a tiny experiment, its update jitted once; what it has may be changed between calls.
 
-    Args:
-        method: its name.
-        labeled: how many labeled examples it has unless a call says otherwise; None: as many as in the experiment.
-        unlabeled: likewise.
-        scale: of the first weights; of clear opinions if it is large.
-        **overrides: of the experiment's settings.
+    labeled, unlabeled: how many examples it has unless a call says otherwise; scale: of the first weights.
     """
 
     def __init__(self, method, labeled=None, unlabeled=None, *, scale=1.0, **overrides):
@@ -90,6 +86,13 @@ class Client:
 
 def task_of(experiment) -> Task:
     return plan_of(experiment.settings, None).task()
+
+
+def server_data(experiment, ids):
+    """What the server may read at the end of the first round; ids: the next cohort."""
+    cohort = Cohort(np.array(ids), np.int32(0))
+    rows = gather(experiment.problem.data, cohort, cohort)
+    return jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
 
 
 def traced_round(experiment):

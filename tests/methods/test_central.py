@@ -10,11 +10,10 @@ import pytest
 from fedjax_ssl.experiment.build import _server
 from fedjax_ssl.local import Weights
 from fedjax_ssl.local.server import with_statistics
-from fedjax_ssl.method import Aggregate, Cohort
+from fedjax_ssl.method import Aggregate
 from fedjax_ssl.methods.central import step_inputs
-from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
-from tests.methods.clients import flat, recorded_passes, same, task_of
+from tests.methods.clients import flat, recorded_passes, same, server_data, task_of
 
 NAMES = ("freematch_central", "fixmatch_central")
 
@@ -26,9 +25,7 @@ class Server:
         overrides = {"server__epochs": 0, "server__steps": 3, "method__mu": 2, **overrides}
         self.experiment = tiny.experiment(name, network=network, **overrides)
         self.method, problem = self.experiment.method, self.experiment.problem
-        cohort = Cohort(np.arange(5), np.int32(0))
-        rows = gather(problem.data, cohort, cohort)
-        self.data = jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
+        self.data = server_data(self.experiment, range(5))
         self.start = jax.jit(lambda key: self.method.init(key, problem.spec)[0])
         self.update = lambda state, data: self.method.server_update(state, Aggregate((), 0.0), data, jax.random.key(1))
         self.round = jax.jit(self.update)
@@ -58,14 +55,6 @@ def test_freematch_without_unlabeled_data_trains_on_labels_and_keeps_its_status(
     state, metrics = server.round(server.state, server.data)
     assert 0.1 < state.status.tau < 1
     assert 0 < metrics["server/mask_rate"].total <= metrics["server/mask_rate"].weight == 3 * 2 * 10
-
-
-def test_where_nothing_is_accepted_unlabeled_data_change_nothing():
-    server = Server("fixmatch_central", method__confidence=1.0)
-    state, metrics = server.round(server.state, server.data)
-    without, _ = server.round(server.state, server.data_without_pool)
-    assert metrics["server/mask_rate"] == (0, 3 * 2 * 10)
-    assert same(state, without)
 
 
 def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_average():

@@ -9,18 +9,17 @@ from flax import linen as nn
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import dropout_key, objectives, server
-from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
 from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from fedjax_ssl.models.registry import Model
-from tests import engine, tiny
+from tests import tiny
 from tests.methods.clients import Client, recorded_passes, traced_round
 
 BATCH = Batch(jnp.arange(4), jnp.ones(4, bool))
 
 
-@pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
+@pytest.mark.parametrize("case", tiny.params())
 def test_every_training_pass_of_a_client_has_a_dropout_key(monkeypatch, case):
     method, labels_at = case
     client = Client(method, labels_at=labels_at)
@@ -90,14 +89,8 @@ def test_a_step_drops_where_the_network_does(monkeypatch, dropping):
     assert silent[0] > silent[1]  # hidden units that all four examples drop or that ReLU silences
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["fl2", "fedcon", "fedsiam_d", "fedtrinet", "fixmatch_central"])
 def test_a_network_with_dropout_and_without_batch_norm_has_no_statistics_pass(monkeypatch, dropping, name):
     monkeypatch.setattr(server, "_collect", None)  # there is nothing to collect: the pass must not be there
     _, state, _ = traced_round(tiny.experiment(name))
     assert not jax.tree.leaves(state.server.weights.stats)
-
-
-def test_a_round_of_a_network_with_dropout_is_finite(dropping):
-    _, (_, state), (row,) = engine.simulate(tiny.experiment("fixmatch"))
-    assert all(np.isfinite(value) for value in row.values())
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.server.weights))

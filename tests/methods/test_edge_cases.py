@@ -28,7 +28,7 @@ def client_of(method, labels_at, **more):
     return Client(method, labeled, 18, scale=scale, labels_at=labels_at, **overrides)
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=tiny.params(CASES))
 def client(request):
     return client_of(*request.param)
 
@@ -50,7 +50,7 @@ def test_what_lies_beyond_the_counts_changes_nothing(client):
     assert same((before.update, before.weight, before.client_state), (after.update, after.weight, after.client_state))
 
 
-@pytest.mark.parametrize("client", AT_CLIENTS, indirect=True, ids="-".join)
+@pytest.mark.parametrize("client", tiny.params(AT_CLIENTS), indirect=True)
 def test_a_client_of_labels_alone_trains_on_them(client):
     output = client(unlabeled=0, round=ROUND)
     assert output.weight > 0
@@ -61,7 +61,7 @@ def test_a_client_of_labels_alone_trains_on_them(client):
         assert output.metrics.get(name, (0, 0)) == (0, 0)
 
 
-@pytest.mark.parametrize("client", AT_CLIENTS, indirect=True, ids="-".join)
+@pytest.mark.parametrize("client", tiny.params(AT_CLIENTS), indirect=True)
 def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does(client):
     output = client(labeled=0, round=ROUND)
     trains = client.experiment.settings.method["name"] not in LABELS_ALONE
@@ -69,7 +69,11 @@ def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does
     assert finite(output)
 
 
-@pytest.mark.parametrize("method", ["fl2", "semifl", "fedcon", "fedsiam_pi", "feddure", "fedlabel", "fedsem", "fedtrinet"])
+FAST = ("fl2", "fedcon", "fedtrinet")
+OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in ("semifl", "fedsiam_pi", "feddure", "fedlabel", "fedsem")]
+
+
+@pytest.mark.parametrize("method", [*FAST, *OTHERS])
 def test_the_proximal_term_pulls_towards_the_broadcast_model(method):
     """Of methods whose whole client updates are not computed with it elsewhere."""
     labels_at = tiny.LABELS_AT.get(method, ("server",))[0]

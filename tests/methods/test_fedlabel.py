@@ -19,17 +19,6 @@ def client():
     return client_of(method__burn_in=5, rounds=8)
 
 
-def test_r_counts_labeled_draws_and_kept_ones(client):
-    output = client(round=5)
-    kept, drawn = output.metrics["client/mask_rate"]
-    assert 0 < kept < drawn == STEPS * BATCH
-    assert output.weight == TAU * BATCH + kept
-    assert output.metrics["perf/client_images"].total == TAU * BATCH + drawn
-    assert output.metrics["client/loss"].weight == TAU * BATCH
-    assert output.metrics["client/consistency_loss"].weight <= kept
-    assert finite(output)
-
-
 def test_a_client_of_few_examples_uses_all_of_them_in_every_step(client):
     output = client(labeled=3, unlabeled=2, round=5)
     assert output.metrics["client/loss"].weight == TAU * 3

@@ -56,10 +56,6 @@ def test_with_labels_at_the_clients_one_without_labels_trains_psi_alone(at_clien
     assert same(output.client_state.optimizer[0], at_clients.kept.optimizer[0])
 
 
-def test_a_client_without_unlabeled_examples_learns_sigma_from_its_labels(at_clients):
-    assert norm(at_clients(unlabeled=0).update.params.sigma) > 0
-
-
 def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     """Under vmap a condition that differs between clients computes both sides; this one is the cohort's."""
     method, cohort = at_server.method, Cohort(jnp.arange(5), jnp.int32(0))
@@ -78,9 +74,6 @@ def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     program = jax.make_jaxpr(update)(at_server.server, at_server.clients, jax.random.key(0))
     conditions = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "cond"]
     assert len(conditions) == 3  # the gather, the outputs of helpers, their bytes
-
-
-# --- rounds ------------------------------------------------------------------------------------------------------------
 
 
 def test_helpers_come_in_their_rounds_and_are_paid_for():

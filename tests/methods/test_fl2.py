@@ -1,7 +1,5 @@
 """(FL)^2's client by its edge cases and ablations."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.method import Shard
 from fedjax_ssl.methods.fl2 import FL2Options, pseudo_label
 from tests import engine, tiny
-from tests.methods.clients import Client, finite, flat, norm, same
+from tests.methods.clients import Client, finite, norm, same
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +27,9 @@ def test_a_client_that_accepts_nothing_returns_the_global_model_with_its_weight(
     assert output.metrics["diagnostics/label_ratio"].total == 0
     assert output.metrics["perf/client_images"].total == 0
     assert same(output.client_state, client.kept)
-
-
-def test_a_client_that_is_sure_of_everything_keeps_a_positive_weight(client):
-    output = client(weights=client.biased(1e4))  # tau_k = 1
-    assert 0 < output.weight < 1e-10
-    assert norm(output.update) == 0
+    sure = client(weights=client.biased(1e4))  # tau_k = 1
+    assert 0 < sure.weight < 1e-10
+    assert norm(sure.update) == 0
 
 
 def test_a_client_of_one_image_trains_on_it_and_stays_finite():
@@ -85,38 +80,16 @@ def test_acceptance_and_confidence_follow_eqs_10_and_11(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("on", "expected"),
-    [
-        ("confident", [1, 0, 0, 1, 0]),
-        ("confident_accepted", [1, 0, 0, 1, 0]),
-        ("accepted", [1, 0, 1, 1, 0]),
-        ("correct", [1, 0, 0, 0, 0]),
-    ],
+    ("on", "expected"), [("confident_accepted", [1, 0, 0, 1, 0]), ("accepted", [1, 0, 1, 1, 0]), ("correct", [1, 0, 0, 0, 0])]
 )
 def test_sacr_acts_on_the_chosen_examples(monkeypatch, on, expected):
     assert labeling(monkeypatch, consistency_on=on).consistent.astype(int).tolist() == expected
 
 
 def test_a_fixed_threshold_accepts_the_confident_alone(monkeypatch):
-    got = labeling(monkeypatch, threshold="fixed", confidence=0.96)
-    assert got.accepted.tolist() == [True, False, False, bool(np.float32(0.96) > 0.96), False]
-    assert labeling(monkeypatch, threshold="fixed", confidence=0.96, strict=False).accepted.tolist()[3]
-
-
-def test_each_ablation_changes_the_update():
-    updates = {}
-    for name, overrides in {
-        "paper": {},
-        "no consistency": {"method__consistency": "none"},
-        "on accepted": {"method__consistency_on": "accepted", "method__rho": 1.0},
-        "sam objective": {"method__consistency": "sam", "method__rho": 1.0},
-        "sam perturbation": {"method__perturbation": "sam", "method__rho": 1.0},
-        "fixed threshold": {"method__threshold": "fixed", "method__confidence": 0.2},
-        "accepted batches": {"method__batches": "accepted"},
-    }.items():
-        updates[name] = flat(Client("fl2", **{"method__confidence": 0.15, **overrides})().update)
-    for one, other in itertools.combinations(updates, 2):
-        assert not np.array_equal(updates[one], updates[other]), (one, other)
+    for strict, expected in ((True, [True, False, False, False, False]), (False, [True, False, False, True, False])):
+        got = labeling(monkeypatch, threshold="fixed", confidence=float(np.float32(0.96)), strict=strict)
+        assert got.accepted.tolist() == expected
 
 
 def test_fixmatch_is_fl2_without_its_three_parts_bit_for_bit(usual_emitters):

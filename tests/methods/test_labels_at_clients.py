@@ -1,16 +1,12 @@
 """FixMatch, UDA and FedAvg with labels at the clients, and the server without labels."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.method import Cohort
-from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
-from tests.methods.clients import Client, flat, same
+from tests.methods.clients import Client, flat, same, server_data
 
-PAPER = {"method__pseudo_labels": "local", "method__divisor": "batch", "method__strict": False}
 EPOCHS = 2
 
 
@@ -18,27 +14,6 @@ def client_of(method, **overrides) -> Client:
     """With a linear network of clear opinions, so that some pseudo-labels are accepted; labels at the clients."""
     options = {"labels_at": "clients", "client__epochs": EPOCHS, "network": "linear"} | overrides
     return Client(method, 9, 20, scale=4.0, **options)
-
-
-@pytest.fixture(scope="module", params=["fixmatch", "uda"])
-def client(request):
-    return client_of(request.param, **(PAPER if request.param == "fixmatch" else {}))
-
-
-@pytest.mark.parametrize(("labeled", "unlabeled"), [(0, 20), (9, 0)])
-def test_a_client_with_one_kind_of_data_weighs_by_it_and_goes_through_it_epoch_by_epoch(client, labeled, unlabeled):
-    output = client(labeled=labeled, unlabeled=unlabeled)
-    assert output.weight == labeled + unlabeled
-    assert output.metrics["perf/client_images"].total == EPOCHS * (labeled + unlabeled)
-    assert output.metrics["client/loss"].weight == EPOCHS * labeled
-    assert (output.metrics["client/unlabeled_loss"].weight > 0) == (unlabeled > 0)
-    assert output.metrics["diagnostics/label_ratio"].weight == EPOCHS * unlabeled
-
-
-def test_fedavg_weighs_clients_by_all_their_data_and_trains_on_the_labeled():
-    output = client_of("fedavg")()
-    assert output.weight == 29
-    assert output.metrics["perf/client_images"].total == EPOCHS * 9
 
 
 def test_where_nothing_is_accepted_the_labels_train_alone():
@@ -60,15 +35,6 @@ def test_pseudo_labels_of_the_global_model_at_the_clients():
     assert drawn == output.metrics["perf/client_images"].total - EPOCHS * 9 <= steps * 3
     assert drawn >= min(accepted, steps * 3)
     assert np.linalg.norm(flat(output.update)) > 0
-
-
-# --- the server --------------------------------------------------------------------------------------------------------
-
-
-def server_data(experiment, ids):
-    cohort = Cohort(np.array(ids), np.int32(0))
-    rows = gather(experiment.problem.data, cohort, cohort)
-    return jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
 
 
 def test_a_server_without_labels_does_not_train_before_round_1():

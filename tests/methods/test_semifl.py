@@ -5,21 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import local, models
+from fedjax_ssl import local
 from fedjax_ssl.data import sources
-from fedjax_ssl.data.augment import Views, feature_views
+from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.local import Gradients, Task, Weights
-from fedjax_ssl.method import Shard
-from fedjax_ssl.methods.semifl import SemiFLOptions, batch_gradient, fix_gradient
+from fedjax_ssl.local import Gradients, Task
+from fedjax_ssl.methods.semifl import SemiFLOptions, fix_gradient
 from fedjax_ssl.ssl import mixup
 from tests import tiny
 from tests.methods.clients import Client, finite, flat, norm, recorded_passes, same, traced_round
 
 SURE = {"network": "linear", "method__confidence": 0.25}  # at random weights some images pass, some do not
-BATCH = {"method__pseudo_labels": "batch", "method__mix": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +44,6 @@ def test_a_client_of_one_image_mixes_it_with_itself(client):
     assert output.metrics["perf/client_images"].total == 1
 
 
-def test_the_fix_set_alone_is_drawn(client):
-    metrics = client(unlabeled=20).metrics
-    used = int(metrics["diagnostics/label_ratio"].total)
-    assert 0 < used < 20
-    assert metrics["perf/client_images"].total == metrics["client/mix_loss"].weight == used
-
-
 def test_a_confidence_of_exactly_tau_passes(client):
     even = client.biased(0.0)
     (name,) = even.params
@@ -62,23 +53,10 @@ def test_a_confidence_of_exactly_tau_passes(client):
     assert output.metrics["client/mask_rate"] == (len(client.unlabeled), len(client.unlabeled))
 
 
-def test_without_global_labels_a_client_takes_part_though_it_takes_no_step():
-    client = Client("semifl", **SURE, **BATCH)
-    output = client(weights=client.biased(0.0))
-    assert output.weight == 1
-    assert norm(output.update) == 0
-    assert same(output.client_state, client.kept)
-    assert output.metrics["comm/bytes_up"].total > 0
-    assert client(unlabeled=0).weight == 0
-    assert norm(client().update) > 0
-
-
 def test_the_fix_set_alone_is_fixmatch_and_has_no_padding():
     everything = {"network": "linear", "method__confidence": 0.0}
-    alone, fixmatch = (
-        Client("semifl", **everything, method__mix="none")(unlabeled=20),
-        Client("fixmatch", **everything, method__strict=False, method__batches="accepted")(unlabeled=20),
-    )
+    alone = Client("semifl", **everything, method__mix="none")(unlabeled=20)
+    fixmatch = Client("fixmatch", **everything, method__strict=False, method__batches="accepted")(unlabeled=20)
     assert alone.metrics["perf/client_images"].total == 20
     assert alone.metrics.keys() == fixmatch.metrics.keys()
     assert norm(alone.update) > 1e-2
@@ -143,33 +121,6 @@ def test_strong_views_and_mixtures_pass_the_network_apart(monkeypatch):
     client.trace()
     assert [rows for rows, _, _ in passes] == [4, 4]
     assert passes[0][1] is passes[1][1] is not None
-
-
-def test_in_a_batch_of_its_own_labels_the_confident_alone_pass_the_network_and_none_is_no_step(monkeypatch):
-    def cross_entropy_gradients(task, weights, views, labels, used, mask, key):
-        return Gradients((mask, used), (), {})
-
-    def apply(params, stats, views, *, mask, train, key=None):
-        assert not train
-        return views + params, stats  # the local model's logits: its bias, and the features themselves
-
-    monkeypatch.setattr(local, "cross_entropy_gradients", cross_entropy_gradients)
-    task = Task(models.ModelFns(None, apply), feature_views(), 3, "static")
-    features = jnp.float32([[9, 0, 0], [1, 0, 0], [0, 0, 9], [0, 9, 0]])[:, None]
-    shard = Shard(None, Examples(features, jnp.arange(4), jnp.int32(4), None), jnp.array([0, 0, 0, 0]))
-    gradient = batch_gradient(task, SemiFLOptions(pseudo_labels="batch", mix="none"), shard)
-    batch = Batch(jnp.arange(4), jnp.array([True, True, True, False]))
-    for bias, sure in (
-        ([0, 0, 0], [1, 0, 1, 0]),
-        ([8, 0, 0], [1, 1, 0, 0]),
-        ([0, 8, 8], [0, 0, 1, 0]),
-        ([8, 8, 8.5], [1, 0, 1, 0]),
-    ):
-        gradients, taken = gradient(Weights(jnp.float32(bias), ()), batch, jax.random.key(0))
-        assert [which.astype(int).tolist() for which in gradients.grad] == [sure, sure]
-        assert taken
-    _, taken = gradient(Weights(jnp.zeros(3), ()), Batch(jnp.array([1, 1]), jnp.ones(2, bool)), jax.random.key(0))
-    assert not taken
 
 
 @pytest.mark.parametrize("mix", ["mixup", "none"])

@@ -67,6 +67,7 @@ PROGRAMS = {
     "two pullbacks": (both_ways, 1, 2),
     "stopped": (stopped, 1, 0),
     "not used": (thrown_away, 0, 0),
+    "the third of three": (lambda w: jax.lax.switch(jnp.int32(2), [lambda w: w, step, lambda w: step(step(w))], w), 2, 2),
     "look-ahead": (look_ahead, 3, 2),
     "Hessian times a vector": (of_quadratic, 1, 1),
     "tangent": (along, 1, 0),  # the outputs themselves are not needed
@@ -102,13 +103,6 @@ def test_a_loop_counts_as_often_as_it_runs_and_a_branch_where_it_is_taken():
     assert passes.backward.tolist() == [0, ROWS, 3 * ROWS, 0]
     for i in range(4):
         np.testing.assert_allclose(got[i], update(numbers[i], chosen[i], WEIGHTS)[1], rtol=1e-5)
-
-
-def test_of_a_choice_among_three_the_one_that_is_made_counts():
-    branches = [lambda w: w, step, lambda w: step(step(w))]
-    for index, expected in ((0, 0), (1, 1), (2, 2)):
-        _, passes = with_passes(lambda i, w: jax.lax.switch(i, branches, w))(jnp.int32(index), WEIGHTS)
-        assert tuple(map(int, passes)) == (expected * ROWS, expected * ROWS)
 
 
 def test_marks_change_nothing_that_is_computed():

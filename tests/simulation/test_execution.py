@@ -37,8 +37,16 @@ def expected(rounds: int, bad_client: int = -1) -> tuple[float, np.ndarray]:
 
 @pytest.mark.parametrize("aggregator", ["sum", "stack"])
 @pytest.mark.parametrize(("name", "on_host"), WAYS)
-def test_three_rounds_are_what_a_python_loop_computes(name, on_host, aggregator):
-    _, state, rows = toy.run(toy.problem(aggregator=aggregator, on_host=on_host), toy.EXECUTIONS[name], 3)
+def test_three_rounds_are_what_a_python_loop_computes_with_one_trace(name, on_host, aggregator):
+    traces, method = [], toy.method(aggregator=aggregator)
+
+    def counted(*args):
+        traces.append(1)
+        return method.client_update(*args)
+
+    problem = toy.problem(made=method._replace(client_update=counted), on_host=on_host)
+    _, state, rows = toy.run(problem, toy.EXECUTIONS[name], 3)
+    assert len(traces) == 1
     w, taken = expected(3)
     np.testing.assert_allclose(state.server["w"], w, rtol=1e-6)
     np.testing.assert_array_equal(state.clients, taken)
@@ -72,7 +80,7 @@ def broken(part: str, value: float) -> ClientOutput:
 OLD = {"a": jnp.float32(30), "b": jnp.int32(50)}
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["update", "weight", "client_state", "metrics"])
 def test_whatever_is_not_finite_leaves_the_whole_client_out(part, value):
     got = jax.jit(round_module.contain)(broken(part, value), OLD)
@@ -113,18 +121,6 @@ def test_a_round_in_which_nobody_takes_part_says_so(caplog):
     _, _, (row,) = toy.run(toy.problem(made=without), Execution(), 1)
     assert "client/participants" not in row
     assert not caplog.text
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_clients_are_traced_once_a_run(name):
-    traces, method = [], toy.method()
-
-    def counted(*args):
-        traces.append(1)
-        return method.client_update(*args)
-
-    toy.run(toy.problem(made=method._replace(client_update=counted)), toy.EXECUTIONS[name], 3)
-    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("all_states", [False, True])
@@ -259,22 +255,19 @@ def test_several_runs_are_each_what_it_is_alone(runs_at_once, devices, vmap_runs
     assert int(again.round[0]) == 2 * rounds
 
 
-BIG = np.arange(1000, dtype=np.float32)
+BIG, LARGE = np.arange(1000, dtype=np.float32), np.full(10, 3.4e38, np.float32)  # of which a sum is infinite
 
 
 @pytest.mark.parametrize(
-    ("tree", "finite"),
+    ("leaves", "finite"),
     [
-        ({"a": BIG, "b": np.float32(3)}, True),
-        ({"a": BIG, "b": np.float32(np.nan)}, False),
-        ({"a": np.r_[np.float32(-np.inf), BIG]}, False),
-        ({"a": np.r_[BIG, np.float32(np.inf)], "b": np.int32(1)}, False),
-        ({"a": jnp.array([1, jnp.nan, 2], jnp.bfloat16), "b": BIG}, False),
-        ({"a": np.float32(3.4e38) * np.ones(10, np.float32)}, True),  # of which a sum is infinite
-        ({"a": np.array([True, False]), "b": np.arange(3)}, True),
-        ({"a": jax.random.key(0), "b": np.zeros((0, 3), np.float32)}, True),
+        ((BIG, np.float32(3), LARGE, np.array([True, False]), np.arange(3), np.zeros((0, 3), np.float32)), True),
         ((), True),
+        ((BIG, np.float32(np.nan)), False),
+        ((np.r_[np.float32(-np.inf), BIG],), False),
+        ((np.r_[BIG, np.float32(np.inf)], np.int32(1)), False),
+        ((jnp.array([1, jnp.nan, 2], jnp.bfloat16), BIG), False),
     ],
 )
-def test_all_numbers_are_finite_or_not(tree, finite):
-    assert bool(jax.jit(round_module._all_finite)(tree)) == finite
+def test_all_numbers_are_finite_or_not(leaves, finite):
+    assert bool(jax.jit(round_module._all_finite)((*leaves, jax.random.key(0)))) == finite

@@ -54,17 +54,7 @@ def simulator(on_host: bool):
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_the_preparation_sees_the_first_cohort(on_host):
-    running = simulator(on_host)
-    state = running.initialize()
-    before = announced(state)
-    state, _ = running.round(state)
-    assert before == np.flatnonzero(state.clients).tolist()
-
-
-@pytest.mark.parametrize("on_host", [False, True])
 def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(on_host, tmp_path):
-
     def round_(running, state):
         """One round: the state after it, who had been announced for it, and who took part in it."""
         expected, before = announced(state), np.array(state.clients)
@@ -72,9 +62,8 @@ def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(on_
         return state, (expected, np.flatnonzero(np.asarray(state.clients) - before).tolist())
 
     first, cohorts = simulator(on_host), []
-    state = first.initialize()
-    state, _ = first.round(state)
-    for _ in range(3):
+    state = first.initialize()  # whose preparation sees the first cohort
+    for _ in range(4):
         state, cohort = round_(first, state)
         cohorts.append(cohort)
     with Checkpoints(tmp_path) as checkpoints:
