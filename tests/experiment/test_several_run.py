@@ -16,8 +16,8 @@ from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
+from tests.experiment.commands import CONFIG, launch, rows
 from tests.experiment.test_resume import by_path
-from tests.experiment.test_run import CONFIG, launch, rows
 from tests.experiment.test_writers import drawn
 
 FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
