@@ -183,7 +183,7 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
         own = experiment.only([number]) if method == FEDSEM else alone(experiment, number)
         expected, row = next(own.rounds())
         assert_equal(expected, states[number])
-        assert_same_rows(row[0] if method == FEDSEM else row, rows[number])
+        assert_same_rows(row, rows[number])
 
 
 def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
