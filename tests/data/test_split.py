@@ -141,15 +141,6 @@ def test_the_two_draws_of_an_apart_split_are_independent():
     assert not np.array_equal(both.labeled[0], other.labeled[0])
 
 
-def test_labeled_two_classes_and_unlabeled_all_ten():
-    """FedSiam's Non-IID-II, its labeled set given as a share of all examples."""
-    drawn = draw(
-        labels_at="clients", labeled_fraction=(0.1,), labeled_partition="random_classes", unlabeled_partition="class_balanced"
-    )
-    assert set((histogram(drawn.labeled) > 0).sum(1).tolist()) == {2}
-    assert set((histogram(drawn.unlabeled) > 0).sum(1).tolist()) == {10}
-
-
 def test_an_error_says_which_examples_could_not_be_shared():
     with pytest.raises(
         ValueError, match=r"^labeled examples by dirichlet: 100 examples cannot give num_clients=20 clients min_s"
@@ -212,26 +203,6 @@ def test_what_a_client_holds_counts_once_where_labeled_examples_are_not_excluded
     assert data.client_data.count.tolist() == data.unlabeled.count.tolist() == [50] * 4
     assert [len(set(row.tolist())) for row in data.client_data.index] == [50] * 4
     assert np.array_equal(data.client_data.index[:, :10], data.labeled.index)
-
-
-def test_feddure_dir_dir_has_the_sizes_that_the_specification_simulated(cifar10_labels):
-    """Labeled sizes about 15 to 110 (mean 50), about 6.8 classes a client; unlabeled about 30 to 1,100."""
-    extremes, classes = [], []
-    for seed in range(10):
-        keys = {"num_clients": 100, "num_labels": 5000, "labels_at": "clients", "alpha": 0.5, "partition": "dirichlet"}
-        drawn = draw(seed, cifar10_labels, **keys)
-        labeled, unlabeled = (histogram(rows, cifar10_labels) for rows in (drawn.labeled, drawn.unlabeled))
-        assert labeled.sum(1).mean() == 50
-        assert labeled.sum(1).min() >= 10
-        assert not drawn.notes
-        extremes.append([labeled.sum(1).min(), labeled.sum(1).max(), unlabeled.sum(1).min(), unlabeled.sum(1).max()])
-        classes.append((labeled > 0).sum(1).mean())
-    assert 6.5 < np.mean(classes) < 7.1
-    least, most, unlabeled_least, unlabeled_most = np.mean(extremes, 0)
-    assert 10 <= least < 20  # over 100 seeds: 15.0
-    assert 90 < most < 130  # 105
-    assert 90 < unlabeled_least < 160  # 122; single seeds go down to 36
-    assert 800 < unlabeled_most < 1200  # 933; single seeds go up to 1,719
 
 
 def test_labeled_examples_may_leave_after_the_partition(cifar10_labels):

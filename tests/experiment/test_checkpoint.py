@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 
@@ -177,54 +178,39 @@ def test_restored_state_compiles_nothing(tmp_path, template):
     assert step._cache_size() == 1
 
 
-SHARDED = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from fedjax_ssl.experiment.checkpoint import Checkpoints
-
-jax.config.update("jax_num_cpu_devices", 4)
-mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-def place(seed):
-    clients = jnp.arange(24.0).reshape(8, 3) * seed
-    keys = jax.random.split(jax.random.key(seed), 8)
-    return (
-        jax.device_put({"momentum": clients, "keys": keys}, NamedSharding(mesh, P("clients"))),
-        jax.device_put({"params": clients, "key": jax.random.key(seed)}, NamedSharding(mesh, P())),
-    )
-def advance(leaf):
-    return leaf + 1 if leaf.dtype == jnp.float32 else leaf
-step = jax.jit(lambda state: jax.tree.map(advance, state), donate_argnums=0)
-template = place(1)
-step(place(1))
-with Checkpoints(sys.argv[1]) as checkpoints:
-    state = place(2)
-    checkpoints.save(1, state)
-    step(state)
-    _, restored = checkpoints.restore(template)
-for one, other in zip(jax.tree.leaves(restored), jax.tree.leaves(place(2)), strict=True):
-    assert one.sharding == other.sharding and one.dtype == other.dtype, (one.sharding, other.sharding)
-    raw = [jax.random.key_data(x) if one.dtype != jnp.float32 else x for x in (one, other)]
-    np.testing.assert_array_equal(*map(np.asarray, raw))
-    assert len(one.addressable_shards) == 4
-step(restored)
-assert step._cache_size() == 1, "the restored state compiled a second program"
-print("sharded round trip done")
-"""
-
-
 def test_sharded_state_keeps_its_mesh(tmp_path):
-    done = run_python("-c", SHARDED, str(tmp_path))
-    assert done.stdout == "sharded round trip done\n", done.stderr
+    mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
+
+    def place(seed):
+        clients = jnp.arange(24.0).reshape(8, 3) * seed
+        keys = jax.random.split(jax.random.key(seed), 8)
+        return (
+            jax.device_put({"momentum": clients, "keys": keys}, NamedSharding(mesh, PartitionSpec("clients"))),
+            jax.device_put({"params": clients, "key": jax.random.key(seed)}, NamedSharding(mesh, PartitionSpec())),
+        )
+
+    def advance(leaf):
+        return leaf + 1 if leaf.dtype == jnp.float32 else leaf
+
+    step = jax.jit(lambda state: jax.tree.map(advance, state), donate_argnums=0)
+    template = place(1)
+    step(place(1))
+    with Checkpoints(tmp_path) as checkpoints:
+        state = place(2)
+        checkpoints.save(1, state)
+        step(state)
+        _, restored = checkpoints.restore(template)
+    assert_same(restored, place(2))
+    for one, other in zip(jax.tree.leaves(restored), jax.tree.leaves(place(2)), strict=True):
+        assert one.sharding == other.sharding
+        assert len(one.addressable_shards) == 4
+    step(restored)
+    assert step._cache_size() == 1
 
 
 def environment() -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-
-
-def run_python(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *arguments], env=environment(), capture_output=True, text=True, timeout=120)
 
 
 QUIET = """
@@ -240,7 +226,8 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 
 
 def test_terminal_stays_quiet(tmp_path):
-    done = run_python("-W", "default::DeprecationWarning", "-c", QUIET, str(tmp_path))
+    words = [sys.executable, "-W", "default::DeprecationWarning", "-c", QUIET, str(tmp_path)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

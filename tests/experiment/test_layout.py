@@ -1,6 +1,7 @@
 """Which strategy `auto` is, on how many devices, with which lowering and options, and what the commands set up."""
 
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -71,6 +72,9 @@ def test_forward_passes_have_few_examples_where_that_is_faster_and_no_other_resu
         ("gpu", {}, Requires(), "gpu", "vmap"),
         ("gpu", {"execution__strategy": "scan"}, Requires(), "xla", "scan"),
         ("gpu", {"cohort_size": 1}, Requires(), "xla", "vmap"),
+        ("gpu 2", {"cohort_size": 2}, Requires(), "xla", "sharded"),  # a device with one client has no kernels of several
+        ("gpu 8", {"cohort_size": 4}, Requires(), "xla", "sharded"),
+        ("gpu 2", {"cohort_size": 4}, Requires(), "gpu", "sharded"),
         ("gpu", {}, ALONE, "xla", "vmap"),
         ("cpu", {}, Requires(), "cpu", "scan"),
         ("tpu", {}, Requires(), "xla", "vmap"),
@@ -78,15 +82,10 @@ def test_forward_passes_have_few_examples_where_that_is_faster_and_no_other_resu
     ],
 )
 def test_the_lowering_is_the_platforms(monkeypatch, platform, overrides, requires, conv, strategy):
-    on(monkeypatch, platform)
+    name, _, devices = platform.partition(" ")
+    on(monkeypatch, name, int(devices or 1))
     found = layout(requires, **overrides)
     assert (found.conv, found.strategy) == (conv, strategy)
-
-
-@pytest.mark.parametrize(("cohort_size", "devices", "conv"), [(2, 2, "xla"), (4, 8, "xla"), (4, 2, "gpu")])
-def test_a_gpu_with_one_client_has_no_kernels_of_several(monkeypatch, cohort_size, devices, conv):
-    on(monkeypatch, "gpu", devices)
-    assert layout(cohort_size=cohort_size).conv == conv
 
 
 def test_runs_of_an_accelerator_are_vmapped_where_all_clients_run_at_once(monkeypatch):
@@ -99,38 +98,26 @@ def test_runs_of_an_accelerator_are_vmapped_where_all_clients_run_at_once(monkey
     assert not layout(runs=3).vmap_runs
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"execution__devices": 9}, "execution.devices: got 9, accepted: at most 4, the devices there are"),
-        (
-            {"execution__strategy": "vmap", "execution__devices": 2},
-            "execution.devices: got 2 with strategy=vmap, accepted: 1, or strategy=sharded",
-        ),
-        (
-            {"execution__strategy": "scan", "execution__chunk_size": 2},
-            "execution.chunk_size: got 2 with strategy=scan, accepted: 0, or chunked",
-        ),
-    ],
-)
-def test_what_excludes_each_other_is_one_line(overrides, message):
-    with pytest.raises(ValueError, match=message):
-        layout(**overrides)
+HOST = {"execution__data": "host"}
+WRONG = [
+    ("fl2", {"execution__devices": 9}, "execution.devices: got 9, accepted: at most 4, the devices there are"),
+    (
+        "fl2",
+        {"execution__strategy": "vmap", "execution__devices": 2},
+        "execution.devices: got 2 with strategy=vmap, accepted: 1",
+    ),
+    ("fl2", {"execution__chunk_size": 2}, "execution.chunk_size: got 2 with strategy=scan, accepted: 0, or chunked"),
+    ("fl2", HOST | {"execution__rounds_per_dispatch": 2}, "execution.rounds_per_dispatch: got 2 with execution.data=host, acc"),
+    ("fl2", HOST | {"server__sbn_data": "all"}, "execution.data: got host with method.name=fl2 and server.sbn_data=all"),
+    ("fedmatch", HOST, "execution.data: got host with method.name=fedmatch, accepted: device"),
+    ("freematch_central", HOST, "execution.data: got host with method.name=freematch_central"),
+]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"execution__rounds_per_dispatch": 2}, "execution.rounds_per_dispatch: got 2 with execution.data=host, accepted: 1"),
-        ({"server__sbn_data": "all"}, "execution.data: got host with method.name=fl2 and server.sbn_data=all"),
-        ({"method__name": "fedmatch"}, "execution.data: got host with method.name=fedmatch, accepted: device"),
-        ({"method__name": "freematch_central"}, "execution.data: got host with method.name=freematch_central"),
-    ],
-)
-def test_data_that_cannot_stay_on_the_host_are_refused(overrides, message):
-    method = overrides.pop("method__name", "fl2")
+@pytest.mark.parametrize(("method", "overrides", "message"), WRONG)
+def test_what_excludes_each_other_is_refused(method, overrides, message):
     with pytest.raises(ValueError, match=message):
-        build(tiny.config(method, network="cnn", execution__data="host", **overrides))
+        build(tiny.config(method, network="cnn", **overrides))
 
 
 @pytest.mark.parametrize(("given", "size"), [({}, BATCH_SIZE_ON_CPU), ({"execution__batch_size": 9}, 9)])
@@ -180,61 +167,73 @@ def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, pre
     assert asked_for == [{(asked, asked)}] * len(programs)
 
 
+@pytest.fixture
+def updates(monkeypatch):
+    """What the commands would set in JAX, which has begun already."""
+    made = {}
+    monkeypatch.setattr(jax.config, "update", made.__setitem__)
+    return made
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+COUNTED = "--xla_force_host_platform_device_count=3"
+
+
 @pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
-        ({"JAX_NUM_CPU_DEVICES": "5"}, 5),
-    ],
+    ("name", "value", "made"), [("XLA_FLAGS", "", CORES), ("XLA_FLAGS", COUNTED, None), ("JAX_NUM_CPU_DEVICES", "5", None)]
 )
-def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(environment, expected):
-    inherited = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
-    code = "from launch import command; command.use_all_cores(); import jax; print(len(jax.devices('cpu')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | environment)
-    assert int(done.stdout) == expected
+def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(monkeypatch, updates, name, value, made):
+    for variable in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, value)
+    command.use_all_cores()
+    assert updates.get("jax_num_cpu_devices") == made
 
 
-def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take():
-    inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    code = "import os; from launch import command; command.use_all_cores(); print(os.environ['XLA_FLAGS'])"
-    for given in ({}, {"XLA_FLAGS": f"--{command.MAY_WAIT[1]}=7"}):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | given)
-        flags = dict(word.removeprefix("--").split("=") for word in done.stdout.split())
-        assert flags == {command.MAY_WAIT[0]: "86400", command.MAY_WAIT[1]: "7" if given else "86400"}
-
-
-def test_no_flag_is_set_on_a_jax_that_may_not_know_it(monkeypatch):
+@pytest.mark.parametrize("given", [{}, {command.MAY_WAIT[1]: "7"}])
+def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take(monkeypatch, updates, given):
+    monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in given.items()))
+    command.use_all_cores()
+    flags = dict(word.removeprefix("--").split("=") for word in os.environ["XLA_FLAGS"].split())
+    assert flags == dict.fromkeys(command.MAY_WAIT, "86400") | given
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
-    monkeypatch.setattr(jax, "__version_info__", command.MAY_WAIT_BELOW)
+    monkeypatch.setattr(jax, "__version_info__", command.MAY_WAIT_BELOW)  # a JAX that may not know them
     command.use_all_cores()
     assert os.environ["XLA_FLAGS"] == ""
 
 
-@pytest.mark.parametrize(("variable", "folder"), [("XDG_CACHE_HOME", "fedjax_ssl"), ("JAX_COMPILATION_CACHE_DIR", "")])
-def test_the_commands_keep_compiled_programs(tmp_path, variable, folder):
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
-    code = "from launch import command; command.keep_programs(); import jax; jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9))"
-    environment = inherited | {variable: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert list((tmp_path / folder).glob("jit_*-cache"))
+def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
+    """In a process of its own, in which JAX has not begun."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
+    code = (
+        "from launch import command; command.use_all_cores(); command.keep_programs(); import jax;"
+        "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
+    )
+    environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+    assert int(done.stdout) == CORES
+    assert list((tmp_path / "fedjax_ssl").glob("jit_*-cache"))
 
 
-@pytest.mark.parametrize("setting", ["a file in the way", "no home", "nobody", "none asked for"])
-def test_the_commands_run_without_a_cache_where_there_cannot_be_one(tmp_path, setting):
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+@pytest.mark.parametrize("setting", ["a file in the way", "no home", "nobody", "another folder", "none asked for"])
+def test_the_commands_run_without_a_cache_where_there_cannot_be_one_or_another_is_asked_for(
+    tmp_path, monkeypatch, updates, setting
+):
     (tmp_path / "file").touch()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     environment = {
         "a file in the way": {"XDG_CACHE_HOME": str(tmp_path / "file")},
         "no home": {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": ""},
         "nobody": {"XDG_CACHE_HOME": ""},
-        "none asked for": {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": ""},
+        "another folder": {"JAX_COMPILATION_CACHE_DIR": "/elsewhere"},
+        "none asked for": {"XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": ""},
     }[setting]
-    code = "from launch import command; command.keep_programs(); import jax; print(jax.jit(jax.numpy.sum)(jax.numpy.eye(9)))"
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
     if setting == "nobody":  # a user that the system does not know, as in a container
-        code = f"import os; os.environ.pop('HOME', None); import pwd; pwd.getpwuid = dict().__getitem__; {code}"
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=inherited | environment, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("9.0\n", "")
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    command.keep_programs()
+    assert "jax_compilation_cache_dir" not in updates
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

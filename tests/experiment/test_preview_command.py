@@ -1,10 +1,6 @@
 """`python -m launch.preview`: text and picture of a config's split, one line for what is wrong; and the keys of a split."""
 
 import inspect
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,29 +10,16 @@ from fedjax_ssl.data import split
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
+from launch import preview
 from tests import tiny
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def launch(*arguments: str, cwd: pathlib.Path, program: str = "preview") -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"launch.{program}", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-
+from tests.experiment.commands import ROOT, launch
 
 DIGITS = f"--config={ROOT}/configs/digits.py:supervised,split=dir0.3"
 
 
 def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path):
-    done = launch(
-        DIGITS,
-        "--config.data.labels_at=clients",
-        "--config.data.num_labels=300",
-        "--config.data.min_size=5",
-        "--config.seed=3",
-        cwd=tmp_path,
-    )
+    words = ("data.labels_at=clients", "data.num_labels=300", "data.min_size=5", "seed=3")
+    done = launch(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "digits-supervised-split=dir0.3: digits, seed 3"
@@ -57,7 +40,7 @@ def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path)
     ],
 )
 def test_wrong_input_is_one_line_with_status_2(tmp_path, arguments, words):
-    refused = launch(DIGITS, *arguments, cwd=tmp_path)
+    refused = launch(DIGITS, *arguments, cwd=tmp_path, program=preview)
     assert refused.returncode == 2, refused.stderr
     assert refused.stdout == ""
     assert refused.stderr.startswith("error: ")
@@ -67,7 +50,7 @@ def test_wrong_input_is_one_line_with_status_2(tmp_path, arguments, words):
 
 
 def test_a_run_refuses_labels_where_its_method_reads_none(tmp_path):
-    refused = launch(DIGITS, "--config.data.labels_at=clients", cwd=tmp_path, program="run")
+    refused = launch(DIGITS, "--config.data.labels_at=clients", cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == "error: data.labels_at: got clients with method.name=supervised, accepted: server\n"
 

@@ -1,7 +1,7 @@
 """Several runs in folders: each as a single run leaves it, resume, divergence, layouts that are found again."""
 
 import json
-import re
+import pathlib
 import shutil
 import signal
 
@@ -14,10 +14,12 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
+from fedjax_ssl.experiment.runs import runs_of
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
+from tests.experiment.commands import CONFIG, launch, rows
 from tests.experiment.test_resume import by_path
-from tests.experiment.test_run import CONFIG, launch, rows
 from tests.experiment.test_writers import drawn
 
 FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
@@ -33,8 +35,8 @@ def config(**overrides):
 
 def go(given, workdir, stop_after=None, stop=None):
     """What the command does: builds in the noted layout, opens the folders, runs."""
-    names = [run.name for run in build(given).runs]
-    experiment = build(given, layout=noted_layout(workdir, names))
+    settings = given if isinstance(given, Settings) else Settings.from_dict(given)
+    experiment = build(settings, layout=noted_layout(workdir, [run.name for run in runs_of(settings)]))
     for run, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
         open_workdir(folder, run.settings.to_dict(), overwrite=False)
     run_module.run(experiment, workdir, stop or Stop(), stop_after=stop_after)
@@ -54,6 +56,20 @@ def whole(tmp_path_factory):
     """An experiment of two seeds, and the folder of its whole run."""
     folder = tmp_path_factory.mktemp("whole")
     return go(config(), folder), folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run of the same that was stopped after round 2."""
+    folder = tmp_path_factory.mktemp("stopped")
+    go(config(), folder, stop_after=2)
+    return folder
+
+
+@pytest.fixture
+def begun(tmp_path, stopped):
+    """A copy of that folder."""
+    return pathlib.Path(shutil.copytree(stopped, tmp_path / "begun"))
 
 
 def assert_same_runs(experiment, expected, got):
@@ -77,21 +93,20 @@ def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_oth
     assert_same_runs(experiment, tmp_path / "whole", tmp_path / "resumed")
 
 
-def test_a_resumed_experiment_gives_the_same_bits(tmp_path, whole):
+def test_a_resumed_experiment_gives_the_same_bits_also_where_jax_has_no_cpu(begun, without_cpu, whole):
     experiment, expected = whole
-    go(config(), tmp_path, stop_after=2)
-    assert all(len(rows(tmp_path / run.name)) == 2 for run in experiment.runs)
-    go(config(), tmp_path)
-    assert_same_runs(experiment, expected, tmp_path)
+    assert all(len(rows(begun / run.name)) == 2 for run in experiment.runs)
+    go(config(), begun)
+    assert_same_runs(experiment, expected, begun)
     start = by_path(experiment.simulator.split(experiment.simulator.initialize())[1])
-    _, end = restored(experiment, tmp_path, 1)
+    _, end = restored(experiment, begun, 1)
     assert all(np.any(leaf != start[path]) for path, leaf in end.items() if "params" in path)
     assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
 
 
 def test_runs_that_were_killed_between_their_saves_go_on_from_the_round_that_all_have(tmp_path, whole):
     experiment, expected = whole
-    go(config(), tmp_path)
+    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
     for name in ("0", "1"):
         (tmp_path / name / "summary.json").unlink()
@@ -154,17 +169,16 @@ def change_note(path, **changes):
     path.write_text(json.dumps(noted))
 
 
-def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(tmp_path, monkeypatch, whole):
+def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(begun, monkeypatch, whole):
     experiment, expected = whole
-    go(config(), tmp_path, stop_after=2)
     choose = layout_module.resolve
     monkeypatch.setattr(
         "fedjax_ssl.experiment.build.resolve", lambda *args: choose(*args)._replace(strategy="chunked", chunk_size=2)
     )
     assert build(config()).layout.chunk_size == 2
-    go(config(), tmp_path)
-    assert_same_runs(experiment, expected, tmp_path)
-    assert json.loads((tmp_path / "0" / "summary.json").read_text())["strategy"] == "scan"
+    go(config(), begun)
+    assert_same_runs(experiment, expected, begun)
+    assert json.loads((begun / "0" / "summary.json").read_text())["strategy"] == "scan"
 
 
 @pytest.mark.parametrize(
@@ -173,16 +187,22 @@ def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(tmp_path,
         ({"layout": {"devices": 5}}, "got 10 devices of cpu, here are 4 of cpu: going on with other rounding"),
         ({"machine": {"platform": "gpu"}}, "got 2 devices of gpu, here are 4 of cpu: going on with other rounding"),
         ({"layout": {"of_tomorrow": 1}}, "got a layout that this version does not know of cpu"),
-        ({"machine": {"cores": 99, "jax": "0.1"}}, "going on with other rounding: cores was 99, jax was 0.1"),
     ],
 )
-def test_a_layout_or_a_machine_that_cannot_be_had_is_said_and_runs_go_on(tmp_path, caplog, change, why):
-    go(config(), tmp_path, stop_after=2)
+def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
     for name in "01":
-        change_note(tmp_path / name / "run.json", **change)
-    go(config(), tmp_path)
-    assert re.search(why, caplog.text)
-    assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
+        change_note(begun / name / "run.json", **change)
+    assert noted_layout(begun, ["0", "1"]) is None
+    assert why in caplog.text
+
+
+def test_runs_go_on_in_another_layout_and_on_another_machine_which_is_said(begun, caplog):
+    for name in "01":
+        change_note(begun / name / "run.json", layout={"devices": 5}, machine={"cores": 99, "jax": "0.1"})
+    go(config(), begun)
+    assert "got 10 devices of cpu, here are 4 of cpu" in caplog.text
+    assert "going on with other rounding: cores was 99, jax was 0.1" in caplog.text
+    assert [len(rows(begun / name)) for name in "01"] == [4, 4]
 
 
 def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
@@ -207,17 +227,16 @@ def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     assert MetricsLog(tmp_path / "2").rows()[-1]["eval/accuracy"] == pytest.approx(row["eval/accuracy"], abs=0.01)
 
 
-def test_a_new_run_among_unfinished_ones_is_refused(tmp_path):
-    go(config(), tmp_path, stop_after=2)
+def test_a_new_run_among_unfinished_ones_is_refused(begun):
     with pytest.raises(RefusedError, match=r"2 has no checkpoint to go on from where other runs of .* have: let those"):
-        go(config(seeds=3), tmp_path)
-    assert len(rows(tmp_path / "0")) == 2
+        go(config(seeds=3), begun)
+    assert len(rows(begun / "0")) == 2
 
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path, every):
     given = config(checkpoint_every=every)
-    for last in (1, 2):  # a checkpoint is saved at both
+    for last in (1, 2)[-every:]:  # a checkpoint is saved after both rounds
         go(given, tmp_path, stop_after=last)
     shutil.rmtree(tmp_path / "1" / "checkpoints")
     with pytest.raises(RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
@@ -233,12 +252,6 @@ def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, ca
     go(given, tmp_path)
     assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
     assert "1: no checkpoint yet, as if killed while the first were written: all begin anew" in caplog.text
-
-
-def test_runs_go_on_where_jax_has_no_cpu(tmp_path, without_cpu, whole):
-    go(config(), tmp_path, stop_after=2)
-    go(config(), tmp_path)
-    assert_same_runs(*whole, tmp_path)
 
 
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):

@@ -12,19 +12,27 @@ from fedjax_ssl.models import MODELS, ModelFns, build, predictor
 from tests.models.test_models import small
 from tests.models.test_paper_networks import KEY, Numpy, batch, network, relu, shapes, weights
 
-# name, options, image, features, layers of the classifier
+
+def numbered(**counts):
+    return {f"{layer}_{i}" for layer, count in counts.items() for i in range(count)}
+
+
+CNN = {"Conv_0", "BatchNorm_0", "Conv_1"}
+# Name, options, image, features, layers of the classifier, of the first blocks.
 CASES = [
-    ("cifar_cnn", {}, (32, 32, 3), 4096, {"Dense_0", "Dense_1", "Dense_2"}),
-    ("cifar_cnn", {"variant": "released"}, (32, 32, 3), 4096, {"Dense_0", "Dense_1", "Dense_2"}),
-    ("mnist_cnn", {}, (28, 28, 1), 320, {"Dense_0", "Dense_1"}),
-    ("emnist_cnn", {}, (32, 32, 3), 12_544, {"Dense_0", "Dense_1"}),
-    ("cnn", {"width": 32}, (8, 8, 1), 128, {"Dense_0"}),
-    ("mlp", {"hidden": 7}, (8, 8, 1), 7, {"Dense_1"}),
-    ("mlp", {"hidden": 7}, (20,), 7, {"Dense_1"}),
-    ("linear", {}, (8, 8, 3), 192, {"Dense_0"}),
-    ("wide_resnet", {"depth": 10, "width": 2}, (32, 32, 3), 128, {"Dense_0"}),
-    ("resnet", {}, (8, 8, 1), 512, {"Dense_0"}),
-    *(("resnet9", {"variant": variant}, (8, 8, 3), 512, {"Dense_0"}) for variant in ("feddure", "fedmatch", "semifl")),
+    ("cifar_cnn", {}, (32, 32, 3), 4096, numbered(Dense=3), CNN),
+    ("cifar_cnn", {"variant": "released"}, (32, 32, 3), 4096, numbered(Dense=3), CNN),
+    ("mnist_cnn", {}, (28, 28, 1), 320, numbered(Dense=2), numbered(Conv=2)),
+    ("emnist_cnn", {}, (32, 32, 3), 12_544, numbered(Dense=2), numbered(Conv=2)),
+    ("cnn", {"width": 32}, (8, 8, 1), 128, numbered(Dense=1), numbered(Conv=2, BatchNorm=2)),
+    ("mlp", {"hidden": 7}, (8, 8, 1), 7, {"Dense_1"}, {"Dense_0"}),
+    ("mlp", {"hidden": 7}, (20,), 7, {"Dense_1"}, {"Dense_0"}),
+    ("linear", {}, (8, 8, 3), 192, {"Dense_0"}, set()),
+    ("wide_resnet", {"depth": 10, "width": 2}, (32, 32, 3), 128, {"Dense_0"}, {"Conv_0", "Block_0"}),  # one block a stage
+    ("resnet", {}, (8, 8, 1), 512, {"Dense_0"}, numbered(Conv=1, BatchNorm=1, ResidualBlock=2)),
+    ("resnet9", {"variant": "feddure"}, (8, 8, 3), 512, {"Dense_0"}, numbered(Conv=4, BatchNorm=4)),
+    ("resnet9", {"variant": "fedmatch"}, (8, 8, 3), 512, {"Dense_0"}, numbered(Conv=4)),
+    ("resnet9", {"variant": "semifl"}, (8, 8, 3), 512, {"Dense_0"}, {"Conv_0", "Block_0"}),
 ]
 
 
@@ -33,46 +41,24 @@ def parts(model, all_weights):
     return Task(model, None, 5, "static", 4).split(Weights(*all_weights))
 
 
-@pytest.mark.parametrize(("name", "options", "image_shape", "num_features", "classifier"), CASES)
-def test_features_need_the_backbone_alone(name, options, image_shape, num_features, classifier):
+@pytest.mark.parametrize(("name", "options", "image_shape", "num_features", "classifier", "first"), CASES)
+def test_features_need_the_backbone_alone_and_first_blocks_are_some_of_it(
+    name, options, image_shape, num_features, classifier, first
+):
     model = build(name, num_classes=5, **options)
-    whole = shapes(model, image_shape)
+    whole = Weights(*shapes(model, image_shape))
     backbone, rest = parts(model, whole)
-    assert set(rest.params) == classifier
-    assert rest.stats == {}
-    assert join(backbone, rest) == Weights(*whole)
+    assert (set(rest.params), rest.stats) == (classifier, {})
+    assert join(backbone, rest) == whole
     images = jax.ShapeDtypeStruct((2, *image_shape), jnp.float32)
     features, batch_stats = jax.eval_shape(lambda w, x: model.features(*w, x, train=True), backbone, images)
     assert (features.shape, features.dtype) == ((2, num_features), jnp.float32)
-    assert batch_stats == whole[1]
-
-
-FIRST = {
-    "cifar_cnn": {"Conv_0", "BatchNorm_0", "Conv_1"},
-    "mnist_cnn": {"Conv_0", "Conv_1"},
-    "emnist_cnn": {"Conv_0", "Conv_1"},
-    "cnn": {"Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1"},
-    "mlp": {"Dense_0"},
-    "linear": set(),
-    "wide_resnet": {"Conv_0", "Block_0"},  # depth 10: one block a stage
-    "resnet": {"Conv_0", "BatchNorm_0", "ResidualBlock_0", "ResidualBlock_1"},
-    "resnet9 feddure": {f"{layer}_{i}" for layer in ("Conv", "BatchNorm") for i in range(4)},
-    "resnet9 fedmatch": {f"Conv_{i}" for i in range(4)},
-    "resnet9 semifl": {"Conv_0", "Block_0"},
-}
-
-
-@pytest.mark.parametrize(("name", "options", "image_shape", "num_features", "classifier"), CASES)
-def test_first_blocks_are_layers_of_the_network(name, options, image_shape, num_features, classifier):
-    model = build(name, num_classes=5, **options)
-    expected = FIRST[f"{name} {options['variant']}" if name == "resnet9" else name]
-    assert model.first_blocks() == expected
-    whole = Weights(*shapes(model, image_shape))
-    first, rest = Task(model, None, 5, "static", 4).split(whole, model.first_blocks())
-    assert set(first.params) == expected
-    assert set(first.stats) == {layer for layer in expected if layer in whole.stats}
-    assert join(first, rest) == whole
-    assert expected.isdisjoint(classifier)
+    assert batch_stats == whole.stats
+    assert model.first_blocks() == first
+    blocks, rest = Task(model, None, 5, "static", 4).split(whole, model.first_blocks())
+    assert (set(blocks.params), set(blocks.stats)) == (first, {layer for layer in first if layer in whole.stats})
+    assert join(blocks, rest) == whole
+    assert first.isdisjoint(classifier)
 
 
 def test_every_network_is_among_the_cases():

@@ -1,0 +1,62 @@
+"""The commands within the tests' own process, so that nothing is imported anew."""
+
+import contextlib
+import io
+import logging
+import pathlib
+import subprocess
+import sys
+from types import ModuleType
+from unittest import mock
+
+from absl.testing import flagsaver
+
+from fedjax_ssl.experiment.writers import MetricsLog
+from launch import command
+from launch import run as run_command
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = """
+from configs import common
+
+def get_config(argument=None):
+    config = common.base("fixmatch", "linear")
+    config.update_from_flattened_dict({
+        "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.weak": "none",
+        "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "method.confidence": 0.3, "rounds": 6,
+        "cohort_size": 3, "eval_every": 2, "checkpoint_every": 2,
+    })
+    return config
+"""
+
+
+def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_command) -> subprocess.CompletedProcess:
+    """What `python -m PROGRAM ARGUMENTS` does and prints; JAX's devices and its cache are those of the tests."""
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    logger, root = logging.getLogger("fedjax_ssl"), logging.getLogger()
+    level, handlers = logger.level, root.handlers
+    root.handlers = []
+    try:
+        with (
+            mock.patch.multiple(command, use_all_cores=lambda: None, keep_programs=lambda: None),
+            contextlib.redirect_stdout(streams[0]),
+            contextlib.redirect_stderr(streams[1]),
+            contextlib.chdir(cwd),
+            flagsaver.flagsaver(),
+        ):
+            status = program.main([program.__name__, *arguments])
+    finally:
+        root.handlers = handlers
+        logger.setLevel(level)
+    return subprocess.CompletedProcess(arguments, status, *(stream.buffer.getvalue().decode() for stream in streams))
+
+
+def launch_process(*arguments: str) -> subprocess.Popen:
+    """The same command as a process of its own, with its standard error as a pipe."""
+    words = [sys.executable, "-m", "launch.run", *arguments]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    """The log without its times."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in MetricsLog(workdir).rows()]
