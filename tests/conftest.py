@@ -35,12 +35,6 @@ def pytest_configure(config) -> None:
     os.environ["XLA_FLAGS"] = flags
 
 
-def pytest_itemcollected(item) -> None:
-    """One worker runs the tests of a file, which share what they compile, or of a group that they name."""
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
-
-
 @pytest.fixture
 def usual_emitters(monkeypatch) -> None:
     """The loop emitters that users have: two programs that compute the same give the same bits; the others fuse them apart."""

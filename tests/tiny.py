@@ -24,13 +24,10 @@ NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the las
 
 
 def params(cases: Sequence[tuple[str, str]] = CASES, *, fast: Sequence[tuple[str, str]] = CASES, other: str = "slow") -> list:
-    """Cases as a test's parameters. One worker runs all tests of a case; those that are not `fast` are marked `other`."""
+    """Cases as a test's parameters; those that are not `fast` are marked `other`."""
     assert set(fast) <= set(CASES)
-
-    def marks(case):
-        return [pytest.mark.xdist_group("-".join(case)), *([] if case in fast else [getattr(pytest.mark, other)])]
-
-    return [pytest.param(case, id="-".join(case), marks=marks(case)) for case in cases]
+    mark = getattr(pytest.mark, other)
+    return [pytest.param(case, id="-".join(case), marks=() if case in fast else mark) for case in cases]
 
 
 def config(method: str, *, network: str = "mlp", labels_at: str = "", **overrides: Any) -> dict[str, Any]:
