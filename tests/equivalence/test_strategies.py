@@ -58,7 +58,7 @@ def test_one_round_of_every_method_agrees(case, strategy):
     assert_same_rounds(expected, engine.simulate(experiment, strategy)[1:])
 
 
-FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
+FAST = (("fl2", "server"), ("fedmatch", "clients"))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_three_rounds_of_every_method_agree(case, strategy):
     assert_same_rounds(expected, engine.simulate(experiment, strategy, rounds=3)[1:])
 
 
-@pytest.mark.parametrize("strategy", ["vmap", "chunked"])
+@pytest.mark.parametrize("strategy", [pytest.param("vmap", marks=pytest.mark.slow), "chunked"])
 def test_a_permuted_cohort_gives_the_same_rounds(monkeypatch, strategy):
     # In chunks of 2 of 5 clients, others then share a chunk, and another one is repeated as padding.
     experiment, states, _ = reference("fl2", "server", rounds=3)
@@ -93,7 +93,7 @@ CNN = {
 
 
 @pytest.mark.parametrize(
-    "strategy", ["chunked", *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "chunked")]
+    "strategy", [pytest.param(name, marks=pytest.mark.ci if name == "chunked" else pytest.mark.slow) for name in STRATEGIES]
 )
 def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
     experiment = tiny.experiment("fixmatch", network="cnn", **CNN)

@@ -17,7 +17,7 @@ from tests import tiny
 
 TIMES = ("time/", "perf/")
 # Half a minute each: one method of each kind of state; the others are slow tests. `tests/contract` has all of them, in memory.
-FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
+FAST = (("fedsiam_d", "server"),)
 
 
 def config(method: str, labels_at: str):

@@ -73,7 +73,12 @@ def devices(experiment) -> int:
     return experiment.layout.devices, experiment.layout.devices * experiment.layout.runs_at_once
 
 
-@pytest.mark.parametrize("method", [("fixmatch", "server"), FEDSEM], ids="-".join)
+def slow(*case):
+    """A case that another of the same test stands for in the default run; as one value where it is a method."""
+    return pytest.param(*([case] if case[-1] in ("server", "clients") else case), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("method", [slow("fixmatch", "server"), FEDSEM])
 def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
     experiment = build(config(*method), IMAGES)
     assert [str(run) for run in experiment.runs] == ["seed 0", "seed 1", "seed 2"]
@@ -88,7 +93,7 @@ def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method):
 
 
 # FedMatch's server keeps all updates, and FedSem's clients something of their own; five clients leave a slot over.
-@pytest.mark.parametrize("method", [("fl2", "server"), ("fedsem", "clients"), ("fedmatch", "clients")], ids="-".join)
+@pytest.mark.parametrize("method", [slow("fl2", "server"), ("fedsem", "clients"), slow("fedmatch", "clients")])
 def test_where_there_are_devices_enough_they_share_the_clients_of_a_run(method):
     experiment = build(config(*method, seeds=2, execution__devices=4), IMAGES)
     assert (experiment.layout.strategy, *devices(experiment)) == ("sharded", 2, 4)
@@ -146,7 +151,7 @@ def test_some_of_the_runs_are_an_experiment_of_the_same_layout_on_the_same_table
     assert experiment.only(range(4)) is experiment
 
 
-@pytest.mark.parametrize(("vmap_runs", "chunk"), [(True, 0), (False, 2)])
+@pytest.mark.parametrize(("vmap_runs", "chunk"), [slow(True, 0), (False, 2)])
 def test_runs_that_devices_share_may_also_be_vmapped_and_their_clients_go_in_chunks(vmap_runs, chunk):
     experiment = build(config("fl2", seeds=2, execution__devices=4), IMAGES)
     states = []
@@ -162,7 +167,7 @@ def test_what_the_server_alone_trains_has_no_clients_to_share():
     assert devices(experiment) == (1, 2)
 
 
-@pytest.mark.parametrize("method", [("fl2", "server"), FEDSEM], ids="-".join)
+@pytest.mark.parametrize("method", [slow("fl2", "server"), FEDSEM])
 def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
     experiment = build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
     problem, widths = experiment.problem, set()
@@ -209,10 +214,10 @@ def test_the_split_may_vary():
         ("fixmatch", "method.confidence", (0.12, 0.2)),
         # What zero switches off.
         ("fedprox", "method.prox_mu", (0.1, 3.0)),
-        ("fedavg", MOMENTUM, (0.1, 0.9)),
-        ("fedavg", "client.optimizer.weight_decay", (0.01, 0.3)),
-        ("fedavg", "client.optimizer.clip_norm", (0.05, 0.5)),
-        ("fedavg", "server.momentum", (0.1, 0.9)),
+        slow("fedavg", MOMENTUM, (0.1, 0.9)),
+        slow("fedavg", "client.optimizer.weight_decay", (0.01, 0.3)),
+        slow("fedavg", "client.optimizer.clip_norm", (0.05, 0.5)),
+        slow("fedavg", "server.momentum", (0.1, 0.9)),
     ],
 )
 def test_values_of_a_number_equal_the_runs_with_each(method, key, values):
