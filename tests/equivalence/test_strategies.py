@@ -22,6 +22,9 @@ EQUAL = (
 STRATEGIES = ("vmap", "chunked", "sharded", "sharded_chunked")
 
 
+SLOW = pytest.param("chunked", marks=pytest.mark.slow)
+
+
 def confident(method: str) -> dict[str, float]:
     """A threshold that some pass in round 1, so that clients train, as an override of a tiny config."""
     return {"method__confidence": 0.12} if "confidence" in tiny.config(method)["method"] else {}
@@ -49,8 +52,8 @@ def assert_same_rounds(expected, got):
     assert_agree(states[-1], got_states[-1], 1e-5 if len(rows) == 1 else 1e-4)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("strategy", ["vmap", "chunked", "sharded"])
+# In chunks every method runs in the contract's tests, too.
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.ci) for name in ("vmap", "sharded")] + [SLOW])
 @pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
 def test_one_round_of_every_method_agrees(case, strategy):
     experiment, *expected = reference(*case, rounds=1)
