@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "uda": {},
     "fedsiam_pi": {},
     "fedsiam_mt": {},
-    "fedsiam_d": {},
+    "fedsiam_d": {"method.pi_rounds": 0.075},
     "supervised": {"server.sbn_data": "labeled"},
     "feddure": {
         "data.labels_at": "clients", "method.eta_s": 1e-2, "method.eta_w": 1e-2, "client.optimizer.name": "adam",
