@@ -13,7 +13,7 @@ from benchmarks import costs
         # Two helpers; sigma's batch, and psi's in two views. Both parts down, and of psi what differs, of two helpers too.
         pytest.param("fedmatch", 2, 3, (1, 4.1), (0, 2), marks=pytest.mark.slow),
         # A batch of labels; of the others both experts' outputs, and back through the strong view and, for KL, the plain one.
-        ("fedlabel", 2, 3, (1, 1.1), (1, 1.1)),
+        pytest.param("fedlabel", 2, 3, (1, 1.1), (1, 1.1), marks=pytest.mark.slow),
         # Three networks label; back for the fine-tuning of the joined one, for the labels and for the pseudo-labels.
         pytest.param("fedtrinet", 3, 3, (1, 1.1), (1, 1.1), marks=pytest.mark.slow),
     ],

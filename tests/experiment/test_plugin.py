@@ -119,6 +119,7 @@ def test_the_entropy_is_minimized(plugin):
     assert 0 < with_entropy[1]["client/entropy"] < without[1]["client/entropy"] - 0.01
 
 
+@pytest.mark.slow
 def test_it_learns(plugin):
     config = plugin.get_config()
     config.rounds = config.eval_every = 12
