@@ -63,24 +63,24 @@ class Options(Model):
         return self
 
 
-def rounds_of(name: str, phase: float, rounds: int, *, most: int | None = None) -> int:
+def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
     """The number of rounds of a first phase, which leaves at least one round to the second.
 
     Args:
         name: the option's.
         phase: see Phase; 0: there is no such phase.
         rounds: of the run.
-        most: the largest number that is accepted; None: `rounds - 1`.
+        maximum: the largest number that is accepted; None: `rounds - 1`.
 
     Raises:
         ValueError: it is no whole number of rounds, or too many.
     """
-    most = rounds - 1 if most is None else most
+    maximum = rounds - 1 if maximum is None else maximum
     if phase >= 1 and phase != int(phase):
         raise ValueError(f"method.{name}: got {phase}, accepted: a share of rounds below 1, or a whole number of rounds")
-    if phase > max(most, 0) and phase >= 1:
-        raise ValueError(f"method.{name}: got {int(phase)}, accepted: a number <= {most}, with rounds = {rounds}")
-    return int(phase) if phase >= 1 else min(max(round(phase * rounds), int(phase > 0)), most)
+    if phase > max(maximum, 0) and phase >= 1:
+        raise ValueError(f"method.{name}: got {int(phase)}, accepted: a number <= {maximum}, with rounds = {rounds}")
+    return int(phase) if phase >= 1 else min(max(round(phase * rounds), int(phase > 0)), maximum)
 
 
 def parse(model: type[Model], values: Any, prefix: str = "") -> Any:

@@ -154,6 +154,7 @@ def _within(key: str, group: str) -> bool:
 
 
 def _shown(value: Any) -> str:
+    """A value as a command line gives it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "()"
     return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'

@@ -1,4 +1,4 @@
-"""What a run's results depend on besides its config: machine, versions, layout and data, as `run.json` has them."""
+"""What a run's results depend on beyond its config: machine, versions, layout and data, as `run.json` has them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class FedSiamPiOptions(Options):
 
 
 class FedSiamMTOptions(FedSiamPiOptions):
-    """Settings of MT and D, besides those of Pi."""
+    """Options of FedSiam-MT and -D: those of FedSiam-Pi, and how the target follows."""
 
     alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.999, description="The largest decay alpha of the target network."

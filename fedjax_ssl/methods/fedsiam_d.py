@@ -26,7 +26,7 @@ PyTree = Any
 
 
 class FedSiamDOptions(FedSiamMTOptions):
-    """Settings of D, besides those of MT."""
+    """Options of FedSiam-D: those of FedSiam-MT, and which layers are uploaded."""
 
     curve: Literal["linear", "rectangle"] = Field(
         default="linear",
@@ -44,8 +44,10 @@ class FedSiamDOptions(FedSiamMTOptions):
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """The options with `pi_rounds` and `end_round` as numbers of rounds, checked for the rectangle."""
         linear = self.curve == "linear"
-        pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, most=None if linear else rounds)
-        end_round = rounds_of("end_round", self.end_round, rounds, most=max(rounds + 1, int(self.end_round) if linear else 0))
+        pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
+        end_round = rounds_of(
+            "end_round", self.end_round, rounds, maximum=max(rounds + 1, int(self.end_round) if linear else 0)
+        )
         if not linear:
             check_rectangle(pi_rounds, end_round, self.saved, rounds)
         return self.model_copy(update={"pi_rounds": pi_rounds, "end_round": end_round})

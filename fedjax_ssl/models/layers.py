@@ -143,15 +143,15 @@ def dropout(network: nn.Module, x: jax.Array, rate: float, *, per_channel: bool 
         network: the network that calls it; without a key (`ModelFns.apply`) x is returned.
         x: [B, ..., F].
         rate: in [0, 1).
-        per_channel: whether an example's channel is kept or dropped whole, as PyTorch's Dropout2d does; x is [B, H, W, F] then.
+        per_channel: whether whole channels of an example are dropped, as PyTorch's Dropout2d does; x is [B, H, W, F] then.
     """
     if rate == 0 or not network.has_rng("dropout"):
         return x
     shape = (x.shape[0], 1, 1, x.shape[-1]) if per_channel else x.shape
     words = jax.random.bits(network.make_rng("dropout"), (-(-shape[0] // 2), *shape[1:]), jnp.uint32)
     least = round(rate * 2**16)
-    kept = jnp.concatenate([(words & 0xFFFF) >= least, (words >> 16) >= least])[: shape[0]]
-    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+    survives = jnp.concatenate([(words & 0xFFFF) >= least, (words >> 16) >= least])[: shape[0]]
+    return jnp.where(survives, x / (1 - rate), 0).astype(x.dtype)
 
 
 def check_images(name: str, images: jax.Array, least: int) -> None:

@@ -144,7 +144,7 @@ def pure(
 
 
 def arguments(module: type[nn.Module]) -> frozenset[str]:
-    """Which of `train`, `mask` and `features_only` a module is called with besides its input.
+    """Which of `train`, `mask` and `features_only` a module takes in addition to its input.
 
     Raises:
         ValueError: it is not called with an input, or needs another argument.
