@@ -21,10 +21,8 @@ else:
     Array = jax.Array | np.ndarray | np.generic  # tests call functions of JAX with NumPy's arrays, too
     Stored = Array  # in structures whose data are NumPy's on the host and JAX's on a device: mypy takes either
 
-Key = jaxtyping.Key[jax.Array, ""]
-"""One typed PRNG key (`jax.random.key`)."""
+Key = jaxtyping.Key[jax.Array, ""]  # one typed PRNG key (`jax.random.key`)
 Number = float | int | Shaped[Array, ""]
-"""A Python number or an array without axes."""
 Scalar = Float[Array, ""]
 Count = Int32[Array, ""]
 
@@ -34,11 +32,8 @@ Labels = Int[Array, " B"]
 Mask = Bool[Array, " B"]
 PerExample = Float32[Array, " B"]
 
-Inputs = Float[Array, "B ..."]
-"""What a network takes: normalized images, or a text's features."""
+Inputs = Float[Array, "B ..."]  # what a network takes: normalized images, or a text's features
 Maps = Float[Array, "B H W ch"]
-Outputs = Float32[Array, "B F"]
-"""What a network gives: logits, or the features of its last layer."""
+Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
-Params: TypeAlias = PyTree[Float[Array, "..."]]
-"""A pytree of float arrays: a network's parameters, or their gradient."""
+Params: TypeAlias = PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient

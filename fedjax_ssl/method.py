@@ -2,9 +2,7 @@
 
 A method is a value: a NamedTuple of pure functions, as an optax transformation is. It never sees a config, a file, a device or
 a loop over clients. `fedjax_ssl.simulation` maps its `client_update` over the cohort (vmap, scan, chunks or devices).
-
-Axis letters used everywhere: R runs, K clients in all, M clients in a round's cohort, N pooled examples, n examples of the
-largest client, S local steps, B batch, C classes, H W ch of an image, D devices.
+The axis letters are those of `fedjax_ssl.arrays`.
 """
 
 from __future__ import annotations
@@ -23,131 +21,77 @@ Key = jax.Array
 
 
 class DataSpec(NamedTuple):
-    """Static facts about the data and the cohort, which shape a method's state.
+    """Static facts about the data and the cohort, which shape a method's state."""
 
-    Attributes:
-        image_shape: of one network input: (H, W, ch), or (D,) for text features.
-        num_classes: C.
-        num_clients: K.
-        cohort_size: M.
-        client_rows: n, rows of a client's table of unlabeled examples, for methods that keep a value for each of them.
-    """
-
-    image_shape: tuple[int, ...]
-    num_classes: int
-    num_clients: int
-    cohort_size: int
-    client_rows: int = 1
+    image_shape: tuple[int, ...]  # of one network input: (H, W, ch), or (D,) for text features
+    num_classes: int  # C
+    num_clients: int  # K
+    cohort_size: int  # M
+    client_rows: int = 1  # n, rows of a client's table of unlabeled examples, for methods that keep a value for each of them
 
 
 class Cohort(NamedTuple):
-    """Who takes part in which round.
+    """Who takes part in which round."""
 
-    Attributes:
-        ids: int32 [M], client ids, without repetition.
-        round: int32 scalar, the round's number, counted from 0.
-        rounds: how many rounds the run has.
-    """
-
-    ids: Array
-    round: Array
-    rounds: Array | int = 1
+    ids: Array  # int32 [M], client ids, without repetition
+    round: Array  # int32 scalar, the round's number, counted from 0
+    rounds: Array | int = 1  # how many rounds the run has
 
 
 class Shard(NamedTuple):
     """One client's data, as `client_update` receives it.
 
-    Attributes:
-        labeled: the client's labeled examples (count 0 where the labels are at the server).
-        unlabeled: the client's unlabeled examples; their `labels` are None.
-        true_labels: int32 [n], of the rows of `unlabeled`. For diagnostics and the oracle ablation alone: they must not reach
-            an update (a test permutes them and compares the parameters).
+    `true_labels` are for diagnostics and the oracle ablation alone: they must not reach an update (a test permutes them and
+    compares the parameters).
     """
 
-    labeled: Examples
-    unlabeled: Examples
-    true_labels: Array
+    labeled: Examples  # count 0 where the labels are at the server
+    unlabeled: Examples  # their `labels` are None
+    true_labels: Array  # int32 [n], of the rows of `unlabeled`
 
 
 class ServerData(NamedTuple):
-    """What the server may read, in `prepare` and in `server_update`.
+    """What the server may read, in `prepare` and in `server_update`."""
 
-    Attributes:
-        labeled: the server's labeled examples (count 0 where the labels are at the clients).
-        unlabeled: every unlabeled example of the training pool, owned by a client or not. Needs `Requires.pool`.
-        true_labels: int32 [n], of the rows of `unlabeled`, for diagnostics alone.
-        next_cohort: all data, without labels, of the clients that take part in the round to come: `Examples` with leading axis
-            M. Needs `Requires.next_cohort`.
-        round: int32 scalar, the number of the round that ends, counted from 0; in `prepare` 0 as well.
-        rounds: how many rounds the run has.
-    """
-
-    labeled: Examples
-    unlabeled: Examples
-    true_labels: Array
-    next_cohort: Examples
-    round: Array
-    rounds: Array | int = 1
+    labeled: Examples  # count 0 where the labels are at the clients
+    unlabeled: Examples  # all of the training pool, owned by a client or not; needs `Requires.pool`
+    true_labels: Array  # int32 [n], of the rows of `unlabeled`, for diagnostics alone
+    next_cohort: Examples  # all data [M, n], without labels, of the next round's clients; needs `Requires.next_cohort`
+    round: Array  # int32 scalar, the number of the round that ends, counted from 0; in `prepare` 0 as well
+    rounds: Array | int = 1  # how many rounds the run has
 
 
 class ClientOutput(NamedTuple):
-    """What one client returns.
+    """What one client returns."""
 
-    Attributes:
-        update: pytree like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer.
-        weight: float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part.
-        client_state: the client's new persistent state, structured as it was handed.
-        metrics: name -> Mean or Sum of scalars.
-    """
-
-    update: PyTree
-    weight: Array
-    client_state: PyTree
-    metrics: Metrics
+    update: PyTree  # like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer
+    weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part
+    client_state: PyTree  # the client's new persistent state, structured as it was handed
+    metrics: Metrics  # name -> Mean or Sum of scalars
 
 
 class Aggregate(NamedTuple):
-    """The cohort's updates, combined.
+    """The cohort's updates, combined by the aggregator `sum`, or all of them, with leading axis M, where it is `stack`."""
 
-    Attributes:
-        update: with the aggregator `sum`: sum_k weight_k update_k / sum_k weight_k, zeros where all weights are 0. With
-            `stack`: the updates with leading axis M.
-        weight: float32: sum_k weight_k (`sum`), or the weights [M] (`stack`).
-    """
-
-    update: PyTree
-    weight: jax.Array
+    update: PyTree  # `sum`: sum_k weight_k update_k / sum_k weight_k, zeros where all weights are 0
+    weight: jax.Array  # float32: sum_k weight_k (`sum`), or the weights [M] (`stack`)
 
 
 class Requires(NamedTuple):
-    """What a method reads, and where it can run.
+    """What a method reads, and where it can run."""
 
-    Attributes:
-        labels_at: where labels may be: `server`, `clients` or both.
-        clients: whether clients take part at all; without, the server trains alone.
-        next_cohort: whether the server reads `ServerData.next_cohort`.
-        pool: whether the server reads `ServerData.unlabeled`, the images of the whole pool.
-        all_states: whether `broadcast` reads the states of all clients; else it is handed None where they stay on the host.
-        server_training: when the server can train on labels: `after` the average, or in `parallel` with the clients.
-    """
-
-    labels_at: tuple[str, ...] = ("server",)
-    clients: bool = True
-    next_cohort: bool = False
-    pool: bool = False
-    all_states: bool = False
-    server_training: tuple[str, ...] = ("after",)
+    labels_at: tuple[str, ...] = ("server",)  # where labels may be: `server`, `clients` or both
+    clients: bool = True  # whether clients take part at all; without, the server trains alone
+    next_cohort: bool = False  # whether the server reads `ServerData.next_cohort`
+    pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
+    all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None where they stay on the host
+    server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
 
 
 def weighted_sum(updates: jax.Array, weights: jax.Array) -> jax.Array:
     """sum_k weights_k updates_k over the leading axis; a client of weight 0 may hold NaN."""
     weights = weights.reshape(-1, *[1] * (updates.ndim - 1))
     return jnp.sum(jnp.where(weights > 0, weights * updates, 0.0), axis=0)
-
-
-def no_preparation(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-    """The default of `Method.prepare`: the server does nothing before round 1."""
-    return server, {}
 
 
 class Method(NamedTuple):
@@ -163,7 +107,7 @@ class Method(NamedTuple):
             real) -> logits float32 [B, C]. The first is the model that is evaluated (`eval/accuracy`); each other one is
             logged as `eval/accuracy_<name>`.
         requires: what the method reads, and where it can run.
-        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1.
+        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; default: none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
     """
 
@@ -173,5 +117,5 @@ class Method(NamedTuple):
     server_update: Callable[[PyTree, Aggregate, ServerData, Key], tuple[PyTree, Metrics]]
     predict: Mapping[str, Callable[[PyTree, jax.Array, jax.Array], jax.Array]]
     requires: Requires = Requires()
-    prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = no_preparation
+    prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = lambda server, _data, _key: (server, {})
     aggregator: str = "sum"

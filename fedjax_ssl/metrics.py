@@ -1,4 +1,4 @@
-"""Metrics that add up over clients and are divided once, at the end of a round."""
+"""Metrics that add up over clients and are divided once, at the end of a round: scalars, or [M] once stacked over clients."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from fedjax_ssl.arrays import Array, Number
 
 
 class Mean(NamedTuple):
-    """A weighted mean, as the weighted sum of values and the sum of weights: scalars, or [M] once stacked over clients.
-
-    If the weight is 0 the metric has no value and its key is left out.
-    """
+    """A weighted mean, as the weighted sum of values and the sum of weights; where that is 0 its key is left out."""
 
     total: Float32[Array, "*M"]
     weight: Float32[Array, "*M"]
 
 
 class Sum(NamedTuple):
-    """A sum over clients, such as bytes or images: a scalar, or [M] once stacked over clients.
-
-    A cohort is added up on the host, so that int32 limits one client's bytes alone.
-    """
+    """A sum over clients, such as bytes, which are added up on the host, so that int32 limits one client's alone."""
 
     total: Int32[Array, "*M"] | Float32[Array, "*M"]
 

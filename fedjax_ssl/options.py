@@ -9,14 +9,12 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-import annotated_types
 import numpy as np
 import pydantic
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
-MANY = 2**31 - 1
-"""The largest whole number that a setting may have."""
+MANY = 2**31 - 1  # the largest whole number that a setting may have
 
 
 def _as_tuple(value: Any) -> Any:
@@ -29,18 +27,13 @@ def _as_tuple(value: Any) -> Any:
 Count = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[int, Field(ge=1, le=MANY)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-"""A number in [0, 1]."""
 Weight = Annotated[float, Field(ge=0)]
-"""A number >= 0."""
 Rate = Annotated[float, Field(gt=0)]
-"""A number > 0."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""A number in [0, 1)."""
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Phase = Annotated[float, Field(ge=0, le=MANY)]
 """Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
-FirstPhase = Annotated[Phase, Field(gt=0)]
-"""A phase that there has to be."""
+FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be
 
 
 class Model(pydantic.BaseModel):
@@ -55,25 +48,15 @@ class Options(Model):
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """The options of a run, with what depends on its length and its data resolved.
 
-        Args:
-            rounds: of the run.
-            counts: int32 [K, 2], the clients' labeled and unlabeled examples.
-            batch_size: of the clients.
+        `counts` int32 [K, 2] are the clients' labeled and unlabeled examples, `batch_size` is the clients'.
         """
         return self
 
 
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
-    """The number of rounds of a first phase, which leaves at least one round to the second.
+    """The rounds of a first phase (0: there is none) of a run of `rounds`, from the option `name`, a Phase.
 
-    Args:
-        name: the option's.
-        phase: see Phase; 0: there is no such phase.
-        rounds: of the run.
-        maximum: the largest number that is accepted; None: `rounds - 1`.
-
-    Raises:
-        ValueError: it is no whole number of rounds, or too many.
+    A ValueError says that they are no whole number, or more than `maximum` (None: all but one round, the second phase's).
     """
     maximum = rounds - 1 if maximum is None else maximum
     if phase >= 1 and phase != int(phase):
@@ -84,16 +67,7 @@ def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = Non
 
 
 def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
-    """An instance of `model` from nested mappings.
-
-    Args:
-        model: what to make.
-        values: its fields by name.
-        prefix: of its keys in messages, such as `method.`.
-
-    Raises:
-        ValueError: one line that names the first wrong key, what was got and what is accepted.
-    """
+    """An instance of `model` from nested mappings; messages name the first wrong key, after a `prefix` such as `method.`."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{prefix.rstrip('.') or 'the config'}: got {_shown(values)}, accepted: a group of keys")
     if strange := [key for key in values if not isinstance(key, str)]:
@@ -107,16 +81,12 @@ def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
 def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, prefix: str) -> str:
     """The first error of a validation, unknown keys before all others, in one line."""
     first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    owner: type[pydantic.BaseModel] = model
+    owner: Any = model
     field = None
     for part in first["loc"]:
-        if isinstance(owner, type) and issubclass(owner, pydantic.BaseModel) and part in owner.model_fields:
-            field = owner.model_fields[part]
-            inner = field.annotation
-            if isinstance(inner, type) and issubclass(inner, pydantic.BaseModel):
-                owner = inner
-        else:
+        if part not in (fields := getattr(owner, "model_fields", {})):
             break
+        field, owner = fields[part], fields[part].annotation
     if first["type"] == "extra_forbidden":
         return unknown_key(prefix + ".".join(map(str, first["loc"])), (prefix + path for path, _ in fields_of(model)))
     if first["type"] == "value_error":
@@ -126,12 +96,9 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
     got = _shown(first["input"])
     if field is None:
         return f"{key}: got {got}, accepted: {first['msg']}"
-    hint = ""
-    if choices := literals(field.annotation):
-        near = difflib.get_close_matches(str(first["input"]), choices, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-    too_large = field.annotation is int and first["type"] == "less_than_equal"
-    most = f" and <= {MANY}" if too_large else ""
+    near = difflib.get_close_matches(str(first["input"]), literals(field.annotation), 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    most = f" and <= {MANY}" if field.annotation is int and first["type"] == "less_than_equal" else ""
     return f"{key}: got {got}, accepted: {accepted(field)}{most}{hint}"
 
 
@@ -152,11 +119,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def from_text(key: str, text: str, like: Any) -> Any:
-    """A value of the type of `like` from a command line's text.
-
-    Raises:
-        ValueError: the text is none.
-    """
+    """A value of the type of `like` from a command line's text; a ValueError says that the text is none."""
     kind = tuple if isinstance(like, list) else type(like)
     try:
         if kind is tuple:
@@ -189,7 +152,7 @@ def accepted(field: FieldInfo) -> str:
     if kind not in (int, float):
         return _KINDS.get(kind, "a value" if kind is Union else "a group of keys")
     noun = _KINDS[kind]
-    low, high = _bounds(field)
+    low, high = _bound(field, ge=">=", gt=">"), _bound(field, le="<=", lt="<")
     high = None if high and high[1] == MANY else high
     if low and high and annotation is float:
         return f"{noun} in {'[' if '=' in low[0] else '('}{low[1]:g}, {high[1]:g}{']' if '=' in high[0] else ')'}"
@@ -197,19 +160,10 @@ def accepted(field: FieldInfo) -> str:
     return " ".join([noun, " and ".join(bounds)]).strip()
 
 
-def _bounds(field: FieldInfo) -> tuple[tuple[str, Any] | None, tuple[str, Any] | None]:
-    low: tuple[str, Any] | None = None
-    high: tuple[str, Any] | None = None
-    for mark in field.metadata:
-        if isinstance(mark, annotated_types.Ge):
-            low = (">=", mark.ge)
-        elif isinstance(mark, annotated_types.Gt):
-            low = (">", mark.gt)
-        elif isinstance(mark, annotated_types.Le):
-            high = ("<=", mark.le)
-        elif isinstance(mark, annotated_types.Lt):
-            high = ("<", mark.lt)
-    return low, high
+def _bound(field: FieldInfo, **signs: str) -> tuple[str, Any] | None:
+    """The last of a field's marks `ge`, `gt`, `le` or `lt` that `signs` names: (its sign, the number)."""
+    found = [(signs[kind], getattr(mark, kind)) for mark in field.metadata for kind in signs if hasattr(mark, kind)]
+    return found[-1] if found else None
 
 
 _KINDS: dict[Any, str] = {

@@ -2,13 +2,7 @@
 
 from fedjax_ssl.local.client import client_metrics, data_weight, train_client, trainable
 from fedjax_ssl.local.forward import class_probabilities
-from fedjax_ssl.local.objectives import (
-    cross_entropy_gradients,
-    labeled_loss,
-    loss_gradients,
-    mean_loss,
-    supervised_gradient,
-)
+from fedjax_ssl.local.objectives import cross_entropy_gradients, labeled_loss, loss_gradients, mean_loss, supervised_gradient
 from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.local.training import Fit, Gradients, Trained, Training, apply_gradients, minimize, train

@@ -19,6 +19,6 @@ def _mark_cotangent(cotangent: jax.Array) -> jax.Array:
     return checkpoint_name(cotangent, BACKWARD)
 
 
-# The gradient of a gradient goes through the network forwards again.
+# The gradient of a gradient goes through the network forwards once more, along a direction.
 mark.defvjp(lambda x: (mark(x), None), lambda _, cotangent: (_mark_cotangent(cotangent),))
 _mark_cotangent.defvjp(lambda x: (_mark_cotangent(x), None), lambda _, tangent: (mark(tangent),))

@@ -8,8 +8,7 @@ import jax
 import optax
 
 PyTree = Any
-TRUST = 1e-3
-"""LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1."""
+TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1
 
 
 def is_on(number: Any) -> bool:
@@ -23,10 +22,7 @@ def clipping(clip_norm: float) -> optax.GradientTransformation:
 
 
 def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
-    """Weight decay as part of the gradient, g <- g + wd w; 0: none.
-
-    It is on `all` parameters, or on the `kernels` of convolutions and linear layers (FixMatch's and FreeMatch's code).
-    """
+    """Weight decay g <- g + wd w on `all` parameters, or on layers' `kernels` (FixMatch's and FreeMatch's code); 0: none."""
     if not is_on(weight_decay):
         return optax.identity()
     return optax.add_decayed_weights(weight_decay, mask=_are_kernels if on == "kernels" else None)
@@ -41,12 +37,7 @@ def _momentum(momentum: float, nesterov: bool) -> optax.GradientTransformation:
 
 
 def torch_sgd(
-    *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-    decay: str = "all",
-    clip_norm: float = 0.0,
+    *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, decay: str = "all", clip_norm: float = 0.0
 ) -> optax.GradientTransformation:
     """SGD in PyTorch's form, before the learning rate.
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ssl.data.batching import Batch, Pair, PairedSchedule, Schedule
+from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
-from fedjax_ssl.local.training import GradientFn, Gradients, Training
+from fedjax_ssl.local.training import GradientFn, Gradients, Schedule, Training
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
@@ -41,28 +41,15 @@ class UnlabeledLoss(NamedTuple):
     metrics: Metrics
 
 
-UnlabeledObjective = Callable[[UnlabeledOutputs, Batch], UnlabeledLoss]
-"""(outputs on an unlabeled batch, the batch) -> its loss."""
-
-
 class Objective(NamedTuple):
-    """What a client's local steps minimize.
+    """What a client's local steps minimize."""
 
-    Attributes:
-        unlabeled: L_u.
-        drawn: bool [n], the unlabeled examples that batches are drawn from.
-        weak: whether L_u reads the weak views' outputs.
-        weight: w, the weight of L_u.
-        batch_size: B_u, the unlabeled batch size; 0: as the labeled one.
-        selection: which labeled examples L_s is over; None: all.
-    """
-
-    unlabeled: UnlabeledObjective
-    drawn: jax.Array
-    weak: bool
-    weight: float
-    batch_size: int
-    selection: Selection | None = None
+    unlabeled: Callable[[UnlabeledOutputs, Batch], UnlabeledLoss]  # L_u, of the outputs on an unlabeled batch
+    drawn: jax.Array  # bool [n], the unlabeled examples that batches are drawn from
+    weak: bool  # whether L_u reads the weak views' outputs
+    weight: float  # w, the weight of L_u
+    batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
+    selection: Selection | None = None  # which labeled examples L_s is over; None: all
 
 
 def step_metrics(label: jax.Array, accepted: jax.Array, shard: Shard, batch: Batch) -> Metrics:
@@ -72,13 +59,7 @@ def step_metrics(label: jax.Array, accepted: jax.Array, shard: Shard, batch: Bat
 
 
 def client_output(
-    task: Task,
-    client: Training,
-    shared: Broadcast,
-    optimizer: PyTree,
-    shard: Shard,
-    objective: Objective,
-    key: jax.Array,
+    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, key: jax.Array
 ) -> ClientOutput:
     """A client's round of local training on `objective`, weighted by its data; `key` has PRNG keys [2], of batches and steps.
 
@@ -86,7 +67,7 @@ def client_output(
     """
     size = objective.batch_size or client.batch_size
     order_key, train_key = key
-    schedule: Schedule | PairedSchedule
+    schedule: Schedule
     if "clients" in task.labels_at:
         schedule = client.paired_schedule(order_key, shard.labeled.mask, objective.drawn, size)
     else:

@@ -19,20 +19,17 @@ from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
 
 PyTree = Any
-TRAINING = ("after", "parallel")
 
 
 class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
-    Attributes:
-        data: `labeled`: the server's labeled data; `cohort`: those and all data of the next cohort ((FL)^2, Appendix E); `all`:
-            those and the whole unlabeled pool (its released code, SemiFL).
-        weighting: whether a batch counts with its number of `examples`, or all `batches` alike (the released code).
+    They are over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or over those
+    and `all` of the unlabeled pool ((FL)^2's released code, SemiFL).
     """
 
     data: str
-    weighting: str
+    weighting: str  # whether a batch counts with its number of `examples`, or all `batches` alike ((FL)^2's released code)
     labeled_batch_size: int
     unlabeled_batch_size: int
 
@@ -40,19 +37,14 @@ class StaticNorm(NamedTuple):
 class Server(NamedTuple):
     """The server's settings.
 
-    Attributes:
-        optimizer: any optax optimizer; its gradient is the aggregated update, broadcast minus local.
-        fine_tune: supervised training on the server's labels, each round, where it has any.
-        pretrain: number of such trainings before round 1.
-        static_norm: how sBN statistics are collected, where the task uses them; None: they are not.
-        training: the server trains `after` the aggregation (fine-tuning), or in `parallel` with the clients, starting from the
-            broadcast model, and is then averaged with them (SemiFL's ablation).
+    It trains `after` the aggregation (fine-tuning), or in `parallel` with the clients, from the broadcast model, and is then
+    averaged with them (SemiFL's ablation).
     """
 
-    optimizer: optax.GradientTransformation
-    fine_tune: Training
-    pretrain: int
-    static_norm: StaticNorm | None
+    optimizer: optax.GradientTransformation  # any of optax; its gradient is the aggregated update, broadcast minus local
+    fine_tune: Training  # supervised training on the server's labels, each round, where it has any
+    pretrain: int  # number of such trainings before round 1
+    static_norm: StaticNorm | None  # None: no sBN statistics are collected, even where the task uses them
     training: str = "after"
 
 
@@ -66,52 +58,30 @@ class Broadcast(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-        weights: the global model.
-        optimizer: state of the server optimizer (its momentum).
-        fine_tune: state of the optimizer of the training on labels; `()` without labels.
-        own: what a method adds.
-    """
-
-    weights: Weights
-    optimizer: PyTree
-    fine_tune: PyTree
-    own: PyTree = ()
-
-
-ClientUpdate = Callable[[Any, PyTree, Any, Shard, jax.Array], ClientOutput]
-LabeledObjective = Callable[[ServerData], GradientFn]
-"""The server's data -> the gradient of a step of its training."""
+    weights: Weights  # the global model
+    optimizer: PyTree  # state of the server optimizer (its momentum)
+    fine_tune: PyTree  # state of the optimizer of the training on labels; `()` without labels
+    own: PyTree = ()  # what a method adds
 
 
 class ServerWork(NamedTuple):
     """The server's work in a round, of which a method may replace parts.
 
-    Attributes:
-        step: (state, Aggregate) -> state: what is done with the clients' updates.
-        train: (state, ServerData, key) -> (state, metrics): one training on the server's labels.
-        statistics: (state, ServerData) -> state: the static batch-norm statistics for the next broadcast.
-        pretrain: how many trainings come before round 1.
-        average_with_server: (state before the server's training, state after it, Aggregate) -> Aggregate, where the server
-            trains in parallel with its clients; None: it trains after them.
+    Where the server trains in parallel with its clients, `average_with_server` takes the states before and after its training.
     """
 
-    step: Callable[[Any, Aggregate], Any]
-    train: Callable[[Any, ServerData, jax.Array], tuple[Any, Metrics]]
-    statistics: Callable[[Any, ServerData], Any]
-    pretrain: int
-    average_with_server: Callable[[Any, Any, Aggregate], Aggregate] | None = None
+    step: Callable[[Any, Aggregate], Any]  # from one state to the next, by the clients' updates
+    train: Callable[[Any, ServerData, jax.Array], tuple[Any, Metrics]]  # one training on the server's labels
+    statistics: Callable[[Any, ServerData], Any]  # gives a state the static batch-norm statistics for the next broadcast
+    pretrain: int  # how many trainings come before round 1
+    average_with_server: Callable[[Any, Any, Aggregate], Aggregate] | None = None  # None: the server trains after the clients
 
     def prepare(self, state: Any, data: ServerData, key: jax.Array) -> tuple[Any, Metrics]:
         """The work before round 1: trainings, each with a key of its own, then the first statistics."""
         if self.pretrain:
-
-            def one(i: jax.Array, state: Any) -> Any:
-                return self.train(state, data, jax.random.fold_in(key, i))[0]
-
-            state = jax.lax.fori_loop(0, self.pretrain, one, state)
+            state = jax.lax.fori_loop(0, self.pretrain, lambda i, s: self.train(s, data, jax.random.fold_in(key, i))[0], state)
         return self.statistics(state, data), {}
 
     def finish_round(self, state: Any, aggregate: Aggregate, data: ServerData, key: jax.Array) -> tuple[Any, Metrics]:
@@ -129,11 +99,8 @@ class ServerWork(NamedTuple):
         return self.statistics(state, data), metrics
 
 
-def server_work(task: Task, server: Server, objective: LabeledObjective | None = None) -> ServerWork:
-    """The usual work of a server with one global model, whose state is a ServerState.
-
-    `objective` is that of its training; None: the cross-entropy of labeled examples ((FL)^2, Eq. 2).
-    """
+def server_work(task: Task, server: Server, objective: Callable[[ServerData], GradientFn] | None = None) -> ServerWork:
+    """The usual work of a server with one global model; the `objective` of its training is by default `supervised_gradient`."""
     objective = objective or (lambda data: supervised_gradient(task, data.labeled))
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
@@ -161,7 +128,7 @@ def averaging_method(
     task: Task,
     client: Training,
     server: Server,
-    client_update: ClientUpdate,
+    client_update: Callable[[Any, PyTree, Any, Shard, jax.Array], ClientOutput],
     *,
     labels_at: tuple[str, ...] = ("server",),
     work: ServerWork | None = None,
@@ -198,7 +165,7 @@ def requirements(task: Task, server: Server, labels_at: tuple[str, ...] = ("serv
         labels_at=labels_at,
         next_cohort=norm_data == "cohort",
         pool=norm_data == "all",
-        server_training=TRAINING if "server" in labels_at else ("after",),
+        server_training=("after", "parallel") if "server" in labels_at else ("after",),
     )
 
 

@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import Array, Inputs, Key, Logits, Mask, Outputs
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.local.marks import mark
 from fedjax_ssl.models import ModelFns, norm
 
 PyTree = Any
 NORMS = ("static", "running", "batch")
-NORM_DEFAULTS: dict[str, Any] = {"norm": "static", "norm_momentum": 0.1}
-"""The config's keys of batch norm, with their defaults."""
+NORM_DEFAULTS: dict[str, Any] = {"norm": "static", "norm_momentum": 0.1}  # the config's keys of batch norm, with their defaults
 
 
-def substream(key: jax.Array, name: str) -> jax.Array:
+def substream(key: Key, name: str) -> Key:
     """The key of a named part of a training step; the step's first view is drawn from `key` itself."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def dropout_key(key: jax.Array) -> jax.Array:
+def dropout_key(key: Key) -> Key:
     """The key of a training step's dropout masks, apart from that of its views."""
     return substream(key, "dropout")
 
@@ -45,53 +45,37 @@ def join(first: Weights, rest: Weights) -> Weights:
 class Task(NamedTuple):
     """A network and its inputs.
 
-    Attributes:
-        model: the network's pure functions.
-        views: how uint8 images become the network's inputs: plain, weakly and strongly augmented.
-        num_classes: C.
-        norm: which statistics batch norm uses outside of training: `static` (sBN: the server collects them after each of its
-            steps), `running` (updated in training, averaged over clients) or `batch` (the evaluated batch's own). Training
-            always normalizes by the batch.
-        norm_momentum: a new batch's share in `running` statistics (PyTorch's convention).
-        labels_at: who has labels: the `server`, the `clients`, or both (the server's, and the clients' true labels revealed).
+    `norm` says which statistics batch norm uses outside of training: `static` (sBN: the server collects them after each of its
+    steps), `running` (updated in training, averaged over clients) or `batch` (the evaluated batch's own). Training always
+    normalizes by the batch.
     """
 
     model: ModelFns
-    views: Views
-    num_classes: int
+    views: Views  # how uint8 images become the network's inputs: plain, weakly and strongly augmented
+    num_classes: int  # C
     norm: str
-    norm_momentum: float = 0.1
-    labels_at: tuple[str, ...] = ("server",)
+    norm_momentum: float = 0.1  # a new batch's share in `running` statistics (PyTorch's convention)
+    labels_at: tuple[str, ...] = ("server",)  # the `server`, the `clients`, or both (the clients' true labels are revealed)
 
-    def init(self, key: jax.Array, image_shape: tuple[int, ...]) -> Weights:
+    def init(self, key: Key, image_shape: tuple[int, ...]) -> Weights:
         """Fresh weights."""
         return Weights(*self.model.init(key, image_shape))
 
-    def train_logits(
-        self, weights: Weights, images: jax.Array, mask: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        """Outputs in training mode of views [B, H, W, ch], mask bool [B]: (logits [B, C], the batch's statistics).
-
-        `key` is that of the dropout masks (`dropout_key`); None: no dropout, for passes that only collect statistics.
-        """
+    def train_logits(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Logits, PyTree]:
+        """Outputs in training mode, and the batch's statistics; `key` is a `dropout_key`, None: no dropout."""
         logits, stats = self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return mark(logits), stats
 
     def train_logits_together(
-        self, weights: Weights, views: Sequence[jax.Array], masks: Sequence[jax.Array], key: jax.Array
-    ) -> tuple[tuple[jax.Array, ...], PyTree]:
+        self, weights: Weights, views: Sequence[Inputs], masks: Sequence[Mask], key: Key
+    ) -> tuple[tuple[Logits, ...], PyTree]:
         """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all)."""
         ends = list(itertools.accumulate(len(mask) for mask in masks))[:-1]
         logits, stats = self.train_logits(weights, jnp.concatenate(views), jnp.concatenate(masks), key)
         return tuple(jnp.split(logits, ends)), stats
 
-    def train_features(
-        self, weights: Weights, images: jax.Array, mask: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        """The classifier's inputs, in training mode: (features [B, F], the batch's statistics).
-
-        As `train_logits`; `weights` may lack the classifier's.
-        """
+    def train_features(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Outputs, PyTree]:
+        """As `train_logits`, with the classifier's inputs in place of logits; `weights` may lack the classifier's."""
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return mark(features), stats
 
@@ -99,19 +83,18 @@ class Task(NamedTuple):
         """The weights of the layers `names` (None: the backbone's) and those of all others; `join` puts them together."""
         first = self.model.backbone() if names is None else names
 
-        def only(tree: PyTree, of_first: bool) -> PyTree:
-            return {name: layer for name, layer in tree.items() if (name in first) == of_first}
+        def only(of_first: bool) -> Weights:
+            return Weights(*({name: x for name, x in tree.items() if (name in first) == of_first} for tree in weights))
 
-        named, others = (Weights(*(only(tree, which) for tree in weights)) for which in (True, False))
-        return named, others
+        return only(True), only(False)
 
-    def eval_logits(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
-        """Outputs [B, C] outside of training, of views [B, H, W, ch], mask bool [B]."""
+    def eval_logits(self, weights: Weights, images: Inputs, mask: Mask) -> Logits:
+        """Outputs outside of training."""
         logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
         return mark(logits)
 
-    def predict(self, weights: Weights, images: jax.Array, mask: jax.Array) -> jax.Array:
-        """Logits [B, C] of uint8 images [B, H, W, ch], mask bool [B]."""
+    def predict(self, weights: Weights, images: Array, mask: Mask) -> Logits:
+        """Logits of uint8 images [B, H, W, ch]."""
         return self.eval_logits(weights, self.views.plain(images), mask)
 
     def update_stats(self, stats: PyTree, batch_stats: PyTree) -> PyTree:

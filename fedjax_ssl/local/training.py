@@ -1,7 +1,6 @@
 """The one loop of mini-batch steps, of a client or of the server.
 
-The steps change a carry: in the plain case a `Fit`, a network with its optimizer state. A method may add parts to
-it, such as an average of the weights, regulators or a second network.
+The steps change a carry: a `Fit`, to which a method may add an average of the weights, regulators or a second network.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.arrays import Key, Mask
 from fedjax_ssl.data import batching
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
@@ -37,10 +37,7 @@ class Gradients(NamedTuple):
     metrics: Metrics
 
 
-GradientFn = Callable[[Weights, Any, jax.Array], Gradients]
-"""(weights, a Batch or Pair, the step's key) -> Gradients."""
-Step = Callable[[Carry, Any, jax.Array], tuple[Carry, Metrics]]
-"""(carry, a Batch or Pair, the step's key) -> (carry, metrics)."""
+GradientFn = Callable[[Weights, Any, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
 
 
 class Schedule(Protocol):
@@ -55,26 +52,19 @@ class Schedule(Protocol):
 
 
 class Training(NamedTuple):
-    """How a client, or the server, trains.
+    """How a client, or the server, trains: for a number of epochs or of steps, of which one is 0.
 
-    Attributes:
-        optimizer: an optax transformation, without the learning rate.
-        learning_rate: time in rounds (int32 or float32 scalar, 0 at the start) -> float32 scalar. Federated methods call it
-            with the number of the round, training on pooled data with fractions as well.
-        batch_size: B.
-        epochs: passes over the examples, or 0.
-        steps: number of steps, or 0. Exactly one of `epochs` and `steps` is positive.
-        persistent: whether the optimizer state survives until the next training.
-        prox_mu: weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none.
+    `learning_rate` gives its value by the time in rounds, int32 or float32 scalar, 0 at the start. Federated methods call it
+    with the number of the round, training on pooled data with fractions as well.
     """
 
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation  # without the learning rate
     learning_rate: Callable[[jax.Array], jax.Array]
-    batch_size: int
-    epochs: int = 0
+    batch_size: int  # B
+    epochs: int = 0  # passes over the examples
     steps: int = 0
-    persistent: bool = True
-    prox_mu: float = 0.0
+    persistent: bool = True  # whether the optimizer state survives until the next training
+    prox_mu: float = 0.0  # weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none
 
     def init(self, params: PyTree) -> PyTree:
         """The stored optimizer state before the first training; `()` where none is stored between trainings."""
@@ -92,8 +82,8 @@ class Training(NamedTuple):
         """What is stored of the optimizer state that a training ends with."""
         return optimizer if self.persistent else ()
 
-    def schedule(self, key: jax.Array, mask: jax.Array) -> batching.Schedule:
-        """Shuffled batches over the examples in `mask` bool [n]."""
+    def schedule(self, key: Key, mask: Mask) -> batching.Schedule:
+        """Shuffled batches over the examples in `mask` [n]."""
         return batching.shuffled(key, mask, self.batch_size, epochs=self.epochs, steps=self.steps)
 
     def paired_schedule(
@@ -119,8 +109,10 @@ class Trained(NamedTuple):
     images: jax.Array
 
 
-def train(carry: Carry, step: Step, schedule: Schedule, key: jax.Array) -> Trained:
-    """Runs a step on each batch of the schedule; step s draws from fold_in(key, s)."""
+def train(
+    carry: Carry, step: Callable[[Carry, Any, jax.Array], tuple[Carry, Metrics]], schedule: Schedule, key: jax.Array
+) -> Trained:
+    """Runs `step` on (carry, a Batch or Pair, its key) for each batch of the schedule; step s has the key fold_in(key, s)."""
 
     @jax.jit  # traced once, for the shapes of its metrics and for the loop
     def numbered(s: jax.Array, carry: Carry) -> tuple[Carry, Metrics, jax.Array]:
@@ -162,14 +154,7 @@ def apply_gradients(
 
 
 def minimize(
-    task: Task,
-    training: Training,
-    gradient: GradientFn,
-    fit: Fit,
-    schedule: Schedule,
-    *,
-    learning_rate: jax.Array,
-    key: jax.Array,
+    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: Schedule, *, learning_rate: jax.Array, key: Key
 ) -> Trained:
     """Gradient steps of one network: `train` with a Fit as its carry, which has the stored optimizer state before and after."""
     anchor = fit.weights.params

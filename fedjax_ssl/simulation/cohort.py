@@ -12,8 +12,7 @@ from fedjax_ssl.simulation import rng
 def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:
     """The cohort of a round (int32 scalar, from 0): M of K clients, uniformly without replacement.
 
-    Floyd's algorithm: its cost depends on M alone, so that a round of a million clients is drawn as fast as one of ten. `key`
-    is the run's root key.
+    Floyd's algorithm, whose cost depends on M alone, not on K. `key` is the run's root key.
     """
     num_clients, cohort_size = spec.num_clients, spec.cohort_size
     tops = jnp.arange(num_clients - cohort_size, num_clients, dtype=jnp.int32)

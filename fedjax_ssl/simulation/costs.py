@@ -22,10 +22,7 @@ PyTree = Any
 
 
 class Passes(NamedTuple):
-    """Examples that passed forward and backward through a network, padding of batches included: int32 scalars, or numbers.
-
-    A gradient of a gradient takes one more forward pass, along a direction.
-    """
+    """Examples that passed forward and backward through a network, padding of batches included: int32 scalars, or numbers."""
 
     forward: Any = 0
     backward: Any = 0
@@ -75,7 +72,7 @@ def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
 
 def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
-    if eqn.primitive.name == "name" and (passes := _marked(eqn)) is not None:
+    if (passes := _marked(eqn)) is not None:
         return inputs, passes
     if not any(map(_has_marks, _inner(eqn))):
         bound = eqn.primitive.get_bind_params(eqn.params)
@@ -89,9 +86,10 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
 
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
-    """The passes that a mark stands for; None for any other name."""
-    shape = eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
-    rows = math.prod(shape[:-1])
+    """The passes that a mark stands for; None for any other operation."""
+    if eqn.primitive.name != "name":
+        return None
+    rows = math.prod(eqn.outvars[0].aval.shape[:-1])  # type: ignore[attr-defined]
     return {FORWARD: Passes(forward=rows), BACKWARD: Passes(backward=rows)}.get(eqn.params["name"])
 
 
@@ -102,10 +100,7 @@ def _inner(eqn: JaxprEqn) -> list[ClosedJaxpr]:
 
 
 def _has_marks(program: ClosedJaxpr) -> bool:
-    return any(
-        (eqn.primitive.name == "name" and _marked(eqn) is not None) or any(map(_has_marks, _inner(eqn)))
-        for eqn in program.jaxpr.eqns
-    )
+    return any(_marked(eqn) is not None or any(map(_has_marks, _inner(eqn))) for eqn in program.jaxpr.eqns)
 
 
 def _scan(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:

@@ -1,7 +1,6 @@
 """How the clients of a cohort run: all at once, one after another, in chunks, over devices.
 
-A method's `client_update` is written for one client. How it is mapped changes time and memory, and results by float32 rounding
-alone.
+A method's `client_update` is written for one client. How it is mapped changes time, memory, and results by rounding alone.
 """
 
 from __future__ import annotations
@@ -18,33 +17,24 @@ from fedjax_ssl.method import Aggregate, ClientOutput, weighted_sum
 from fedjax_ssl.metrics import Metrics
 
 PyTree = Any
-RUNS, CLIENTS = "runs", "clients"
-"""The axes of the mesh of devices: runs at the same time, and the devices that share the clients of each."""
+RUNS, CLIENTS = "runs", "clients"  # the mesh's axes: runs at the same time, and the devices that share the clients of each
 
 
 class Execution(NamedTuple):
     """How runs and clients are mapped to hardware, and in which arithmetic.
 
-    Attributes:
-        chunk_size: clients that are vmapped together; the chunks run one after another. 0: all clients of a device; 1: one at
-            a time, without vmap.
-        devices: D, which share the clients of a run.
-        runs_at_once: runs that have devices of their own at the same time.
-        vmap_runs: whether the runs of a device are vmapped; else they run one after another.
-        batch_size: examples per forward-only pass, of evaluations and of pseudo-labels.
-        precision: in which float32 matrices are multiplied, at least: `tensorfloat32`, `float32`, or `default`, the device's.
-        rounds: how many rounds one dispatch runs.
-        auto_chunk: whether chunks are halved where the first round does not fit into memory.
+    Chunks of `chunk_size` clients, which are vmapped together, run one after another. 0: all clients of a device; 1: one client
+    at a time, without vmap.
     """
 
     chunk_size: int = 0
-    devices: int = 1
-    runs_at_once: int = 1
-    vmap_runs: bool = False
-    batch_size: int = 250
-    precision: str = "default"
-    rounds: int = 1
-    auto_chunk: bool = False
+    devices: int = 1  # D, which share the clients of a run
+    runs_at_once: int = 1  # runs that have devices of their own at the same time
+    vmap_runs: bool = False  # whether the runs of a device are vmapped; else they run one after another
+    batch_size: int = 250  # examples per forward-only pass, of evaluations and of pseudo-labels
+    precision: str = "default"  # of products of float32 matrices, at least: `tensorfloat32`, `float32`, or the device's default
+    rounds: int = 1  # how many rounds one dispatch runs
+    auto_chunk: bool = False  # whether chunks are halved where the first round does not fit into memory
 
     def mesh(self) -> Mesh | None:
         """The devices as a mesh of RUNS x CLIENTS; None where there is one."""
@@ -71,37 +61,23 @@ class CohortOutput(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """One client's inputs, and whether it is a real client or padding."""
-
-    inputs: PyTree
-    real: jax.Array
+    inputs: PyTree  # one client's
+    real: jax.Array  # whether it is a client or padding
 
 
 ClientFn = Callable[[PyTree, PyTree], ClientOutput]
 
 
 def run_cohort(
-    client: ClientFn,
-    shared: PyTree,
-    inputs: PyTree,
-    *,
-    aggregator: str,
-    execution: Execution,
-    work: jax.Array | None = None,
+    client: ClientFn, shared: PyTree, inputs: PyTree, *, aggregator: str, execution: Execution, work: jax.Array | None = None
 ) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client k of a cohort, and aggregates.
 
     With several devices this is traced under `shard_map` over the axis CLIENTS: each device runs its share of the cohort, and
     all of them get all results.
 
-    Args:
-        client: the update of one client.
-        shared: what every client receives alike.
-        inputs: pytree with leading axis M.
-        aggregator: see `Method`.
-        execution: how clients are mapped.
-        work: number [M], about how much each client computes; None: all alike. A chunk takes as long as its longest client, so
-            clients with similar work share one, and devices get similar sums.
+    `inputs` has the leading axis M. `work` [M] is about how much each client computes; None: all alike. A chunk takes as long
+    as its longest client, so clients with similar work share one, and devices get similar sums.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
     devices = execution.devices

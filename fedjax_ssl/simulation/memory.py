@@ -7,8 +7,7 @@ import re
 
 import jax
 
-FREE_SHARE = 0.9
-"""The share of a CPU's free memory that a program may ask for, as it takes somewhat more."""
+FREE_SHARE = 0.9  # of a CPU's free memory, which a program may ask for, as it takes somewhat more
 MEMINFO, CGROUP = pathlib.Path("/proc/meminfo"), pathlib.Path("/sys/fs/cgroup")
 """Where Linux shows the machine's free memory, and a container's limits."""
 ADVICE = (
@@ -40,17 +39,11 @@ def explained(error: BaseException) -> str:
 
 
 def check(needed: int, arguments: int, devices: int) -> None:
-    """Raises OutOfMemoryError where a program needs more memory than its device has.
-
-    Args:
-        needed: bytes on one device, the arguments included.
-        arguments: bytes of the arguments, which are there already.
-        devices: how many devices share a CPU's memory.
-    """
+    """Raises OutOfMemoryError where a program needs more bytes than its device has; its `arguments` are there already."""
     device = jax.local_devices()[0]
     there = (device.memory_stats() or {}).get("bytes_limit", 0)
     if device.platform == "cpu" and (free := _free_bytes()):
-        there = int(FREE_SHARE * free) // devices + arguments
+        there = int(FREE_SHARE * free) // devices + arguments  # devices share a CPU's memory
     if 0 < there < needed:
         raise OutOfMemoryError(f"a round needs {needed / 1e9:.3g} GB of a device, and may have {there / 1e9:.3g} GB of it")
 

@@ -31,22 +31,13 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
 
 
 class Program:
-    """A function that is compiled at its first call and never traced again: other shapes or placements are an error.
-
-    Args:
-        function: what to compile.
-        execution: its precision and batch size hold while the function is traced.
-        **jit_options: for `jax.jit`.
-
-    Attributes:
-        compile_s: seconds that tracing and compiling took; 0 before the first call.
-    """
+    """A function that is compiled at its first call and never traced again: other shapes or placements are an error."""
 
     def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
-        self.compile_s = 0.0
+        self.compile_s = 0.0  # seconds that tracing and compiling took; 0 before the first call
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -62,8 +53,7 @@ class Program:
 
     def memory_bytes(self) -> tuple[int, int]:
         """Device memory of a call: in all, and of its arguments; 0 before the first call, or if unknown."""
-        needs = self._compiled.memory_analysis() if self._compiled is not None else None
-        if needs is None:
+        if self._compiled is None or (needs := self._compiled.memory_analysis()) is None:
             return 0, 0
         arguments = needs.argument_size_in_bytes
         return arguments + needs.output_size_in_bytes + needs.temp_size_in_bytes - needs.alias_size_in_bytes, arguments

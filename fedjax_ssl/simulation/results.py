@@ -21,12 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
-    """A round's metrics as Python numbers. The log names clients that were left out, and a round in which nobody took part.
+    """A round's metrics as Python numbers.
 
-    Args:
-        cohort: of NumPy arrays.
-        metrics: likewise.
-        label: what the log calls the run; empty: nothing, as there is one; None: no log.
+    The log names clients that were left out, and a round in which nobody took part. It calls the run `label`; None: no log.
     """
     metrics = dict(metrics)
     faults = metrics.pop(FAULT).total
@@ -43,15 +40,13 @@ def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
 
 
 def evaluate(method: Method, server: Any, test: Pool, execution: Execution) -> Metrics:
-    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
-
-    With several devices this is traced on each of them, and they share the batches.
-    """
+    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images."""
     (n,) = test.labels.shape
     size, devices = min(execution.batch_size, n), execution.devices
     first, *_ = method.predict
     names = {name: "eval/accuracy" if name == first else f"eval/accuracy_{name}" for name in method.predict}
-    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0  # batches past the end are empty
+    # Devices share the batches; those past the end are empty.
+    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0
 
     def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
         batch = batching.in_order(start + s * devices, jnp.int32(n), n, size)

@@ -29,33 +29,19 @@ FAULT = "internal/fault"
 
 
 class RunState(NamedTuple):
-    """All that persists in a run: nothing else survives a round, a checkpoint or a resume.
+    """All that persists in a run: nothing else survives a round, a checkpoint or a resume."""
 
-    Attributes:
-        server: the method's server state.
-        clients: the method's client states, leading axis K, or `()`.
-        round: int32 scalar, rounds finished.
-        key: the run's root PRNG key, which never changes.
-    """
-
-    server: PyTree
-    clients: PyTree
-    round: Array
-    key: Array
+    server: PyTree  # the method's server state
+    clients: PyTree  # the method's client states, leading axis K, or `()`
+    round: Array  # int32 scalar, rounds finished
+    key: Array  # the run's root PRNG key, which never changes
 
 
 class RoundData(NamedTuple):
-    """The data that one round reads.
+    """The data that one round reads: the images once, and Examples without them (`Examples.images` is None)."""
 
-    Attributes:
-        images: uint8 [N, H, W, ch], which all index tables here refer to: the training pool, or the round's own images where
-            the pool stays on the host.
-        clients: `Shard` with leading axis M, without the images (`Examples.images` is None).
-        server: ServerData, without the images.
-    """
-
-    images: Array
-    clients: Shard
+    images: Array  # uint8 [N, H, W, ch]: the training pool, or the round's own images where the pool stays on the host
+    clients: Shard  # with leading axis M
     server: ServerData
 
 
@@ -104,18 +90,9 @@ def attach(tree: PyTree, images: jax.Array) -> PyTree:
 def run_round(
     method: Method, state: RunState, message: Message, cohort: Cohort, data: RoundData, execution: Execution
 ) -> tuple[RunState, Metrics]:
-    """One round, once the cohort's client states and data are gathered.
+    """One round, once the cohort's client states and data are gathered: the state after it, and its metrics.
 
-    Args:
-        method: what runs.
-        state: before the round; its `clients` are the cohort's alone, with leading axis M.
-        message: what the method broadcasts.
-        cohort: who takes part.
-        data: of the cohort and the server.
-        execution: how clients are mapped.
-
-    Returns:
-        The state after the round, likewise, and the metrics: the server's are scalars, the clients' are stacked to [M].
+    The `clients` of both states are the cohort's alone, with leading axis M, which the clients' metrics have as well.
     """
     shared, own = message
 
@@ -146,8 +123,7 @@ def run_round(
 def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round that returns NaN, infinity or a negative weight.
 
-    Its weight and update become 0, its state stays as it was, and its means do not count. Its sums (bytes, passes) do, where
-    they are finite.
+    Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do.
     """
     faults = (
         ~_all_finite(output.update),

@@ -37,16 +37,7 @@ class _Specs(NamedTuple):
 
 
 class Simulator:
-    """Runs a problem's rounds.
-
-    Args:
-        problem: what to simulate.
-        execution: how runs and clients are mapped.
-
-    Attributes:
-        problem: as given.
-        execution: as given; from the first round on with chunks that fit into memory.
-    """
+    """Runs a problem's rounds; from the first one on `execution` has chunks that fit into memory."""
 
     def __init__(self, problem: Problem, execution: Execution) -> None:
         self.problem, self.execution = problem, execution
@@ -61,7 +52,7 @@ class Simulator:
         runs = PartitionSpec(*axis)
         clients = PartitionSpec(*axis, CLIENTS) if shards > 1 else runs
         self._specs = _Specs(PartitionSpec(), runs, RunState(runs, clients, runs, runs))
-        self._where = jax.tree.map(self._place, self._specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        self._where = self._placed(self._specs)
         self._source: DeviceSource | HostSource
         if problem.on_host:
             self._source = HostSource(problem, self._where.whole)
@@ -76,8 +67,13 @@ class Simulator:
         self._initialize, self._round, self._evaluate = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
 
-    def _place(self, spec: PartitionSpec) -> Sharding:
-        return NamedSharding(self._mesh, spec) if self._mesh else SingleDeviceSharding(jax.devices()[0])
+    def _placed(self, specs: PyTree) -> PyTree:
+        """The placements of arrays that lie on the mesh as `specs` say."""
+
+        def place(spec: PartitionSpec) -> Sharding:
+            return NamedSharding(self._mesh, spec) if self._mesh else SingleDeviceSharding(jax.devices()[0])
+
+        return jax.tree.map(place, specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     def _numbers(self) -> jax.Array | None:
         """The numbers float32 [R], weakly typed as Python's are, so that what they meet keeps its dtype."""
@@ -90,7 +86,7 @@ class Simulator:
 
     def _programs(self, execution: Execution) -> tuple[Program, Program, Program]:
         """Initialization, the rounds of a dispatch, and evaluation. They do not refer to `self`, so that it can be freed."""
-        problem, source, specs, where = self.problem, self._source, self._specs, self._where
+        problem, source, specs = self.problem, self._source, self._specs
 
         def rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
             def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
@@ -107,41 +103,23 @@ class Simulator:
         def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
             return evaluate(problem.method(inputs.number), server, pools[1], execution)
 
-        each, state, shared = specs.runs, specs.state, [specs.whole]
-        initialize: Callable[..., Any]
+        each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         if isinstance(source, DeviceSource):
-            initialize, arguments, result, place = source.initialize, [each, each], state, where.state
-            of_round, pools = [state, each], shared
+            initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
+            of_rounds = self._program(rounds, execution, [state, each], shared, (state, each, each), donate_argnums=0)
         else:  # it sends each round its data
-            initialize, arguments, result, place = source.prepare, [each, each, each], each, where.runs
-            of_round, pools = [state, each, each], []
-        one_by_one = execution._replace(vmap_runs=False)
-        return (
-            Program(
-                self._over_runs(initialize, one_by_one, arguments, pools, (result, each)),
-                execution,
-                out_shardings=(place, where.runs),
-            ),
-            Program(
-                self._over_runs(rounds, execution, of_round, pools, (state, each, each)),
-                execution,
-                donate_argnums=0,
-                out_shardings=(where.state, where.runs, where.runs),
-            ),
-            Program(self._over_runs(evaluation, execution, [each, each], shared, each), execution, out_shardings=where.runs),
-        )
+            initialize = self._program(source.prepare, one_by_one, [each, each, each], [], (each, each))
+            of_rounds = self._program(rounds, execution, [state, each, each], [], (state, each, each), donate_argnums=0)
+        return initialize, of_rounds, self._program(evaluation, execution, [each, each], shared, each)
 
-    def _over_runs(self, function: Callable, execution: Execution, own: list[Any], shared: list[Any], results: Any) -> Callable:
+    def _program(
+        self, function: Callable, execution: Execution, own: list[Any], shared: list[Any], results: Any, **options: Any
+    ) -> Program:
         """`function(*own, *shared)` of one run, for all runs and on all devices.
 
-        Args:
-            function: of one run.
-            execution: says whether runs are vmapped.
-            own: the specs of the arguments that each run has of its own.
-            shared: the specs of those that all runs share.
-            results: the specs of the results.
+        `own` are the specs of the arguments that each run has of its own, `shared` of those that all runs share.
         """
-        several, mesh = self._several, self._mesh
+        several, mesh, where = self._several, self._mesh, self._placed(results)
 
         def local(*args: Any) -> Any:
             if not several:
@@ -152,10 +130,10 @@ class Simulator:
             return jax.lax.map(lambda one: function(*one, *of_all), of_runs)
 
         local.__name__ = function.__name__  # the program's, in profiles and caches
-        if mesh is None:
-            return local
-        # The replication check would ask every method to mark the constants of its loops as varying over devices.
-        return jax.shard_map(local, mesh=mesh, in_specs=(*own, *shared), out_specs=results, check_vma=False)
+        if mesh is not None:
+            # The replication check would ask every method to mark the constants of its loops as varying over devices.
+            local = jax.shard_map(local, mesh=mesh, in_specs=(*own, *shared), out_specs=results, check_vma=False)
+        return Program(local, execution, out_shardings=where, **options)
 
     @property
     def compile_s(self) -> float:
@@ -225,7 +203,7 @@ class Simulator:
             self._discarded_s += self._round.compile_s + self._evaluate.compile_s
             self.execution = smaller
             _, self._round, self._evaluate = self._programs(smaller)
-            state = jax.device_put(jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else x, saved), self._where.state)
+            state = jax.device_put(copied(saved), self._where.state)
 
     def evaluate(self, state: RunState) -> list[Row]:
         """Accuracy and loss of each run's global model on the test set."""
@@ -262,14 +240,15 @@ class Simulator:
         """Each run's own state; of several runs in NumPy arrays, but for typed keys."""
         if not self._several:
             return [state]
-        leaves, structure = jax.tree.flatten(state)
-        host = jax.device_get([jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves])
+        host = jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state))
 
-        def one(run: int) -> list[Any]:
-            both = zip(leaves, host, strict=True)
-            return [jax.random.wrap_key_data(h[run], impl=jax.random.key_impl(x)) if is_key(x) else h[run] for x, h in both]
+        def of_run(run: int) -> RunState:
+            def at(x: jax.Array, values: np.ndarray) -> Any:
+                return jax.random.wrap_key_data(values[run], impl=jax.random.key_impl(x)) if is_key(x) else values[run]
 
-        return [jax.tree.unflatten(structure, one(run)) for run in range(self.problem.num_runs)]
+            return jax.tree.map(at, state, host)
+
+        return [of_run(run) for run in range(self.problem.num_runs)]
 
     def _join(self, trees: Sequence[PyTree]) -> PyTree:
         """Pytrees of all runs as one with a leading axis, padded to `_slots` runs; of one run as it is."""

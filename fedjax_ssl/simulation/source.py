@@ -22,34 +22,21 @@ from fedjax_ssl.simulation.execution import CLIENTS
 from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
 
 PyTree = Any
-DRAWN = 64
-"""Rounds whose cohorts the host draws by one call."""
+DRAWN = 64  # rounds whose cohorts the host draws by one call
 
 
 class Problem(NamedTuple):
-    """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read.
+    """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read."""
 
-    Attributes:
-        method: a run's number (a traced float32 scalar, or None where there is none) -> the method.
-        train: the training pool of all runs.
-        test: their test pool.
-        tables: each run's index tables, by name, all of the same shapes.
-        seeds: one per run.
-        numbers: one per run, or None.
-        spec: static facts about the data.
-        rounds: how many rounds a run has.
-        on_host: whether training images and client states stay on the host; for one run.
-    """
-
-    method: Callable[[Any], Method]
-    train: Pool
+    method: Callable[[Any], Method]  # of a run's number, a traced float32 scalar, or None where there is none
+    train: Pool  # all runs share both pools
     test: Pool
-    tables: tuple[Mapping[str, Table], ...]
+    tables: tuple[Mapping[str, Table], ...]  # each run's index tables, by name, all of the same shapes
     seeds: tuple[int, ...]
-    numbers: tuple[float, ...] | None
+    numbers: tuple[float, ...] | None  # one per run, or None
     spec: DataSpec
-    rounds: int
-    on_host: bool = False
+    rounds: int  # how many rounds a run has
+    on_host: bool = False  # whether training images and client states stay on the host; for one run
 
     @property
     def num_runs(self) -> int:
@@ -136,12 +123,7 @@ class HostSource:
         self._ahead: tuple[int, Cohort, RoundData] | None = None
         self._drawn: dict[int, np.ndarray] = {}
         self._key = jax.random.key(problem.seeds[0])
-
-        def draw(first: jax.Array) -> jax.Array:
-            rounds = first + jnp.arange(DRAWN)
-            return jax.vmap(lambda r: sample(self._key, r, problem.spec, problem.rounds).ids)(rounds)
-
-        self._draw = jax.jit(draw)
+        self._draw = jax.jit(jax.vmap(lambda r: sample(self._key, r, problem.spec, problem.rounds).ids))
 
     def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """The states of the server and of all clients before `prepare`."""
@@ -188,7 +170,6 @@ class HostSource:
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
         """Traced: the state of the cohort after a round; `store` writes it to the host's."""
-        del before, cohort
         return after
 
     def _gather(self, number: int) -> tuple[int, Cohort, RoundData]:
@@ -204,7 +185,8 @@ class HostSource:
         """The cohort of a round; one call of the device draws those of DRAWN rounds."""
         first = number // DRAWN * DRAWN
         if first not in self._drawn:
-            self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(self._draw(np.int32(first)))}
+            drawn = self._draw(first + np.arange(DRAWN, dtype=np.int32))
+            self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(drawn)}
         return Cohort(self._drawn[first][number - first], np.asarray(number, np.int32), np.int32(self._problem.rounds))
 
 
@@ -217,14 +199,8 @@ def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
 def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int, *, reads_next: bool) -> RoundData:
     """As `gather`, with a pool of the round's own images, in NumPy arrays.
 
-    `server.unlabeled` is empty, as the whole pool is not there; `server.next_cohort` is None unless `reads_next`.
-
-    Args:
-        data: federated data in NumPy arrays.
-        cohort: who takes part.
-        next_cohort: who takes part in the next round.
-        size: images in the pool, as `capacity` gives it; zeros fill the rest.
-        reads_next: whether the server reads the next cohort's data.
+    `server.unlabeled` is empty, as the whole pool is not there; `server.next_cohort` is None unless `reads_next`. The pool has
+    room for `size` images, as `capacity` gives it; zeros fill the rest.
     """
     none = Table(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
     rows = gather(data._replace(pooled=none), cohort, next_cohort)

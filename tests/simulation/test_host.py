@@ -132,7 +132,7 @@ def test_cohorts_are_drawn_for_many_rounds_at_once_and_are_those_of_each(monkeyp
     problem = toy.problem(3, seeds=(7,), **HOST)
     host = Simulator(problem, Execution())
     drawn, draw = [], host._source._draw
-    monkeypatch.setattr(host._source, "_draw", lambda first: drawn.append(int(first)) or draw(first))
+    monkeypatch.setattr(host._source, "_draw", lambda rounds: drawn.append(int(rounds[0])) or draw(rounds))
     state, taken = host.initialize(), []
     for _ in range(9):
         before = state.clients.copy()
