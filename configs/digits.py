@@ -29,9 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedmatch": common.FEDMATCH_AT_LARGE_RATES | {"server.pretrain": 1},
     "fixmatch": {"method.batches": "accepted"},
     "semifl": {"server.sbn_data": "all"},
-    "uda": {},
-    "fedsiam_pi": {},
-    "fedsiam_mt": {},
     "fedsiam_d": {"method.pi_rounds": 0.075},
     "supervised": {"server.sbn_data": "labeled"},
     "feddure": {

@@ -11,7 +11,4 @@ from configs.common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    config = fedcon("svhn_cropped", "cifar_cnn", argument, rounds=150)
-    config.data.weak, config.data.mean, config.data.std = "flip_crop4", (0.5,), (0.5,)
-    config.execution.data = "host"
-    return config
+    return fedcon("svhn_cropped", "cifar_cnn", argument, rounds=150)

@@ -52,14 +52,21 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import run
+    from fedjax_ssl.experiment import build, run
     from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.experiment.runs import runs_of
+    from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
 
     waiting.setTarget(AboveTheBar())
     try:
-        experiment, workdir = _open(config)
+        settings = Settings.from_dict(config.tree)
+        default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
+        workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
+        experiment = build.build(settings, layout=None if OVERWRITE.value else run.noted_layout(workdir, names))
+        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
@@ -70,35 +77,13 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     except run.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
-        return _fail(str(error))
+        return command.refuse(error, status=1)
     except RuntimeError as error:
         if not memory.is_short(error):
             raise
-        return _fail(str(error) if isinstance(error, memory.OutOfMemoryError) else memory.explained(error))
+        why = error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error)
+        return command.refuse(why, status=1)
     return 0
-
-
-def _fail(why: str) -> int:
-    """Prints in one line why a run ended on standard error; returns exit status 1."""
-    print(f"error: {why}", file=sys.stderr)
-    return 1
-
-
-def _open(config: command.Config) -> tuple[Any, pathlib.Path]:
-    """The experiment that the config asks for, and its workdir, made or found to be its own."""
-    from fedjax_ssl.experiment import build, run
-    from fedjax_ssl.experiment.runs import runs_of
-    from fedjax_ssl.experiment.settings import Settings
-
-    settings = Settings.from_dict(config.tree)
-    names = [one.name for one in runs_of(settings)]
-    default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-    workdir = pathlib.Path(WORKDIR.value or default)
-    layout = None if OVERWRITE.value else run.noted_layout(workdir, names)
-    experiment = build.build(settings, layout=layout)
-    for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-        run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
-    return experiment, workdir
 
 
 if __name__ == "__main__":

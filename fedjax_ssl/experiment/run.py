@@ -1,7 +1,5 @@
 """Runs in folders: rounds, checkpoints, logs, resume and a clean stop, for one run or for several together."""
 
-from __future__ import annotations
-
 import logging
 import pathlib
 import shutil
@@ -9,7 +7,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -36,12 +34,11 @@ class RefusedError(ValueError):
 class Stop:
     """The first SIGINT or SIGTERM that was received, as `signal`, or None."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    signal: int | None = None
 
     @classmethod
     @contextmanager
-    def on_signals(cls) -> Iterator[Stop]:
+    def on_signals(cls) -> Iterator[Self]:
         """Within it, the first signal is stored, to stop after the round; a second Ctrl-C raises KeyboardInterrupt."""
         stop = cls()
 
@@ -66,10 +63,8 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
 def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
-    A key that the folder's config lacks has its default there, but for those of `method` and `model`.
-
-    Raises:
-        ValueError: the folder has another config, with the differing keys; or it cannot be made.
+    A key that the folder's config lacks has its default there, but for those of `method` and `model`. Raises ValueError where
+    the folder has another config, with the differing keys, or cannot be made.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -86,8 +81,7 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     if path.exists():
         there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
-        differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
-        if differing:
+        if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
@@ -124,9 +118,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
     the round (or the dispatch) and the run ends.
 
-    Raises:
-        DivergedError: runs diverged, now or before; the others have gone on to the end.
-        RefusedError: every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
+    Raises DivergedError where runs diverged, now or before; the others have gone on to the end. Raises RefusedError where every
+    checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
     left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
