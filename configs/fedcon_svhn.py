@@ -2,9 +2,8 @@
 
     python -m launch.run --config=fedcon_svhn:paper,split=iid --config.data.data_dir=DIR
 
-split: iid or shards; memory as for fedcon_cifar10.
-Expected: no result of its authors is at hand; (FL)^2's comparison is `fl2_svhn:paper,method=fedcon`.
-Run time: for an accelerator, not measured.
+split: iid or shards; memory as for fedcon_cifar10. Expected: no result of its authors is at hand; (FL)^2's comparison is
+`fl2_svhn:paper,method=fedcon`. Run time: for an accelerator, not measured.
 """
 
 from configs.common import ConfigDict, fedcon

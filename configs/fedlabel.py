@@ -5,17 +5,15 @@ from typing import Any
 from configs import common
 from configs.common import ConfigDict
 
-RELEASED: dict[str, Any] = {
-    "expert_view": "weak", "consistency_target": "local", "normalize": "passing", "proximity": 10.0, "burn_in": 50,
-    "counts": "passing", "aggregation": "halves",
-}  # fmt: skip
-"""FLUTE's choices that differ from the paper's."""
 FEDLABEL: dict[str, dict[str, Any]] = {
     "paper": {},
-    "released": RELEASED,
+    "released": {  # FLUTE's choices
+        "expert_view": "weak", "consistency_target": "local", "normalize": "passing", "proximity": 10.0, "burn_in": 50,
+        "counts": "passing", "aggregation": "halves",
+    },
     "local_only": {"experts": "local"},
     "global_only": {"experts": "global"},
-}
+}  # fmt: skip
 """First words for FedLabel itself, and what they set under `method`."""
 
 

@@ -21,8 +21,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
 
     Labels at the clients: 50 rounds of 5 local epochs, batch 10. At the server: `server_rounds` rounds of one local epoch,
     batch 100, and one epoch of the server, batch 10. The argument is `word,labels_at=clients,gamma=.1,split=iid,variant=paper`,
-    and `curve`, D's, unless the dataset's own. With `kl` J is KL, not the squared error, in non-IID splits, and in the released
-    code in all but Non-IID-I.
+    and D's `curve`. With `kl` J is KL, not the squared error, in non-IID splits (in the released code in all but Non-IID-I).
     """
     words = (*FEDSIAM, *(name for name in METHODS if name not in FEDSIAM.values()))
     keys = {"labels_at": "clients", "gamma": "0.1", "split": "iid", "variant": "paper", "curve": curve}
@@ -32,10 +31,9 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     split = one_of("split", given["split"], DATA[at])
     of_curve = one_of("curve", given["curve"], ("linear", "rectangle"))
     gamma = common.real("gamma", given["gamma"], maximum=1)
-    method = FEDSIAM.get(word, word)
     _check(word, words, given, curve)
 
-    config = common.base(method, model, variant=given["variant"], norm="running")
+    config = common.base(FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
     config.data.update(DATA[at][split], name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
         config.data.labeled_fraction = (gamma,)

@@ -27,10 +27,7 @@ MAY_WAIT_BELOW = (0, 13)
 
 
 def use_all_cores() -> None:
-    """Makes a JAX device of each CPU core, as one client leaves most idle (`benchmarks/results/scaling.json`).
-
-    XLA_FLAGS and JAX_NUM_CPU_DEVICES go first. To be called before JAX is used.
-    """
+    """Makes a JAX device of each CPU core, unless XLA_FLAGS or JAX_NUM_CPU_DEVICES says how many; before JAX is used."""
     import jax
 
     from fedjax_ssl.experiment.provenance import cores
@@ -46,9 +43,7 @@ def use_all_cores() -> None:
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in `~/.cache/fedjax_ssl`, so that a run starts faster the second time; JAX_COMPILATION_CACHE_DIR
-    goes first, and empty keeps none. What is in that folder can be removed at any time. Where it cannot be made, none is kept.
-    """
+    """Keeps compiled programs in JAX_COMPILATION_CACHE_DIR, or `~/.cache/fedjax_ssl` where it can be made; empty: nowhere."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -78,10 +73,7 @@ class Config(NamedTuple):
 
 
 def parse(argv: list[str]) -> Config:
-    """Parses a command line: `--config` and its overrides are returned, other flags are set; `--help` prints them and exits.
-
-    Raises ValueError with one clear line for whatever is wrong.
-    """
+    """The config of a command line, whose other flags are set; `--help` prints them. ValueError has one line for a mistake."""
     if {"--help", "-h"} & set(argv):
         print(f"{sys.modules['__main__'].__doc__}\n{CONFIG_HELP}\n{flags.FLAGS.main_module_help()}")
         sys.exit(0)
@@ -96,10 +88,9 @@ def parse(argv: list[str]) -> Config:
 
 
 def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """The config that a file makes, with overrides: dotted keys -> values as text.
+    """The config that a file makes, with overrides: dotted keys -> values as text. ValueError: it fails, or one does not fit.
 
-    `file` is the name of one in `configs` (`digits`), or the path of any, with its argument after a colon. It is executed, and
-    may register methods and networks. Raises ValueError where there is no such file, it fails, or an override does not fit.
+    `file` is a name in `configs` or a path, with its argument after a colon; it is executed, and may register methods.
     """
     from fedjax_ssl.options import from_text, unknown_key
 
@@ -161,10 +152,8 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
         raise ValueError(f"--config: got {path}, accepted: a config file, which defines get_config; {FOR_EXAMPLE}")
     try:
         config = get_config() if argument is None else get_config(argument)
-    except WRONG_INPUT as error:
-        raise ValueError(f"--config: {error}") from None
     except Exception as error:
-        raise ValueError(f"--config: {_where(error, file)}") from None
+        raise ValueError(f"--config: {error if isinstance(error, WRONG_INPUT) else _where(error, file)}") from None
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise ValueError(f"--config: got a get_config that returns {type(config).__name__}, accepted: a ConfigDict, or a dict")

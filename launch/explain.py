@@ -3,9 +3,7 @@
     python -m launch.explain --config=digits:fl2 [KEY or GROUP ...] [--config.a.b=value ...]
     python -m launch.explain methods | networks | datasets | splits | configs
 
-Each key is printed with its value, its meaning and what it accepts.
-
-Exit status: 0 done; 2 wrong config or arguments.
+Each key is printed with its value, its meaning and what it accepts. Exit status: 0 done; 2 wrong config or arguments.
 """
 
 import ast
@@ -71,10 +69,7 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
 
 
 def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
-    """Lines that explain a config's keys: those wanted, or in a wanted group, or all where none is.
-
-    Raises ValueError where a wanted key is unknown, or the config does not fit.
-    """
+    """Lines that explain the wanted keys or groups of a config, by default all; ValueError where one is unknown or wrong."""
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.options import unknown_key
 

@@ -3,7 +3,6 @@
     python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
 With `--config.seeds=R`, or `--config.vary=KEY --config.values=...`, R runs are one program, with a folder each in DIR.
-
 The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C and 143
 on SIGTERM, after saving a checkpoint.
 """
@@ -20,9 +19,7 @@ from absl import flags
 from launch import command
 
 WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Where results go; default: runs/<config name>/<seed>; of several runs, which have a folder each: runs/<config name>.",
+    "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
 )
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
@@ -81,8 +78,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     except RuntimeError as error:
         if not memory.is_short(error):
             raise
-        why = error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error)
-        return command.refuse(why, status=1)
+        return command.refuse(error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error), status=1)
     return 0
 
 

@@ -98,10 +98,7 @@ def first_of_each_class(rows: Texts, per_class: int) -> Texts:
 def compute(
     train: Texts, test: Texts, strong: Texts | None, encoder: Encoder, batch_size: int = 64, progress: Callable = iter
 ) -> dict[str, Any]:
-    """The arrays of the `.npz` file: the arguments of `sources.from_features`, which are checked, and the names of classes.
-
-    `strong` are the rows of `train` with other texts, or None; `progress` wraps the iteration over batches.
-    """
+    """The arrays of the `.npz` file, checked, and the names of classes; `strong` has the rows of `train` with other texts."""
     if strong is not None and strong.labels != train.labels:
         differing = [i for i, pair in enumerate(zip(strong.labels, train.labels, strict=False), start=1) if pair[0] != pair[1]]
         where = f"row {differing[0]} has another label" if differing else f"{len(strong.labels)} rows"
@@ -131,10 +128,7 @@ def compute(
 
 
 def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
-    """A pretrained encoder, frozen, in float32: a model of the Hugging Face hub, downloaded once, or a folder with one.
-
-    Of a text `max_length` tokens are read, special ones among them; their features are pooled as `pool` says.
-    """
+    """A frozen float32 encoder, of the Hugging Face hub or a folder, that reads `max_length` tokens, special ones included."""
     try:
         import torch
         import transformers
@@ -168,10 +162,7 @@ def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
 
 
 def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
-    """Features float32 [B, D] of texts, of the last layer's output [B, T, D] for every token.
-
-    `mask` [B, T] is 1 for a text's tokens and 0 for padding; `pooling` is `cls`, the first token's, or `mean`, over the tokens.
-    """
+    """Features [B, D] from the last layer's output [B, T, D]: of the first token (`cls`), or the `mean` where `mask` is 1."""
     if pooling == "cls":
         return hidden[:, 0]
     weight = mask[..., None].astype(np.float32)
@@ -184,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= 1")
         return int(text)
 
-    parser = argparse.ArgumentParser(
-        "python -m launch.text_features", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m launch.text_features", description=__doc__, formatter_class=as_written)
     parser.add_argument("--train", required=True, help="CSV file of the training texts")
     parser.add_argument("--test", required=True, help="CSV file of the test texts")
     parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")

@@ -40,8 +40,7 @@ def build(
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
-    The data are read, and nothing is compiled. Raises ValueError, with one line that names the wrong key, value or dataset, or
-    FileNotFoundError for missing data.
+    The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if not isinstance(config, Settings):
         config = dict(config)
@@ -62,17 +61,13 @@ def build(
         data = [split.federate(own.dataset, own.settings.data.split, own.settings.seed) for own in plans]
     data = widened(data) if len(data) > 1 else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
-    batch_size = plan.settings.client.batch_size
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, batch_size))
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
 
 class Plan(NamedTuple):
-    """A run before its data are split: its settings, the method's own `options`, and the dataset, padded for the network.
-
-    `spec` has its sizes without `client_rows`, and `conv` is how convolutions are computed.
-    """
+    """A run before its data are split: the method's own `options`, the padded dataset, and its sizes without `client_rows`."""
 
     settings: Settings
     options: Any
@@ -97,10 +92,9 @@ class Plan(NamedTuple):
 
     def method(self) -> Method:
         """The method."""
-        settings = self.settings
-        factory = methods.METHODS[settings.method["name"]]
-        client = _training(settings, settings.client)._replace(prox_mu=settings.method.get("prox_mu", 0.0))
-        return factory(task=self.task(), client=client, server=_server(settings), options=self.options)
+        settings, own = self.settings, self.settings.method
+        client = _training(settings, settings.client)._replace(prox_mu=own.get("prox_mu", 0.0))
+        return methods.METHODS[own["name"]](task=self.task(), client=client, server=_server(settings), options=self.options)
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
@@ -164,10 +158,9 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         if is_traced:  # Python code that reads the number fails now
             experiment.simulator.trace()
     except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
-        raise ValueError(
-            f"vary: got {settings.vary!r}, by which the program of method.name={settings.method['name']} is chosen, accepted: "
-            "a number that one program can have many values of; run one after another instead"
-        ) from None
+        got = f"got {settings.vary!r}, by which the program of method.name={settings.method['name']} is chosen"
+        accepted = "a number that one program can have many values of; run one after another instead"
+        raise ValueError(f"vary: {got}, accepted: {accepted}") from None
     return experiment
 
 

@@ -1,7 +1,4 @@
-"""Checkpoints: a run's state on disk, written atomically and verified by a checksum when it is read.
-
-A checkpoint has two Orbax items: the bytes of all leaves in one array, and a manifest that describes them, with a checksum.
-"""
+"""Checkpoints: a run's state on disk as two Orbax items, the bytes of all leaves, and a manifest with their checksum."""
 
 import hashlib
 import itertools
@@ -43,8 +40,7 @@ class Checkpoints(AbstractContextManager):
     def save(self, round: int, state: PyTree) -> None:
         """Copies `state` to the host, and writes it in the background as the checkpoint of `round`, unless that is the newest.
 
-        Raises ValueError where a newer one exists or a leaf is neither an array nor a number, and whatever made the save before
-        this one fail (a full disk).
+        Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail (a full disk).
         """
         if round == (newest := self._manager.latest_step()):
             return
@@ -65,8 +61,7 @@ class Checkpoints(AbstractContextManager):
 
         The result has the structure and the placement on devices of `template`, a state of this experiment, or its shapes
         (`jax.ShapeDtypeStruct`). Rounds after `upto` are not read. A corrupt checkpoint is logged, and renamed to
-        `<round>.corrupt` once an older one has been read. Raises ValueError where the checkpoint is another experiment's
-        (structure, shape or dtype differs), or all are corrupt.
+        `<round>.corrupt` once an older one has been read. Raises ValueError for another experiment's, or where all are corrupt.
         """
         self.wait()
         likes = _leaves(template)
@@ -179,10 +174,7 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
 
 
 def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
-    """A copy of `array` as the leaf that was saved, placed as `like` is.
-
-    Weak type and sharding are as before, since another one would make jit trace its program again.
-    """
+    """A copy of `array` as the saved leaf, its weak type included, placed as `like` is, so that jit traces nothing again."""
     if isinstance(like, np.ndarray):
         return array.copy()
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):

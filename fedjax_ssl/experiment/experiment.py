@@ -73,8 +73,7 @@ class Experiment:
 
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
-        dispatch runs several rounds, each of them comes with the state after the last. Raises DivergedError where one run
-        diverged; of several the others go on.
+        dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -107,11 +106,7 @@ class Experiment:
                 yield state, rows
 
     def _row(self, number: int, metrics: Row, seconds: float, spent: Row, last: Row, before: Row) -> Row:
-        """A run's row of round `number`, from the simulator's metrics.
-
-        `seconds` is the round's duration, and `spent` all of this process; `last` the row before it, and `before` the last one
-        before this process.
-        """
+        """A run's row of a round; `last` is that of the round before, and `before` the last one before this process."""
         if reason := last.get(REASON) or divergence(number, metrics, self.problem.spec.cohort_size):
             return {"round": number, REASON: reason}
         row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
@@ -122,10 +117,7 @@ class Experiment:
         return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
-
-        Where `data.image_size` has padded the dataset, pad images likewise.
-        """
+        """Logits [N, C] of the global model for uint8 images [N, H, W, ch], padded as the dataset is, or features [N, 1, D]."""
         size, precision, logits = self.layout.batch_size, self.settings.execution.precision, []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])

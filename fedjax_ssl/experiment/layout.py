@@ -14,10 +14,7 @@ BATCH_SIZE, BATCH_SIZE_ON_CPU = 250, 25
 
 
 class Layout(NamedTuple):
-    """How the work is laid out on devices, as in `Execution`. A resumed run has the layout that it began with.
-
-    `strategy` is vmap, scan, chunked or sharded, and `conv`, how convolutions are computed, is xla, cpu or gpu.
-    """
+    """How the work is laid out on devices, see `Execution`; a resumed run has the layout that it began with."""
 
     strategy: str
     chunk_size: int

@@ -103,9 +103,8 @@ def sources() -> str:
 
 def git_commit() -> str | None:
     """The code's commit, with `+` where files have changed since; None outside of a repository."""
-    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]  # by no tag, so by the commit
-    here = pathlib.Path(__file__).parent
-    try:
-        return subprocess.run(describe, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+    describe = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:  # tags are excluded, so that the name is the commit's
+        return subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -13,10 +13,7 @@ SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
 
 
 class Run(NamedTuple):
-    """One of several runs, with the settings that it has alone, and the name of its folder: `3`, or `0-learning_rate=0.1`.
-
-    `number` is its value of the number that varies; None where seeds differ.
-    """
+    """One of several runs: its settings alone, its folder's name (`3`, `0-learning_rate=0.1`), and its value of what varies."""
 
     settings: Settings
     name: str

@@ -1,7 +1,4 @@
-"""The settings of an experiment: every key with its default, its meaning and what it accepts.
-
-A wrong value raises ValueError with one line that names the key.
-"""
+"""The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
 
 import dataclasses
 import difflib
@@ -98,9 +95,7 @@ class DataSettings(Model):
 class OptimizerSettings(Model):
     """An optimizer of local steps."""
 
-    name: Literal["sgd", "adam", "lars"] = Field(
-        default="sgd", description="`sgd` (PyTorch's form), `adam`, or `lars` (SimCLR's form, on kernels alone)."
-    )
+    name: Literal["sgd", "adam", "lars"] = Field(default="sgd", description="PyTorch's SGD, Adam, or SimCLR's LARS on kernels.")
     learning_rate: Rate = Field(default=0.03, description="Its value in round 1.")
     schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
         default="cosine",
@@ -220,12 +215,11 @@ class Settings(Model):
         for group, defaults in (("method", {"name": "fl2"}), ("model", {"name": "wide_resnet", **NORM_DEFAULTS})):
             if not isinstance(own := given.get(group, {}), Mapping):
                 raise ValueError(f"{group}: got {own!r}, accepted: a group of keys")
+            if strange := [key for key in own if not isinstance(key, str)]:
+                raise ValueError(f"{group}.{strange[0]!r}: got a key that is no text, accepted: the options' names")
             given[group] = {**defaults, **own}
         name = given["method"]["name"]
         given["method"].setdefault("prox_mu", PROX_MU.get(name, 0.0) if isinstance(name, str) else 0.0)
-        for group in ("method", "model"):
-            if strange := [key for key in given[group] if not isinstance(key, str)]:
-                raise ValueError(f"{group}.{strange[0]!r}: got a key that is no text, accepted: the options' names")
         return parse(cls, given)
 
     @property

@@ -36,10 +36,7 @@ class MetricsLog:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, oldest first. A last line that is incomplete, as its process was killed, is removed from the file.
-
-        Raises ValueError where a line other than the last is not a JSON object with a `round`.
-        """
+        """All rows, oldest first; a last line that a killed process cut is removed, and any other raises ValueError."""
         content = self.path.read_bytes() if self.path.exists() else b""
         lines = content.splitlines()
         rows = []
@@ -132,7 +129,11 @@ class Progress:
         """Shows that `round` rounds are finished, with the metrics of the last one."""
         self._latest.update(metrics)
         shown = [form.format(float(self._latest[name])) for name, form in FORMATS.items() if name in self._latest]
-        text = "  ".join([*shown, self._time_left(round)])
+        left = ""
+        if self._first is not None and round > self._first[0]:
+            seconds = (time.monotonic() - self._first[1]) / (round - self._first[0]) * (self._total - round)
+            left = f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+        text = "  ".join([*shown, left])
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(round - self._bar.n)
         if self._bar.disable and "eval/accuracy" in metrics:
@@ -143,12 +144,6 @@ class Progress:
     def close(self) -> None:
         """Leaves the bar as it stands."""
         self._bar.close()
-
-    def _time_left(self, round: int) -> str:
-        if self._first is None or round <= self._first[0]:
-            return ""
-        seconds = (time.monotonic() - self._first[1]) / (round - self._first[0]) * (self._total - round)
-        return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
 
 
 def plain(value: Any) -> Any:
