@@ -92,10 +92,10 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
 
     `file` is a name in `configs` or a path, with its argument after a colon; it is executed, and may register methods.
     """
-    from fedjax_ssl.options import from_text, unknown_key
-
     path, colon, argument = file.partition(":")
     tree = _made(path, argument if colon else None)
+    from fedjax_ssl.options import from_text, unknown_key
+
     known = _keys(tree)
     for key, text in (overrides or {}).items():
         if key not in known:
