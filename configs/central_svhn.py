@@ -2,10 +2,9 @@
 
     python -m launch.run --config=central_svhn:freematch,labels=40 --config.data.data_dir=DIR
 
-No image is mirrored (Sohn et al. 2020), and FreeMatch's tau is cut off at .95, as in USB.
-Expected error (USB's table, in %; not measured here; USB also trains on the `extra` split, and mirrors images) with 40, 250 and
-1000 labels: freematch 3.79, 4.09, 4.31; fixmatch 2.08, 1.99, 2.00.
-Run time: for an accelerator, 2^20 steps on 960 images each; not measured.
+No image is mirrored (Sohn et al. 2020), and FreeMatch's tau is cut off at .95, as in USB. Expected error (USB's table, in %;
+not measured here; USB also trains on the `extra` split, and mirrors images) with 40, 250 and 1000 labels: freematch 3.79, 4.09,
+4.31; fixmatch 2.08, 1.99, 2.00. Run time: for an accelerator, 2^20 steps on 960 images each; not measured.
 """
 
 from configs.common import ConfigDict, central

@@ -69,10 +69,7 @@ def _float(text: str) -> float:
 
 
 def set_split(config: ConfigDict, split: str, *, others: str = "") -> None:
-    """Sets the clients' split: `iid`, `shards` (2 a client), `l2` (2 classes a client) or `dir0.1` (Dirichlet's alpha).
-
-    A message lists these and `others`, which the caller takes itself.
-    """
+    """Sets the clients' split: iid, shards (2 a client), l2 (2 classes a client), dir0.1 (alpha); the caller takes `others`."""
     if split in ("iid", "shards"):
         config.data.partition = split
     elif split.startswith("l") and split[1:].isdecimal():
@@ -155,10 +152,7 @@ SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
-    """SemiFL's setting with WRN-28-2: 800 rounds of 10 of 100 clients, 5 local and 5 server epochs.
-
-    The argument is one of SEMIFL_VARIANTS, then `labels` and `split`.
-    """
+    """SemiFL's setting with WRN-28-2, 800 rounds of 10 of 100 clients: one of SEMIFL_VARIANTS, then `labels` and `split`."""
     variant, given = parse(argument, tuple(SEMIFL_VARIANTS), labels=str(labels), split="iid")
     config = base("supervised" if variant == "supervised" else "semifl", "wide_resnet", depth=28, width=2)
     config.checkpoint_every = 50
@@ -171,11 +165,8 @@ def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
     return config
 
 
-def fedcon(dataset: str, network: str, argument: str | None, rounds: int) -> ConfigDict:
-    """FedCon's setting, as far as its released code works (see `fedjax_ssl.methods.fedcon`): 10 of 100 clients a round.
-
-    The server gets 1 % of the labels, chosen at random after the clients have shared all images. The argument is `split`.
-    """
+def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) -> ConfigDict:
+    """FedCon's setting, as far as its code works (see `fedjax_ssl.methods.fedcon`), with 1 % of the labels at the server."""
     _, given = parse(argument, ("paper",), split="iid")
     # A step normalizes two batches, each with a share of .1: 1 - .9^2 in all.
     config = base("fedcon", network, norm="running", norm_momentum=0.19)
@@ -188,18 +179,32 @@ def fedcon(dataset: str, network: str, argument: str | None, rounds: int) -> Con
     config.server.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, weight_decay=0.0)
     for optimizer in (config.client.optimizer, config.server.optimizer):
         optimizer.nesterov = optimizer.persistent = False
+    if network == "cifar_cnn":
+        config.data.update(weak="flip_crop4", mean=(0.5,), std=(0.5,))
+        config.execution.data = "host"  # each client's predictor has 100 million parameters
+    return config
+
+
+def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "none") -> ConfigDict:
+    """FedTriNet's setting, as its code has it: 5 of 10 clients a round, 40 rounds on the 1 % labeled data, then 60 on all."""
+    word, given = parse(argument, ("fedtrinet", "fedsem"), split="iid")
+    config = base(word, network, variant="released", norm="running")
+    config.rounds, config.cohort_size, config.method.labeled_rounds = 100, 5, 0.4
+    config.data.update(name=dataset, num_clients=10, labels_at="clients", labeled_fraction=(0.01,))
+    config.data.update(weak=weak, mean=(0.5,), std=(0.5,))
+    set_split(config, given["split"])
+    config.client.update(batch_size=50, epochs=5)
+    config.client.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, nesterov=False)
+    config.client.optimizer.update(weight_decay=0.0, persistent=False)
+    config.server.update(momentum=0.0, pretrain=0)
     return config
 
 
 def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:
-    """FreeMatch or FixMatch on pooled data, as USB trains them: 1,024 rounds of 1,024 steps, WRN-28-2.
-
-    The argument is `freematch` or `fixmatch`, then `labels`.
-    """
+    """FreeMatch or FixMatch, then `labels`, on pooled data as USB trains them: 1,024 rounds of 1,024 steps, WRN-28-2."""
     method, given = parse(argument, ("freematch", "fixmatch"), labels=str(labels))
-    config = base(
-        f"{method}_central", "wide_resnet", depth=28, width=2, variant="fixmatch", norm="running", norm_momentum=0.001
-    )
+    config = base(f"{method}_central", "wide_resnet", depth=28, width=2, variant="fixmatch", norm="running")
+    config.model.norm_momentum = 0.001
     config.rounds, config.eval_every, config.cohort_size = 1024, 5, 1
     config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb", num_clients=1)
     config.data.exclude_labeled = False  # labeled images are unlabeled ones, too

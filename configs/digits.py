@@ -29,9 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedmatch": common.FEDMATCH_AT_LARGE_RATES | {"server.pretrain": 1},
     "fixmatch": {"method.batches": "accepted"},
     "semifl": {"server.sbn_data": "all"},
-    "uda": {},
-    "fedsiam_pi": {},
-    "fedsiam_mt": {},
     "fedsiam_d": {"method.pi_rounds": 0.075},
     "supervised": {"server.sbn_data": "labeled"},
     "feddure": {
@@ -61,10 +58,8 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
         "fedsiam_d": 0.3,
     },
 }  # fmt: skip
-"""Where the labels are -> method -> learning rate of clients and server, where it is not .03.
-
-Chosen once, at a seed of its own (`benchmarks/results/digits_rates.json`); FixMatch with labels at the server has (FL)^2's.
-"""
+"""Where the labels are -> method -> learning rate of clients and server, where it is not .03. Chosen once, at a seed of its own
+(`benchmarks/results/digits_rates.json`); FixMatch with labels at the server has (FL)^2's."""
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
@@ -72,8 +67,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     method, given = common.parse(argument, methods, labels="", split="iid", labels_at="")
     labels, apart = given["labels"], given["split"] == "dirdir"
     config = common.base(method, "cnn", width=32)
-    config.rounds, config.cohort_size, config.eval_every = 40, 5, 2
-    config.server.pretrain = 0
+    config.rounds, config.cohort_size, config.eval_every, config.server.pretrain = 40, 5, 2, 0
     for optimizer in (config.client.optimizer, config.server.optimizer):
         optimizer.schedule, optimizer.clip_norm = "constant", 1.0
     config.update_from_flattened_dict(SETTINGS.get(method, {}))
@@ -83,8 +77,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     data.labels_at = given["labels_at"] or data.labels_at
     data.reveal_labels = data.labels_at == "server" and method in common.ON_ALL_LABELS
     if apart:
-        data.labeled_partition = data.unlabeled_partition = "dirichlet"
-        data.alpha = 0.5
+        data.update(labeled_partition="dirichlet", unlabeled_partition="dirichlet", alpha=0.5)
     else:
         common.set_split(config, given["split"], others="dirdir, ")
     if data.labels_at == "server":

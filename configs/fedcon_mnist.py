@@ -10,6 +10,6 @@ from configs.common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    config = fedcon("mnist", "mnist_cnn", argument, rounds=200)
+    config = fedcon("mnist", "mnist_cnn", argument)
     config.data.weak, config.model.variant = "none", "released"
     return config

@@ -2,16 +2,12 @@
 
     python -m launch.run --config=fedcon_svhn:paper,split=iid --config.data.data_dir=DIR
 
-split: iid or shards; memory as for fedcon_cifar10.
-Expected: no result of its authors is at hand; (FL)^2's comparison is `fl2_svhn:paper,method=fedcon`.
-Run time: for an accelerator, not measured.
+split: iid or shards; memory as for fedcon_cifar10. Expected: no result of its authors is at hand; (FL)^2's comparison is
+`fl2_svhn:paper,method=fedcon`. Run time: for an accelerator, not measured.
 """
 
 from configs.common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    config = fedcon("svhn_cropped", "cifar_cnn", argument, rounds=150)
-    config.data.weak, config.data.mean, config.data.std = "flip_crop4", (0.5,), (0.5,)
-    config.execution.data = "host"
-    return config
+    return fedcon("svhn_cropped", "cifar_cnn", argument, rounds=150)

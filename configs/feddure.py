@@ -11,15 +11,10 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "feddure": ("feddure", {}),
     "no_c_reg": ("feddure", {"method.regulators": "no_c"}),
     "no_f_reg": ("feddure", {"method.regulators": "no_f"}),
-    "fedavg": ("fedavg", {}),
     "fedavg_sl": ("fedavg", {"data.reveal_labels": True}),
-    "fedprox": ("fedprox", {}),
     "fedprox_sl": ("fedprox", {"data.reveal_labels": True}),
-    "uda": ("uda", {}),
     "fedprox_uda": ("uda", {"method.prox_mu": 0.01}),
-    "fixmatch": ("fixmatch", {}),
     "fedprox_fixmatch": ("fixmatch", {"method.prox_mu": 0.01}),
-    "fedmatch": ("fedmatch", {}),
 }
 WORDS |= {name: (name, {}) for name in common.LABELS_AT_CLIENTS if name not in WORDS}
 """First word -> method and what it sets: FedDure and its ablations (Table 2), then other methods (Table 1 and more)."""
@@ -39,9 +34,8 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     config = common.base(method, "resnet9", variant="feddure", norm="running")
     config.rounds, config.cohort_size, config.checkpoint_every = 200, common.number("clients", given["clients"]), 50
     config.data.update(SPLITS[f"feddure_{split}"], name=dataset, num_clients=100, num_labels=labels)
-    config.data.update(
-        weak="flip_crop4", strong="randaugment_mc", labeled="feddure", alpha=common.real("gamma", given["gamma"])
-    )
+    config.data.update(weak="flip_crop4", strong="randaugment_mc", labeled="feddure")
+    config.data.alpha = common.real("gamma", given["gamma"])
     if split == "dir_dir" and labels < 20 * 100:
         config.data.min_size = 1  # of fewer than 20 labels a client, no draw leaves each client the 10 of the released code
     config.client.update(batch_size=10, epochs=1)

@@ -5,17 +5,15 @@ from typing import Any
 from configs import common
 from configs.common import ConfigDict
 
-RELEASED: dict[str, Any] = {
-    "expert_view": "weak", "consistency_target": "local", "normalize": "passing", "proximity": 10.0, "burn_in": 50,
-    "counts": "passing", "aggregation": "halves",
-}  # fmt: skip
-"""FLUTE's choices that differ from the paper's."""
 FEDLABEL: dict[str, dict[str, Any]] = {
     "paper": {},
-    "released": RELEASED,
+    "released": {  # FLUTE's choices
+        "expert_view": "weak", "consistency_target": "local", "normalize": "passing", "proximity": 10.0, "burn_in": 50,
+        "counts": "passing", "aggregation": "halves",
+    },
     "local_only": {"experts": "local"},
     "global_only": {"experts": "global"},
-}
+}  # fmt: skip
 """First words for FedLabel itself, and what they set under `method`."""
 
 
@@ -46,9 +44,8 @@ def make(
     if word != "released":
         config.data.resplit = (0.8, 0.05, 0.15)
     config.client.update(batch_size=64, epochs=0, steps=common.number("tau", given["tau"]))
-    config.client.optimizer.update(
-        learning_rate=0.003, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0, persistent=False
-    )
+    config.client.optimizer.update(learning_rate=0.003, schedule="constant", momentum=0.0, nesterov=False)
+    config.client.optimizer.update(weight_decay=0.0, persistent=False)
     config.server.update(momentum=0.0, pretrain=0)
     if word in FEDLABEL:
         config.method.update(FEDLABEL[word], confidence=common.real("beta", given["beta"] or "0.3", maximum=1, zero=True))
@@ -56,14 +53,10 @@ def make(
             config.method.augment = "none"
     elif word == "fedprox":
         config.method.prox_mu = 0.001
+    if dataset.startswith("cifar"):
+        config.data.weak = "flip_zero_crop4"  # FLUTE's
+        if word == "released":  # it normalizes both as CIFAR-10
+            config.rounds = 2000
+            config.data.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(word, {}))
-    return config
-
-
-def cifar(config: ConfigDict) -> ConfigDict:
-    """Sets FLUTE's weak view of CIFAR and, for `released`, its 2,000 rounds and its normalization, CIFAR-10's for both."""
-    config.data.weak = "flip_zero_crop4"
-    if config.method.get("aggregation") == "halves":
-        config.data.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
-        config.rounds = 2000
     return config

@@ -16,8 +16,8 @@ fedprox 44.72, fedavg 44.67. local_only 32.57, global_only 37.51, both 44.51; wi
 Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, cifar, make
+from configs.fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return cifar(make(argument, "cifar10", 34))
+    return make(argument, "cifar10", 34)

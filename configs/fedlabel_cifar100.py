@@ -5,8 +5,8 @@
 Argument as in fedlabel_cifar10. Expected: the paper's numbers are not at hand. Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, cifar, make
+from configs.fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return cifar(make(argument, "cifar100", 50))
+    return make(argument, "cifar100", 50)

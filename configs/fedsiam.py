@@ -20,15 +20,8 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     """FedSiam's setting (Tables 2 and 4): 10 of 100 clients a round, SGD .01 with momentum .9 and weight decay 1e-4.
 
     Labels at the clients: 50 rounds of 5 local epochs, batch 10. At the server: `server_rounds` rounds of one local epoch,
-    batch 100, and one epoch of the server, batch 10.
-
-    Args:
-        argument: `word,labels_at=clients,gamma=.1,split=iid,variant=paper,curve=linear`, all optional.
-        dataset: a name that TFDS has.
-        model: a key of MODELS.
-        server_rounds: rounds with labels at the server.
-        curve: of D, `linear` or `rectangle`, unless the argument says.
-        kl: whether J is KL, not the squared error, in non-IID splits; in the released code in all but Non-IID-I.
+    batch 100, and one epoch of the server, batch 10. The argument is `word,labels_at=clients,gamma=.1,split=iid,variant=paper`,
+    and D's `curve`. With `kl` J is KL, not the squared error, in non-IID splits (in the released code in all but Non-IID-I).
     """
     words = (*FEDSIAM, *(name for name in METHODS if name not in FEDSIAM.values()))
     keys = {"labels_at": "clients", "gamma": "0.1", "split": "iid", "variant": "paper", "curve": curve}
@@ -38,10 +31,9 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     split = one_of("split", given["split"], DATA[at])
     of_curve = one_of("curve", given["curve"], ("linear", "rectangle"))
     gamma = common.real("gamma", given["gamma"], maximum=1)
-    method = FEDSIAM.get(word, word)
     _check(word, words, given, curve)
 
-    config = common.base(method, model, variant=given["variant"], norm="running")
+    config = common.base(FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
     config.data.update(DATA[at][split], name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
         config.data.labeled_fraction = (gamma,)
@@ -50,10 +42,8 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     for optimizer in (config.client.optimizer, config.server.optimizer):
         optimizer.update(learning_rate=0.01, schedule="constant", nesterov=False, weight_decay=1e-4, persistent=False)
     config.server.update(momentum=0.0, pretrain=0, epochs=1)
-    if at == "clients":
-        config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = 50, 5, 10, 1
-    else:
-        config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = server_rounds, 1, 100, 5
+    lengths = {"clients": (50, 5, 10, 1), "server": (server_rounds, 1, 100, 5)}
+    config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = lengths[at]
 
     repeats = {0.1: 3, 0.15: 2, 0.2: 2}.get(gamma, 1)  # how often the released code goes through labeled data in an epoch
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, "curve": of_curve}

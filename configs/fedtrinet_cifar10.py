@@ -5,8 +5,8 @@
 Argument as in fedtrinet_mnist. Expected: no result of its authors is at hand. Run time: for an accelerator.
 """
 
-from configs.fedtrinet import ConfigDict, make
+from configs.common import ConfigDict, fedtrinet
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return make(argument, "cifar10", "cifar_cnn")
+    return fedtrinet("cifar10", "cifar_cnn", argument)

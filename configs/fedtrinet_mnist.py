@@ -6,8 +6,8 @@ First word: fedtrinet, or fedsem in the same setting. split: iid, shards, l2 or 
 Expected: no result of its authors is at hand. Run time: for an accelerator.
 """
 
-from configs.fedtrinet import ConfigDict, make
+from configs.common import ConfigDict, fedtrinet
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return make(argument, "mnist", "mnist_cnn")
+    return fedtrinet("mnist", "mnist_cnn", argument)

@@ -5,8 +5,8 @@
 Argument as in fedtrinet_mnist. Expected: no result of its authors is at hand. Run time: for an accelerator.
 """
 
-from configs.fedtrinet import ConfigDict, make
+from configs.common import ConfigDict, fedtrinet
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    return make(argument, "svhn_cropped", "cifar_cnn", weak="flip_crop4")
+    return fedtrinet("svhn_cropped", "cifar_cnn", argument, weak="flip_crop4")

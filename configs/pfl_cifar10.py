@@ -14,13 +14,11 @@ from configs.common import ConfigDict, base, number, parse
 def get_config(argument: str | None = None) -> ConfigDict:
     _, given = parse(argument, ("paper",), cohort="50")
     config = base("fedavg", "emnist_cnn")
-    config.rounds, config.cohort_size = 1500, number("cohort", given["cohort"])
-    config.eval_every, config.checkpoint_every = 10, 500
+    config.rounds, config.cohort_size, config.checkpoint_every = 1500, number("cohort", given["cohort"]), 500
     config.data.update(name="cifar10", num_clients=1000, labels_at="clients", partition="iid")
     config.data.update(labeled_fraction=(1.0,), weak="none", labeled="none")
     config.client.update(batch_size=10, epochs=1)
-    config.client.optimizer.update(
-        learning_rate=0.1, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0, persistent=False
-    )
+    config.client.optimizer.update(learning_rate=0.1, schedule="constant", momentum=0.0, nesterov=False)
+    config.client.optimizer.update(weight_decay=0.0, persistent=False)
     config.server.update(momentum=0.0, pretrain=0)
     return config

@@ -45,8 +45,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "fedsiam_noniid1": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "random_classes"},
     "fedsiam_noniid1_released": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "class_grid"},
     "fedsiam_noniid2": {
-        "labels_at": "clients", "labeled_fraction": (0.1,),
-        "labeled_partition": "random_classes", "unlabeled_partition": "iid",
+        "labels_at": "clients", "labeled_fraction": (0.1,), "labeled_partition": "random_classes", "unlabeled_partition": "iid",
     },
     "fedsiam_noniid3": {"labels_at": "clients", "labeled_fraction": (0.55,) * 10 + (0.05,) * 90, "partition": "iid"},
     "fedsiam_server_noniid": {"labeled_fraction": (0.01,), "partition": "random_classes"},

@@ -3,15 +3,12 @@
     python -m launch.explain --config=digits:fl2 [KEY or GROUP ...] [--config.a.b=value ...]
     python -m launch.explain methods | networks | datasets | splits | configs
 
-Each key is printed with its value, its meaning and what it accepts.
-
-Exit status: 0 done; 2 wrong config or arguments.
+Each key is printed with its value, its meaning and what it accepts. Exit status: 0 done; 2 wrong config or arguments.
 """
-
-from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import pathlib
 import re
 import sys
@@ -28,17 +25,16 @@ LISTS = ("methods", "networks", "datasets", "splits", "configs")
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    words = [word for word in argv[1:] if not word.startswith("-")]
+    words, flags = ([word for word in argv[1:] if word.startswith("-") == is_flag] for is_flag in (False, True))
     try:
-        if words == argv[1:] and (len(words) != 1 or words[0] not in LISTS):
-            raise ValueError(f"got {' '.join(words) or 'nothing'}, accepted: --config=..., or one of {', '.join(LISTS)}")
-        if len(argv) == 2 and argv[1] in LISTS:
-            rows = list(listed(argv[1]))
+        if flags:
+            lines = list(explained(command.parse([argv[0], *flags]).tree, words))
+        elif len(words) == 1 and words[0] in LISTS:
+            rows = list(listed(words[0]))
             width = max(len(name) for name, _ in rows) + 2
             lines = [f"{name:<{width}}{line}" for name, line in rows]
         else:
-            config = command.parse([argv[0], *(word for word in argv[1:] if word.startswith("-"))])
-            lines = list(explained(config.tree, words))
+            raise ValueError(f"got {' '.join(words) or 'nothing'}, accepted: --config=..., or one of {', '.join(LISTS)}")
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     print("\n".join(lines))
@@ -46,30 +42,24 @@ def main(argv: list[str]) -> int:
 
 
 def listed(what: str) -> Iterator[tuple[str, str]]:
-    """Names, and what each is in a line.
-
-    Args:
-        what: one of LISTS.
-    """
+    """The names in one of LISTS, and what each is in a line."""
     if what == "configs":
         for name in command.config_names():
             source = pathlib.Path(command.CONFIGS, f"{name}.py").read_text()
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
-    elif what == "methods":
-        from fedjax_ssl.methods import METHODS
+        return
+    from fedjax_ssl.data.catalog import DATASETS
+    from fedjax_ssl.data.partition import PARTITIONS
+    from fedjax_ssl.methods import METHODS
+    from fedjax_ssl.models import MODELS
 
+    if what == "methods":
         yield from ((name, _first_line(factory.__doc__)) for name, factory in METHODS.items())
     elif what == "networks":
-        from fedjax_ssl.models import MODELS
-
         yield from ((name, _first_line(model.module.__doc__)) for name, model in MODELS.items())
     elif what == "splits":
-        from fedjax_ssl.data.partition import PARTITIONS
-
         yield from ((name, _first_line(scheme.function.__doc__)) for name, scheme in PARTITIONS.items())
     else:
-        from fedjax_ssl.data.catalog import DATASETS
-
         for name, known in DATASETS.items():
             yield name, f"{known.classes} classes, {known.kind}: {known.citation}"
         yield "npz", "a file of your own: arrays of images and labels"
@@ -79,26 +69,18 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
 
 
 def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
-    """Lines that explain the keys of a config.
-
-    Args:
-        tree: the config.
-        wanted: keys or groups of keys; empty: all.
-
-    Raises:
-        ValueError: a wanted key is unknown, or the config does not fit.
-    """
+    """Lines that explain the wanted keys or groups of a config, by default all; ValueError where one is unknown or wrong."""
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.options import unknown_key
 
     settings = Settings.from_dict(tree)
     known = dict(_keys(settings))
     for key in wanted:
-        if not any(_within(one, key) for one in known):
+        if not any(f"{one}.".startswith(f"{key}.") for one in known):
             groups = {one.rpartition(".")[0] for one in known} - {""}
             raise ValueError(unknown_key(key, [*known, *groups]))
     for key, (value, meaning, accepts) in known.items():
-        if not wanted or any(_within(key, one) for one in wanted):
+        if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
             yield f"{key} = {_shown(value)}"
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
@@ -122,35 +104,23 @@ def _keys(settings: Any) -> Iterator[tuple[str, tuple[Any, str, str]]]:
         "data.strong": f"default, {', '.join(STRONG_VIEWS)}",
         "data.labeled": f"default, {', '.join(LABELED_VIEWS)}",
     }
-    yield "method.name", (settings.method["name"], "The method.", ", ".join(METHODS))
-    yield (
-        "method.prox_mu",
-        (settings.method["prox_mu"], "Weight of FedProx's term in local training; 0: none.", "a number >= 0"),
-    )
-    options = settings.method_options()
+    method, model, options = settings.method, settings.model, settings.method_options()
+    yield "method.name", (method["name"], "The method.", ", ".join(METHODS))
+    yield "method.prox_mu", (method["prox_mu"], "Weight of FedProx's term in local training; 0: none.", "a number >= 0")
     for key, field in fields_of(type(options)):
-        yield f"method.{key}", (_value(options, key), field.description or "", accepted(field))
-    model = settings.model
+        yield f"method.{key}", (operator.attrgetter(key)(options), field.description or "", accepted(field))
     yield "model.name", (model["name"], "The network.", ", ".join(MODELS))
     yield "model.norm", (model["norm"], "Which statistics batch norm evaluates with.", ", ".join(NORMS))
     yield "model.norm_momentum", (model["norm_momentum"], "Share of a new batch in running statistics.", "a number in (0, 1]")
-    meanings = _attributes(MODELS[model["name"]].module.__doc__)
+    attributes = inspect.cleandoc(MODELS[model["name"]].module.__doc__ or "").partition("Attributes:\n")[2]
+    meanings = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", attributes, re.MULTILINE))
     for key, accepts in accepted_options(model["name"]).items():
-        yield f"model.{key}", (model.get(key), meanings.get(key, "An option of the network."), accepts)
+        meaning = " ".join(meanings.get(key, "An option of the network.").split())
+        yield f"model.{key}", (model.get(key), meaning, accepts)
     for key, field in fields_of(type(settings)):
-        value = _value(settings, key)
+        value = operator.attrgetter(key)(settings)
         if key not in ("method", "model") and not isinstance(value, pydantic.BaseModel):
             yield key, (value, field.description or "", words.get(key, accepted(field)))
-
-
-def _value(settings: Any, key: str) -> Any:
-    for name in key.split("."):
-        settings = getattr(settings, name)
-    return settings
-
-
-def _within(key: str, group: str) -> bool:
-    return key == group or key.startswith(f"{group}.")
 
 
 def _shown(value: Any) -> str:
@@ -162,12 +132,6 @@ def _shown(value: Any) -> str:
 
 def _first_line(docstring: str | None) -> str:
     return inspect.cleandoc(docstring or "").partition("\n")[0]
-
-
-def _attributes(docstring: str | None) -> dict[str, str]:
-    """What a docstring says under `Attributes:`, by name."""
-    section = inspect.cleandoc(docstring or "").partition("Attributes:\n")[2]
-    return {name: " ".join(text.split()) for name, text in re.findall(r"^    (\w+): ((?:.|\n {8})+)", section, re.MULTILINE)}
 
 
 if __name__ == "__main__":

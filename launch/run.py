@@ -3,7 +3,6 @@
     python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
 With `--config.seeds=R`, or `--config.vary=KEY --config.values=...`, R runs are one program, with a folder each in DIR.
-
 The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C and 143
 on SIGTERM, after saving a checkpoint.
 """
@@ -20,9 +19,7 @@ from absl import flags
 from launch import command
 
 WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Where results go; default: runs/<config name>/<seed>; of several runs, which have a folder each: runs/<config name>.",
+    "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
 )
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
@@ -52,14 +49,21 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import run
+    from fedjax_ssl.experiment import build, run
     from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.experiment.runs import runs_of
+    from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
 
     waiting.setTarget(AboveTheBar())
     try:
-        experiment, workdir = _open(config)
+        settings = Settings.from_dict(config.tree)
+        default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
+        workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
+        experiment = build.build(settings, layout=None if OVERWRITE.value else run.noted_layout(workdir, names))
+        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)
@@ -70,35 +74,12 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     except run.RefusedError as error:
         return command.refuse(error)
     except DivergedError as error:
-        return _fail(str(error))
+        return command.refuse(error, status=1)
     except RuntimeError as error:
         if not memory.is_short(error):
             raise
-        return _fail(str(error) if isinstance(error, memory.OutOfMemoryError) else memory.explained(error))
+        return command.refuse(error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error), status=1)
     return 0
-
-
-def _fail(why: str) -> int:
-    """Prints in one line why a run ended on standard error; returns exit status 1."""
-    print(f"error: {why}", file=sys.stderr)
-    return 1
-
-
-def _open(config: command.Config) -> tuple[Any, pathlib.Path]:
-    """The experiment that the config asks for, and its workdir, made or found to be its own."""
-    from fedjax_ssl.experiment import build, run
-    from fedjax_ssl.experiment.runs import runs_of
-    from fedjax_ssl.experiment.settings import Settings
-
-    settings = Settings.from_dict(config.tree)
-    names = [one.name for one in runs_of(settings)]
-    default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-    workdir = pathlib.Path(WORKDIR.value or default)
-    layout = None if OVERWRITE.value else run.noted_layout(workdir, names)
-    experiment = build.build(settings, layout=layout)
-    for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-        run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
-    return experiment, workdir
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ columns, joined by spaces, are the text. Classes are numbered in the order of th
 Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 done; 2 wrong arguments or files.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import csv
 import functools
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ import tqdm
 
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
+from fedjax_ssl.experiment.writers import replacing
+from launch import command
 
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
@@ -54,10 +55,10 @@ def main(arguments: Sequence[str]) -> int:
         arrays = compute(train, test, strong, encoder, options.batch_size, functools.partial(tqdm.tqdm, unit="batch"))
         metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class")}
         metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
-        write(options.out, arrays, metadata)
-    except (ValueError, OSError, csv.Error, ModuleNotFoundError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        with replacing(options.out) as file:  # the whole file, or none
+            np.savez(file, **arrays, metadata=np.array(json.dumps(metadata)))
+    except (*command.WRONG_INPUT, csv.Error, ModuleNotFoundError) as error:
+        return command.refuse(error)
     train_shape, test_shape = (list(arrays[f"{part}_features"].shape) for part in ("train", "test"))
     view = "a" if strong else "no"
     print(f"{options.out}: features {train_shape} of the training texts, {test_shape} of the test texts, {view} strong view")
@@ -95,37 +96,23 @@ def first_of_each_class(rows: Texts, per_class: int) -> Texts:
 
 
 def compute(
-    train: Texts,
-    test: Texts,
-    strong: Texts | None,
-    encoder: Encoder,
-    batch_size: int = 64,
-    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-) -> dict[str, np.ndarray]:
-    """The arrays of the `.npz` file: the arguments of `sources.from_features`, which are checked, and the names of classes.
-
-    `strong` are the rows of `train` with other texts, or None; `progress` wraps the iteration over batches.
-    """
+    train: Texts, test: Texts, strong: Texts | None, encoder: Encoder, batch_size: int = 64, progress: Callable = iter
+) -> dict[str, Any]:
+    """The arrays of the `.npz` file, checked, and the names of classes; `strong` has the rows of `train` with other texts."""
     if strong is not None and strong.labels != train.labels:
         differing = [i for i, pair in enumerate(zip(strong.labels, train.labels, strict=False), start=1) if pair[0] != pair[1]]
         where = f"row {differing[0]} has another label" if differing else f"{len(strong.labels)} rows"
         raise ValueError(f"the strong view: {where}: give the {len(train.labels)} training rows in their order, texts apart")
-    classes = sorted(
-        set(train.labels), key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
-    )
-    unknown = sorted(set(test.labels) - set(classes))
-    if unknown:
-        raise ValueError(
-            f"the test file has label {unknown[0]!r}, which no training row has: accepted are {', '.join(classes)}"
-        )
+    classes = sorted(set(train.labels), key=lambda label: (int(label) if label.isdecimal() else math.inf, label))
+    if unknown := sorted(set(test.labels) - set(classes)):
+        accepted = ", ".join(classes)
+        raise ValueError(f"the test file has label {unknown[0]!r}, which no training row has: accepted are {accepted}")
     number = {label: np.uint8(i) if len(classes) < 256 else np.int32(i) for i, label in enumerate(classes)}
 
     def features(texts: list[str]) -> np.ndarray:
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # a batch is padded to its longest text
-        batches = [
-            encoder([texts[i] for i in order[start : start + batch_size]])
-            for start in progress(range(0, len(texts), batch_size))
-        ]
+        starts = progress(range(0, len(texts), batch_size))
+        batches = [encoder([texts[i] for i in order[start : start + batch_size]]) for start in starts]
         return np.concatenate(batches).astype(np.float32)[np.argsort(order)]
 
     arrays: dict[str, Any] = {
@@ -140,24 +127,8 @@ def compute(
     return arrays | {"classes": np.array(classes)}
 
 
-def write(path: str, arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
-    """Writes the arrays, and `metadata` as JSON, to an `.npz` file: whole, or not at all."""
-    content: dict[str, Any] = {**arrays, "metadata": np.array(json.dumps(metadata))}
-    temporary = f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, **content)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-
-
 def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
-    """A pretrained encoder, frozen, in float32: a model of the Hugging Face hub, downloaded once, or a folder with one.
-
-    Of a text `max_length` tokens are read, special ones among them; their features are pooled as `pool` says.
-    """
+    """A frozen float32 encoder, of the Hugging Face hub or a folder, that reads `max_length` tokens, special ones included."""
     try:
         import torch
         import transformers
@@ -165,8 +136,13 @@ def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
         raise ModuleNotFoundError(f'{error.name} is not installed: python -m pip install -e ".[text]"') from error
     transformers.logging.set_verbosity_error()  # its report of a checkpoint's unused heads reads like an error
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        tokenizer, model = _pretrained(name)
+    try:  # missing files are refused, for which transformers makes up an empty tokenizer or random weights
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, padding_side="right")  # `pool` reads the first token
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ValueError("the files of its tokenizer are missing")
+        model, report = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
+        if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):  # it is not used
+            raise ValueError(f"{len(missing)} of its weights are missing, {missing[0]} among them")
     except Exception as error:  # what is wrong surfaces as any exception of transformers, safetensors, torch or the system
         accepted = "a model of the Hugging Face hub, or a folder that holds one and its tokenizer"
         raise ValueError(f"--encoder: got {name}, accepted: {accepted} ({' '.join(str(error).split())})") from error
@@ -185,25 +161,8 @@ def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
     return encode
 
 
-def _pretrained(name: str) -> tuple[Any, Any]:
-    """Tokenizer and model; refuses missing files, for which transformers makes up an empty tokenizer or random weights."""
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right")  # the first token is a text's own, see `pool`
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ValueError("the files of its tokenizer are missing")
-    model, report = AutoModel.from_pretrained(name, output_loading_info=True)
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # the pooler is not used
-    if missing:
-        raise ValueError(f"{len(missing)} of its weights are missing, {missing[0]} among them")
-    return tokenizer, model
-
-
 def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
-    """Features float32 [B, D] of texts, of the last layer's output [B, T, D] for every token.
-
-    `mask` [B, T] is 1 for a text's tokens and 0 for padding; `pooling` is `cls`, the first token's, or `mean`, over the tokens.
-    """
+    """Features [B, D] from the last layer's output [B, T, D]: of the first token (`cls`), or the `mean` where `mask` is 1."""
     if pooling == "cls":
         return hidden[:, 0]
     weight = mask[..., None].astype(np.float32)
@@ -216,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= 1")
         return int(text)
 
-    parser = argparse.ArgumentParser(
-        "python -m launch.text_features", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m launch.text_features", description=__doc__, formatter_class=as_written)
     parser.add_argument("--train", required=True, help="CSV file of the training texts")
     parser.add_argument("--test", required=True, help="CSV file of the test texts")
     parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")

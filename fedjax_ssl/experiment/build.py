@@ -1,12 +1,10 @@
 """From a config to an experiment: the one place where settings become real arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
-from fedjax_ssl.experiment.runs import Run, replaced, replaced_fields, runs_of
+from fedjax_ssl.experiment.runs import Run, replaced, runs_of
 from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
 from fedjax_ssl.local.server import Server, StaticNorm
@@ -38,18 +36,11 @@ def build(
     model: Any = None,
     layout: Layout | None = None,
 ) -> Experiment:
-    """An experiment from a config; reads the data, compiles nothing.
+    """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
-    Args:
-        config: nested mappings with the keys of `Settings` (an ml_collections.ConfigDict, or plain dicts), or Settings.
-        dataset: data in memory, from `fedjax_ssl.data.sources.from_arrays` or `from_features`; None: as `data` says.
-        method: a method's factory, for its default options; None: as `method` says.
-        model: a network, see `fedjax_ssl.models.register_model`; None: as `model` says.
-        layout: how the work is laid out; None: as `execution` says.
-
-    Raises:
-        ValueError: for a wrong key, value or dataset, with one line that names it.
-        FileNotFoundError: for missing data.
+    Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
+    `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
+    The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if not isinstance(config, Settings):
         config = dict(config)
@@ -66,60 +57,17 @@ def build(
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
-    data = [own.split() for own in plans]
+    with naming("data"):
+        data = [split.federate(own.dataset, own.settings.data.split, own.settings.seed) for own in plans]
     data = widened(data) if len(data) > 1 else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
-    batch_size = plan.settings.client.batch_size
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, batch_size))
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
-    plan = plan._replace(conv=layout.conv)
-    return _assemble(config, runs, plan, data, layout)
-
-
-def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
-    """The experiment of runs whose data are split."""
-    is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # programs do not read a split's numbers
-
-    def method_of(number: Any) -> Method:
-        return plan.varied(settings.vary, number).method()
-
-    problem = Problem(
-        method=method_of,
-        train=data[0].train,
-        test=data[0].test,
-        tables=tuple({name: getattr(own, name) for name in TABLES} for own in data),
-        seeds=tuple(run.settings.seed for run in runs),
-        numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
-        spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
-        rounds=settings.rounds,
-        on_host=settings.execution.data == "host",
-    )
-    with naming("model"):
-        weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
-        num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
-    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views)
-    try:
-        if is_traced:  # Python code that reads the number fails now
-            experiment.simulator.trace()
-    except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
-        raise ValueError(
-            f"vary: got {settings.vary!r}, by which the program of method.name={settings.method['name']} is chosen, accepted: "
-            "a number that one program can have many values of; run one after another instead"
-        ) from None
-    return experiment
+    return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
 
 class Plan(NamedTuple):
-    """A run before its data are split: settings with what they name, the dataset and how it is augmented.
-
-    Attributes:
-        settings: of the run.
-        options: the method's own.
-        dataset: padded to the network's image size.
-        views: of its examples.
-        spec: its sizes, without `client_rows`.
-        conv: how convolutions are computed.
-    """
+    """A run before its data are split: the method's own `options`, the padded dataset, and its sizes without `client_rows`."""
 
     settings: Settings
     options: Any
@@ -144,25 +92,19 @@ class Plan(NamedTuple):
 
     def method(self) -> Method:
         """The method."""
-        settings = self.settings
-        factory = methods.METHODS[settings.method["name"]]
-        client = _training(settings, settings.client)._replace(prox_mu=settings.method.get("prox_mu", 0.0))
-        return factory(task=self.task(), client=client, server=_server(settings), options=self.options)
+        settings, own = self.settings, self.settings.method
+        client = _training(settings, settings.client)._replace(prox_mu=own.get("prox_mu", 0.0))
+        return methods.METHODS[own["name"]](task=self.task(), client=client, server=_server(settings), options=self.options)
 
-    def split(self) -> FederatedData:
-        """The dataset, split."""
-        with naming("data"):
-            return split.federate(self.dataset, self.settings.data.split, self.settings.seed)
-
-    def of(self, settings: Settings) -> Plan:
+    def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
-        read = self.settings.data
-        data = replaced_fields(settings.data, name=read.name, data_dir=read.data_dir, path=read.path, resplit=read.resplit)
-        plan = self._replace(settings=replaced_fields(settings, data=data), options=settings.method_options())
+        where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit")}
+        own = settings.model_copy(update={"data": settings.data.model_copy(update=where)})
+        plan = self._replace(settings=own, options=settings.method_options())
         _check_scenario(plan.settings, plan.method())
         return plan
 
-    def varied(self, key: str, number: Any) -> Plan:
+    def varied(self, key: str, number: Any) -> Self:
         """The plan with `number`, which may be traced, under a dotted key; None: unchanged."""
         if number is None:
             return self
@@ -178,7 +120,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     if dataset is None:
         dataset = load_dataset(settings)
     else:
-        data = replaced_fields(data, name=dataset.name, data_dir="", path="", resplit=())
+        data = data.model_copy(update={"name": dataset.name, "data_dir": "", "path": "", "resplit": ()})
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
@@ -189,10 +131,37 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
     shape = jax.eval_shape(views.plain, one).shape[1:]
     if len(shape) == 1 and model not in models.feature_models():
-        accepted = ", ".join(models.feature_models())
-        raise ValueError(f"model.name: got {model} for text features, accepted: {accepted}")
+        raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
     spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
-    return Plan(replaced_fields(settings, data=data), options, dataset, views, spec)
+    return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec)
+
+
+def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
+    """The experiment of runs whose data are split."""
+    is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # programs do not read a split's numbers
+    problem = Problem(
+        method=lambda number: plan.varied(settings.vary, number).method(),
+        train=data[0].train,
+        test=data[0].test,
+        tables=tuple({name: getattr(own, name) for name in TABLES} for own in data),
+        seeds=tuple(run.settings.seed for run in runs),
+        numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
+        spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
+        rounds=settings.rounds,
+        on_host=settings.execution.data == "host",
+    )
+    with naming("model"):
+        weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
+        num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
+    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views)
+    try:
+        if is_traced:  # Python code that reads the number fails now
+            experiment.simulator.trace()
+    except (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError):
+        got = f"got {settings.vary!r}, by which the program of method.name={settings.method['name']} is chosen"
+        accepted = "a number that one program can have many values of; run one after another instead"
+        raise ValueError(f"vary: {got}, accepted: {accepted}") from None
+    return experiment
 
 
 @contextlib.contextmanager
@@ -216,8 +185,7 @@ def load_dataset(settings: Settings) -> sources.Dataset:
 
 def _check_scenario(settings: Settings, method: Method) -> None:
     """Raises ValueError where the labels are not where the method reads them."""
-    data, name = settings.data, settings.method["name"]
-    requires = method.requires
+    data, name, requires = settings.data, settings.method["name"], method.requires
     if data.labels_at not in requires.labels_at:
         accepted = " or ".join(requires.labels_at)
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")

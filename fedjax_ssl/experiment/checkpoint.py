@@ -1,9 +1,4 @@
-"""Checkpoints: a run's state on disk, written atomically and verified by a checksum when it is read.
-
-A checkpoint has two Orbax items: the bytes of all leaves in one array, and a manifest that describes them, with a checksum.
-"""
-
-from __future__ import annotations
+"""Checkpoints: a run's state on disk as two Orbax items, the bytes of all leaves, and a manifest with their checksum."""
 
 import hashlib
 import itertools
@@ -13,7 +8,8 @@ import math
 import os
 import pathlib
 import shutil
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +17,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 PyTree = Any
-
 _log = logging.getLogger(__name__)
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
     Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
@@ -39,21 +34,15 @@ class Checkpoints:
             shutil.rmtree(unfinished, ignore_errors=True)
         self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(self, round: int, state: PyTree) -> None:
         """Copies `state` to the host, and writes it in the background as the checkpoint of `round`, unless that is the newest.
 
-        Raises:
-            ValueError: a newer checkpoint exists, or a leaf is neither an array nor a number.
-            Exception: what made the save before this one fail (a full disk).
+        Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail (a full disk).
         """
-        newest = self._manager.latest_step()
-        if round == newest:
+        if round == (newest := self._manager.latest_step()):
             return
         if newest is not None and round < newest:
             path = self.folder / str(newest)
@@ -72,24 +61,20 @@ class Checkpoints:
 
         The result has the structure and the placement on devices of `template`, a state of this experiment, or its shapes
         (`jax.ShapeDtypeStruct`). Rounds after `upto` are not read. A corrupt checkpoint is logged, and renamed to
-        `<round>.corrupt` once an older one has been read.
-
-        Raises:
-            ValueError: the checkpoint is another experiment's (structure, shape or dtype differs), or all are corrupt.
+        `<round>.corrupt` once an older one has been read. Raises ValueError for another experiment's, or where all are corrupt.
         """
         self.wait()
         likes = _leaves(template)
         corrupt: list[int] = []
         for round in sorted((number for number in self.rounds() if upto is None or number <= upto), reverse=True):
             try:
-                manifest, content = self._read(round)
+                saved = self._read(round)
             except _CorruptError as error:
                 _log.warning("skipped corrupt checkpoint %s: %s", self.folder / str(round), error)
                 corrupt.append(round)
                 continue
-            saved = {entry["path"]: entry for entry in manifest["leaves"]}
             for path in [*likes, *saved]:
-                there = saved[path]["kind"] if path in saved else "absent"
+                there = saved[path][1]["kind"] if path in saved else "absent"
                 here = _kind(likes[path]) if path in likes else "absent"
                 if there != here:
                     raise ValueError(
@@ -97,8 +82,7 @@ class Checkpoints:
                         f"{here} here; use another workdir, or start this one anew"
                     )
             self._rename(corrupt)
-            arrays = _split(manifest, content)
-            leaves = [_place(arrays[path], saved[path], like) for path, like in likes.items()]
+            leaves = [_place(*saved[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
             names = ", ".join(map(str, corrupt))
@@ -123,8 +107,8 @@ class Checkpoints:
         self.wait()
         self._manager.close()
 
-    def _read(self, round: int) -> tuple[dict[str, Any], np.ndarray]:
-        """The manifest and the leaves' bytes; raises _CorruptError where they are not as they were saved."""
+    def _read(self, round: int) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+        """Each leaf's array and its entry in the manifest, by path; raises _CorruptError where they are not as saved."""
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
         items = ocp.args.Composite(state=as_numpy, manifest=ocp.args.JsonRestore())
         try:
@@ -137,7 +121,10 @@ class Checkpoints:
             raise _CorruptError("its content does not match its checksum")
         if manifest["round"] != round:
             raise _CorruptError(f"it holds round {manifest['round']}")
-        return manifest, content
+        entries = manifest["leaves"]
+        ends = np.cumsum([math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize for entry in entries])
+        leaves = zip(entries, np.split(content, ends[:-1]), strict=True)
+        return {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}
 
     def _rename(self, corrupt: list[int]) -> None:
         for round in corrupt:
@@ -186,22 +173,8 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
     return array
 
 
-def _split(manifest: dict[str, Any], content: np.ndarray) -> dict[str, np.ndarray]:
-    """The leaves' arrays by path, from their joined bytes."""
-    arrays, start = {}, 0
-    for entry in manifest["leaves"]:
-        dtype = np.dtype(entry["dtype"])
-        stop = start + math.prod(entry["shape"]) * dtype.itemsize
-        arrays[entry["path"]] = content[start:stop].view(dtype).reshape(entry["shape"])
-        start = stop
-    return arrays
-
-
 def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
-    """A copy of `array` as the leaf that was saved, placed as `like` is.
-
-    Weak type and sharding are as before, since another one would make jit trace its program again.
-    """
+    """A copy of `array` as the saved leaf, its weak type included, placed as `like` is, so that jit traces nothing again."""
     if isinstance(like, np.ndarray):
         return array.copy()
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):

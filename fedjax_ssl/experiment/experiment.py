@@ -1,12 +1,10 @@
 """An experiment that is ready to run: its rounds, one by one, with their metrics, and its model's predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +33,7 @@ class DivergedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One run or several that are ready to run together.
-
-    Attributes:
-        runs: the settings and the name of each.
-        problem: their methods, data and seeds.
-        layout: how the work is laid out on devices.
-        method: the first run's method.
-        num_params: how many parameters the network has.
-        views: how images become the network's inputs.
-    """
+    """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size."""
 
     runs: tuple[Run, ...]
     problem: Problem
@@ -63,17 +52,14 @@ class Experiment:
         """The programs of the rounds; the first use sends the data to the device."""
         return Simulator(self.problem, self.layout.execution(self.settings))
 
-    def only(self, which: Sequence[int]) -> Experiment:
+    def only(self, which: Sequence[int]) -> Self:
         """The experiment of some of the runs."""
         if len(which) == len(self.runs):
             return self
-        tables, seeds, numbers = self.problem.tables, self.problem.seeds, self.problem.numbers
-        problem = self.problem._replace(
-            tables=tuple(tables[i] for i in which),
-            seeds=tuple(seeds[i] for i in which),
-            numbers=None if numbers is None else tuple(numbers[i] for i in which),
-        )
-        return dataclasses.replace(self, runs=tuple(self.runs[i] for i in which), problem=problem)
+        problem = self.problem
+        of_runs = {"tables": problem.tables, "seeds": problem.seeds, "numbers": problem.numbers}
+        some: Any = {name: tuple(values[i] for i in which) for name, values in of_runs.items() if values is not None}
+        return dataclasses.replace(self, runs=tuple(self.runs[i] for i in which), problem=problem._replace(**some))
 
     def start(self) -> tuple[RunState, list[Row]]:
         """The state before round 1, and a row of metrics of round 0 for each run."""
@@ -85,15 +71,9 @@ class Experiment:
     def rounds(self, state: RunState | None = None, last: Any = None) -> Iterator[tuple[RunState, Any]]:
         """Runs the remaining rounds one by one: yields (state, row of metrics), or (state, list of rows) for several runs.
 
-        The state of several runs has a leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)`
-        makes a copy that stays. Where one dispatch runs several rounds, each of them comes with the state after the last.
-
-        Args:
-            state: the state to continue from; None: new runs.
-            last: the row, or rows, of the round before, for the totals; None: they start at 0.
-
-        Raises:
-            DivergedError: the run diverged. Where several run, the others go on.
+        They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
+        leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
+        dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -101,9 +81,7 @@ class Experiment:
                 raise DivergedError(rows[0][REASON])
             yield new, rows[0] if one else rows
 
-    def steps(
-        self, state: RunState | None = None, last: Sequence[Mapping[str, Any]] | None = None
-    ) -> Iterator[tuple[RunState, list[Row]]]:
+    def steps(self, state: RunState | None = None, last: Sequence[Row] | None = None) -> Iterator[tuple[RunState, list[Row]]]:
         """`rounds` with a list of rows for one run, too; rows of a run that has diverged have `round` and REASON alone."""
         if state is None:
             state, last = self.start()
@@ -122,20 +100,13 @@ class Experiment:
             for number, metrics in enumerate(found, start=first):
                 evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
                 accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
-                total_s, compile_s = time.perf_counter() - began, self.simulator.compile_s - compiled
-                spent = {"time/total_s": total_s, "time/compile_s": compile_s}
+                spent = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
                 parts = zip(metrics, accuracies, rows, before, strict=True)
                 rows = [self._row(number, of_run | accuracy, seconds, spent, *so_far) for of_run, accuracy, *so_far in parts]
                 yield state, rows
 
-    def _row(
-        self, number: int, metrics: Row, seconds: float, spent: Mapping[str, float], last: Mapping[str, Any], before: Row
-    ) -> Row:
-        """A run's row of round `number`, from the simulator's `metrics`.
-
-        `seconds` is the round's duration, `spent` all seconds of this process. `last` is the run's row of the round before, and
-        `before` the last one before this process.
-        """
+    def _row(self, number: int, metrics: Row, seconds: float, spent: Row, last: Row, before: Row) -> Row:
+        """A run's row of a round; `last` is that of the round before, and `before` the last one before this process."""
         if reason := last.get(REASON) or divergence(number, metrics, self.problem.spec.cohort_size):
             return {"round": number, REASON: reason}
         row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
@@ -146,16 +117,12 @@ class Experiment:
         return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits float32 [N, C] of the global model for uint8 images [N, H, W, ch], or float32 features [N, 1, D].
-
-        Where `data.image_size` has padded the dataset, pad images likewise.
-        """
-        size, precision = self.layout.batch_size, self.settings.execution.precision
-        logits = []
+        """Logits [N, C] of the global model for uint8 images [N, H, W, ch], padded as the dataset is, or features [N, 1, D]."""
+        size, precision, logits = self.layout.batch_size, self.settings.execution.precision, []
         for start in range(0, len(images), size):
             batch = np.asarray(images[start : start + size])
-            padding = size - len(batch)  # all batches have one shape: one compilation
-            padded = np.pad(batch, ((0, padding), *((0, 0),) * (batch.ndim - 1)))
+            padding = (0, size - len(batch))  # all batches have one shape: one compilation
+            padded = np.pad(batch, (padding, *((0, 0),) * (batch.ndim - 1)))
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
             logits.append(np.asarray(outputs)[: len(batch)])
@@ -166,16 +133,12 @@ class Experiment:
         return jax.jit(next(iter(self.method.predict.values())))
 
 
-def divergence(number: int, metrics: Mapping[str, Any], cohort_size: int) -> str:
+def divergence(number: int, metrics: Row, cohort_size: int) -> str:
     """Why a run has diverged in round `number`, by the simulator's metrics; empty: it has not."""
     if metrics["server/non_finite"]:
-        return (
-            f"round {number}: the global model holds NaN or infinity; lower client.optimizer.learning_rate or "
-            "server.optimizer.learning_rate, or set their clip_norm"
-        )
+        todo = "lower client.optimizer.learning_rate or server.optimizer.learning_rate, or set their clip_norm"
+        return f"round {number}: the global model holds NaN or infinity; {todo}"
     if metrics["client/non_finite"] == cohort_size:  # the model would not change
-        return (
-            f"round {number}: all {cohort_size} clients returned NaN or infinity; lower "
-            "client.optimizer.learning_rate, or set client.optimizer.clip_norm"
-        )
+        todo = "lower client.optimizer.learning_rate, or set client.optimizer.clip_norm"
+        return f"round {number}: all {cohort_size} clients returned NaN or infinity; {todo}"
     return ""

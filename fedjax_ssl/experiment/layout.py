@@ -1,8 +1,6 @@
 """From `execution.*` to a layout of an experiment's work on this machine's devices."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 
@@ -16,17 +14,7 @@ BATCH_SIZE, BATCH_SIZE_ON_CPU = 250, 25
 
 
 class Layout(NamedTuple):
-    """How the work is laid out on devices. A resumed run has the layout that it began with.
-
-    Attributes:
-        strategy: `vmap`, `scan`, `chunked` or `sharded`.
-        chunk_size: clients that are vmapped together; 0: all that a device has.
-        devices: D, which share the clients of a run.
-        runs_at_once: runs that have devices of their own at the same time.
-        vmap_runs: whether the runs of a device are vmapped.
-        conv: how convolutions are computed: `xla`, `cpu` or `gpu`.
-        batch_size: examples of a forward pass without training.
-    """
+    """How the work is laid out on devices, see `Execution`; a resumed run has the layout that it began with."""
 
     strategy: str
     chunk_size: int
@@ -39,18 +27,11 @@ class Layout(NamedTuple):
     def execution(self, settings: Settings) -> Execution:
         """The same for the simulator, which may halve chunks whose size the settings leave open."""
         given = settings.execution
-        return Execution(
-            chunk_size=self.chunk_size,
-            devices=self.devices,
-            runs_at_once=self.runs_at_once,
-            vmap_runs=self.vmap_runs,
-            batch_size=self.batch_size,
-            precision=given.precision,
-            rounds=given.rounds_per_dispatch,
-            auto_chunk=given.strategy in ("auto", "sharded") and given.chunk_size == 0,
-        )
+        own = {key: value for key, value in self._asdict().items() if key in Execution._fields}
+        auto_chunk = given.strategy in ("auto", "sharded") and given.chunk_size == 0
+        return Execution(**own, precision=given.precision, rounds=given.rounds_per_dispatch, auto_chunk=auto_chunk)
 
-    def after(self, execution: Execution) -> Layout:
+    def after(self, execution: Execution) -> Self:
         """The layout with the chunks of `execution`, which a simulator may have made smaller."""
         strategy = "chunked" if self.strategy == "vmap" and execution.chunk_size else self.strategy
         return self._replace(strategy=strategy, chunk_size=execution.chunk_size, vmap_runs=execution.vmap_runs)
@@ -69,11 +50,9 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     shares_clients = given.strategy == "sharded" or (given.strategy == "auto" and requires.clients)
     max_devices = given.devices or len(available)
     devices = _fewest(cohort, max(1, max_devices // num_runs)) if shares_clients else 1
-    if num_runs == 1 and given.devices:
-        devices = given.devices
-    strategy = given.strategy
-    if strategy == "auto":
-        strategy = "sharded" if devices > 1 else "scan" if on_cpu else "vmap"
+    devices = given.devices if num_runs == 1 and given.devices else devices
+    auto = "sharded" if devices > 1 else "scan" if on_cpu else "vmap"
+    strategy = auto if given.strategy == "auto" else given.strategy
     if strategy != "sharded" and devices > 1:
         raise ValueError(f"execution.devices: got {devices} with strategy={strategy}, accepted: 1, or strategy=sharded")
     if strategy not in ("sharded", "chunked") and given.chunk_size:
@@ -97,14 +76,12 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
         raise ValueError(f"execution.data: got host with {num_runs} runs, accepted: device")
     if (together := settings.execution.rounds_per_dispatch) > 1:
         raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data=host, accepted: 1")
+    got = f"got host with method.name={settings.method['name']}"
     if requires.all_states:
-        raise ValueError(f"execution.data: got host with method.name={settings.method['name']}, accepted: device")
+        raise ValueError(f"execution.data: {got}, accepted: device")
     if requires.pool:
-        name, sbn_data = settings.method["name"], settings.server.sbn_data
-        raise ValueError(
-            f"execution.data: got host with method.name={name} and server.sbn_data={sbn_data}, whose server reads all images, "
-            "accepted: device"
-        )
+        got += f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
+        raise ValueError(f"execution.data: {got}, accepted: device")
 
 
 def _fewest(items: int, devices: int) -> int:

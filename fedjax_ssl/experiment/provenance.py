@@ -1,7 +1,5 @@
 """What a run's results depend on beyond its config: machine, versions, layout and data, as `run.json` has them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging
@@ -32,15 +30,14 @@ def layout(path: pathlib.Path) -> Layout | None:
     """The layout in a `run.json`; None, with a warning, where this machine or version cannot have it."""
     noted = read_json(path)
     noted = noted if isinstance(noted, dict) else {}
-    platform, here = noted.get("machine", {}).get("platform"), jax.default_backend()
+    platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
     try:
         found = Layout(**noted["layout"])
         got = f"{found.devices * found.runs_at_once} devices"
+        if found.devices * found.runs_at_once <= available and platform == here:
+            return found
     except (KeyError, TypeError):  # fields of another version
-        found, got = None, "a layout that this version does not know"
-    available = len(jax.devices())
-    if found is not None and found.devices * found.runs_at_once <= available and platform == here:
-        return found
+        got = "a layout that this version does not know"
     _log.warning("%s: got %s of %s, here are %d of %s: going on with other rounding", path, got, platform, available, here)
     return None
 
@@ -85,7 +82,7 @@ def processor() -> str:
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.machine()
+        lines = []
     first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
     if "model name" not in first:
         return platform.machine()
@@ -100,34 +97,14 @@ def cores() -> int:
 @functools.cache
 def sources() -> str:
     """A digest of this package's source code."""
-    package = pathlib.Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:20]
+    files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:20]
 
 
 def git_commit() -> str | None:
     """The code's commit, with `+` where files have changed since; None outside of a repository."""
-    here = pathlib.Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    describe = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:  # tags are excluded, so that the name is the commit's
+        return subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def cache_folder() -> pathlib.Path | None:
-    """The folder of compiled programs, in XDG_CACHE_HOME or `~/.cache`; None where it cannot be made or written to."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = pathlib.Path(caches, "fedjax_ssl")
-    if not folder.is_absolute():  # a user without a home folder
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None

@@ -1,7 +1,5 @@
 """Runs in folders: rounds, checkpoints, logs, resume and a clean stop, for one run or for several together."""
 
-from __future__ import annotations
-
 import logging
 import pathlib
 import shutil
@@ -9,7 +7,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -22,9 +20,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, plain, read_json, write_json
 from fedjax_ssl.simulation.round import RunState
 
-CONFIG, SUMMARY, RUN = "config.json", "summary.json", "run.json"
-DIVERGED = "diverged.json"
-"""The file with the reason, in place of a summary, of a run that has diverged."""
+CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
 _log = logging.getLogger(__name__)
 
@@ -36,12 +32,11 @@ class RefusedError(ValueError):
 class Stop:
     """The first SIGINT or SIGTERM that was received, as `signal`, or None."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    signal: int | None = None
 
     @classmethod
     @contextmanager
-    def on_signals(cls) -> Iterator[Stop]:
+    def on_signals(cls) -> Iterator[Self]:
         """Within it, the first signal is stored, to stop after the round; a second Ctrl-C raises KeyboardInterrupt."""
         stop = cls()
 
@@ -66,18 +61,15 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
 def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
-    A key that the folder's config lacks has its default there, but for those of `method` and `model`.
-
-    Raises:
-        ValueError: the folder has another config, with the differing keys; or it cannot be made.
+    Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
+    the keys that differ, or where the folder cannot be made.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--workdir: got {workdir} ({error.strerror}), accepted: a folder that can be written to") from None
     if overwrite:
-        for name in OURS:
-            path = workdir / name
+        for path in (workdir / name for name in OURS):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -86,8 +78,7 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     if path.exists():
         there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
-        differing = [key for key in sorted({**there, **here}) if there.get(key) != here.get(key)]
-        if differing:
+        if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
@@ -122,11 +113,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
 
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
-    the round (or the dispatch) and the run ends.
-
-    Raises:
-        DivergedError: runs diverged, now or before; the others have gone on to the end.
-        RefusedError: every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
+    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before, and
+    RefusedError where every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
     left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
@@ -136,11 +124,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
     reasons = {i: read_json(paths[i] / DIVERGED)[REASON] for i in left if (paths[i] / DIVERGED).exists()}
-    if reasons and len(paths) == 1:
-        raise DivergedError(reasons[0])
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
-        raise DivergedError(f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}")
+        shown = f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}" if len(paths) > 1 else reasons[0]
+        raise DivergedError(shown)
 
 
 def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int) -> None:
@@ -225,10 +212,8 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
             are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1
             are_first = are_first and upto is None and max(rounds) <= experiment.settings.checkpoint_every
             if not (are_first and new.log.rows()):
-                raise ValueError(
-                    f"{new.path} has no checkpoint to go on from where other runs of {new.path.parent} have: let those finish "
-                    "without it, or start anew with --overwrite"
-                )
+                others = f"where other runs of {new.path.parent} have: let those finish without it"
+                raise ValueError(f"{new.path} has no checkpoint to go on from {others}, or start anew with --overwrite")
             _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
             return 0, []
         if len(rounds) == 1:
@@ -265,7 +250,6 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
-    devices = layout.devices * layout.runs_at_once
     return {
         "method": settings.method["name"],
         "dataset": settings.data.name,
@@ -276,7 +260,7 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
         **{name: last[name] for name in TOTALS},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
         "strategy": layout.strategy,
-        "device": f"{devices} x {jax.devices()[0].device_kind}",
+        "device": f"{layout.devices * layout.runs_at_once} x {jax.devices()[0].device_kind}",
         "jax_version": jax.__version__,
         "git_commit": provenance.git_commit(),
         "num_params": num_params,

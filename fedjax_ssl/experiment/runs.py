@@ -1,7 +1,5 @@
 """The runs that one config asks for: several seeds (`seeds`), or several values of a number (`vary` and `values`)."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +13,7 @@ SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
 
 
 class Run(NamedTuple):
-    """One of several runs.
-
-    Attributes:
-        settings: as if it ran alone: `seeds` is 1, `vary` and `values` are empty.
-        name: of its folder, such as `3`, or `0-learning_rate=0.1`.
-        number: its value of the number that varies; None where seeds differ.
-    """
+    """One of several runs: its settings alone, its folder's name (`3`, `0-learning_rate=0.1`), and its value of what varies."""
 
     settings: Settings
     name: str
@@ -37,10 +29,10 @@ def runs_of(settings: Settings) -> tuple[Run, ...]:
         return (Run(settings, "", None),)
     if settings.vary or settings.values:
         _check(settings)
-    alone = replaced_fields(settings, seeds=1, vary="", values=())
+    alone = settings.model_copy(update={"seeds": 1, "vary": "", "values": ()})
     if not settings.vary:
         seeds = range(settings.seed, settings.seed + settings.seeds)
-        return tuple(Run(replaced_fields(alone, seed=seed), str(seed), None) for seed in seeds)
+        return tuple(Run(alone.model_copy(update={"seed": seed}), str(seed), None) for seed in seeds)
     path = settings.vary.split(".")
     each = [(value, Settings.from_dict(replaced(alone.to_dict(), path, value))) for value in settings.values]
     return tuple(Run(own, f"{settings.seed}-{path[-1]}={value}", value) for value, own in each)
@@ -52,8 +44,7 @@ def _check(settings: Settings) -> None:
     if not key:
         raise ValueError(f"vary: got '' with {len(values)} values, accepted: the key of the number that has them")
     config = {name: value for name, value in settings.to_dict().items() if name in GROUPS}
-    config["method"] = {**settings.method_options().model_dump(), **config["method"]}
-    flat = flattened(config)
+    flat = flattened(config | {"method": settings.method_options().model_dump() | config["method"]})
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
         near = difflib.get_close_matches(key, numbers, 1)
@@ -63,9 +54,8 @@ def _check(settings: Settings) -> None:
     if len(values) < 2 or len(set(values)) < len(values):
         raise ValueError(f"values: got {values} with vary={key}, accepted: two numbers or more, each once")
     if (last := key.rpartition(".")[2]) in SWITCHES and 0 in values:
-        raise ValueError(
-            f"values: got {values} with vary={key}, accepted: numbers > 0, as without {last} the program is another one"
-        )
+        why = f"as without {last} the program is another one"
+        raise ValueError(f"values: got {values} with vary={key}, accepted: numbers > 0, {why}")
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -82,8 +72,3 @@ def replaced(tree: Any, path: Sequence[str], value: Any) -> Any:
     if isinstance(tree, Mapping):
         return {**tree, name: replaced(tree.get(name), rest, value) if rest else value}
     return tree.model_copy(update={name: replaced(getattr(tree, name), rest, value) if rest else value})
-
-
-def replaced_fields(settings: Any, **fields: Any) -> Any:
-    """Settings with other values in some fields, unchecked."""
-    return settings.model_copy(update=fields)

@@ -1,9 +1,4 @@
-"""The settings of an experiment: every key with its default, its meaning and what it accepts.
-
-A wrong value raises ValueError with one line that names the key.
-"""
-
-from __future__ import annotations
+"""The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
 
 import dataclasses
 import difflib
@@ -44,16 +39,10 @@ class DataSettings(Model):
     num_clients: Clients = Field(default=100, description="K, the clients.")
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
     num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
-    labeled_fraction: Numbers = Field(
-        default=(), description="Labeled share of all examples, or of each client's (one number, or one per client)."
-    )
-    label_selection: Literal["balanced", "random"] = Field(
-        default="balanced", description="How labeled examples are chosen: equally many of each class, or at random."
-    )
+    labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
+    label_selection: Literal["balanced", "random"] = Field(default="balanced", description="As many of each class, or random.")
     exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
-    labels_first: bool = Field(
-        default=True, description="Whether labeled examples are removed before the others are partitioned, or (FedCon) after."
-    )
+    labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
     reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
     partition: str = Field(default="iid", description="How examples are spread over clients, a name of PARTITIONS.")
     labeled_partition: str = Field(default="", description="How the clients' labeled set is spread; empty: as `partition`.")
@@ -86,10 +75,15 @@ class DataSettings(Model):
         for key, got in apart.items():
             one_of(f"data.{key}", got, PARTITIONS)
             if self.labels_at != "clients":
-                raise ValueError(
-                    f"data.{key}: got {got!r} with data.labels_at={self.labels_at}, accepted: '', or labels_at=clients"
-                )
-        self._check_fractions(per_client=self.labels_at == "clients" and not apart)
+                given = f"got {got!r} with data.labels_at={self.labels_at}"
+                raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
+        fractions, per_client = self.labeled_fraction, self.labels_at == "clients" and not apart
+        if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
+            accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"
+            raise ValueError(f"data.labeled_fraction: got {len(fractions)} numbers, accepted: {accepted}")
+        if fractions and not (all(0 <= f <= 1 for f in fractions) and sum(fractions) > 0):
+            shown = f"({', '.join(map(str, fractions[:5]))}{', ...' if len(fractions) > 5 else ''})"
+            raise ValueError(f"data.labeled_fraction: got {shown}, accepted: numbers in [0, 1], not all 0")
         for key, values, accepted in (("mean", self.mean, "numbers in [0, 1]"), ("std", self.std, "numbers > 0")):
             if not all(0 <= value <= 1 if key == "mean" else value > 0 for value in values):
                 raise ValueError(f"data.{key}: got {values}, accepted: {accepted}, for images scaled to [0, 1]")
@@ -97,22 +91,11 @@ class DataSettings(Model):
             raise ValueError(f"data.mean, data.std: got {len(self.mean)} and {len(self.std)} values, accepted: as many of both")
         return self
 
-    def _check_fractions(self, *, per_client: bool) -> None:
-        fractions = self.labeled_fraction
-        if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
-            accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"
-            raise ValueError(f"data.labeled_fraction: got {len(fractions)} numbers, accepted: {accepted}")
-        if fractions and not (all(0 <= f <= 1 for f in fractions) and sum(fractions) > 0):
-            shown = f"({', '.join(map(str, fractions[:5]))}{', ...' if len(fractions) > 5 else ''})"
-            raise ValueError(f"data.labeled_fraction: got {shown}, accepted: numbers in [0, 1], not all 0")
-
 
 class OptimizerSettings(Model):
     """An optimizer of local steps."""
 
-    name: Literal["sgd", "adam", "lars"] = Field(
-        default="sgd", description="`sgd` (PyTorch's form), `adam`, or `lars` (SimCLR's form, on kernels alone)."
-    )
+    name: Literal["sgd", "adam", "lars"] = Field(default="sgd", description="PyTorch's SGD, Adam, or SimCLR's LARS on kernels.")
     learning_rate: Rate = Field(default=0.03, description="Its value in round 1.")
     schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
         default="cosine",
@@ -184,12 +167,8 @@ class ExecutionSettings(Model):
 class Settings(Model):
     """All settings of an experiment."""
 
-    method: dict[str, Any] = Field(
-        default={"name": "fl2", "prox_mu": 0.0}, description="`name`, `prox_mu` (FedProx; 0: none), the method's options."
-    )
-    model: dict[str, Any] = Field(
-        default={"name": "wide_resnet", **NORM_DEFAULTS}, description="`name`, `norm`, `norm_momentum`, the network's options."
-    )
+    method: dict[str, Any] = Field(default={"name": "fl2", "prox_mu": 0.0}, description="`name`, `prox_mu` and its own.")
+    model: dict[str, Any] = Field(default={"name": "wide_resnet", **NORM_DEFAULTS}, description="Name, norm and own options.")
     data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
     client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
     server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
@@ -226,23 +205,21 @@ class Settings(Model):
         if self.seeds > 1 and (self.vary or self.values):
             raise ValueError(f"seeds: got {self.seeds} with vary and values, accepted: 1, as all values have the same seed")
         if self.cohort_size > self.data.num_clients:
-            accepted = f"1 to data.num_clients = {self.data.num_clients}"
-            raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: {accepted}")
+            raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
         return self
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Settings:
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Settings from nested mappings; missing keys have their defaults, unknown keys and wrong values raise ValueError."""
         given = dict(config)
         for group, defaults in (("method", {"name": "fl2"}), ("model", {"name": "wide_resnet", **NORM_DEFAULTS})):
             if not isinstance(own := given.get(group, {}), Mapping):
                 raise ValueError(f"{group}: got {own!r}, accepted: a group of keys")
+            if strange := [key for key in own if not isinstance(key, str)]:
+                raise ValueError(f"{group}.{strange[0]!r}: got a key that is no text, accepted: the options' names")
             given[group] = {**defaults, **own}
         name = given["method"]["name"]
         given["method"].setdefault("prox_mu", PROX_MU.get(name, 0.0) if isinstance(name, str) else 0.0)
-        for group in ("method", "model"):
-            if strange := [key for key in given[group] if not isinstance(key, str)]:
-                raise ValueError(f"{group}.{strange[0]!r}: got a key that is no text, accepted: the options' names")
         return parse(cls, given)
 
     @property
@@ -257,10 +234,8 @@ class Settings(Model):
         options = options_class(METHODS[name])
         known = [key for key, _ in fields_of(options)]
         if strange := [key for key in own if key not in known and not difflib.get_close_matches(key, known, 1)]:
-            raise ValueError(
-                f"method.{strange[0]}: not a key of method.name={name}, accepted: {', '.join(known) or 'none'}; "
-                f"start from a config of {name}, such as configs/digits.py:{name}"
-            )
+            accepted = f"{', '.join(known) or 'none'}; start from a config of {name}, such as configs/digits.py:{name}"
+            raise ValueError(f"method.{strange[0]}: not a key of method.name={name}, accepted: {accepted}")
         return parse(options, own, "method.")
 
     def to_dict(self) -> dict[str, Any]:

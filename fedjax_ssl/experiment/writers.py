@@ -1,7 +1,6 @@
 """Where a run's results are written: metrics.jsonl and other JSON files, TensorBoard and the terminal."""
 
-from __future__ import annotations
-
+import contextlib
 import datetime
 import json
 import logging
@@ -11,8 +10,8 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, TextIO
 
 import tqdm
 from tensorboardX import SummaryWriter
@@ -37,11 +36,7 @@ class MetricsLog:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, oldest first. A last line that is incomplete, as its process was killed, is removed from the file.
-
-        Raises:
-            ValueError: a line other than the last is not a JSON object with a `round`.
-        """
+        """All rows, oldest first; a last line that a killed process cut is removed, and any other raises ValueError."""
         content = self.path.read_bytes() if self.path.exists() else b""
         lines = content.splitlines()
         rows = []
@@ -63,12 +58,15 @@ class MetricsLog:
         self._rewrite([row for row in self.rows() if row["round"] <= round])
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        _replace(self.path, b"".join(map(_line, rows)))
+        with replacing(self.path) as file:
+            file.writelines(map(_line, rows))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value`, which may have arrays, as indented JSON, atomically; NaN and infinity become null."""
-    _replace(pathlib.Path(path), json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n")
+    content = json.dumps(plain(value), indent=2, allow_nan=False)
+    with replacing(path) as file:
+        file.write(f"{content}\n".encode())
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -79,23 +77,19 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path} is not a JSON file: {error}") from None
 
 
-class TensorBoard:
+class TensorBoard(SummaryWriter):
     """Scalars per round as TensorBoard event files in `<workdir>/tensorboard`."""
 
     def __init__(self, workdir: str | os.PathLike[str], start_round: int):
         """Opens a new event file; TensorBoard hides what earlier ones have of rounds after `start_round`."""
         folder, suffix = os.path.join(workdir, "tensorboard"), f".{time.time_ns()}"  # without it the name changes once a second
-        self._writer = SummaryWriter(folder, purge_step=start_round + 1, flush_secs=10, filename_suffix=suffix)
+        super().__init__(folder, purge_step=start_round + 1, flush_secs=10, filename_suffix=suffix)
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
         """Adds the scalars of `round` that are finite."""
         for name, value in metrics.items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, float(value), round)
-
-    def close(self) -> None:
-        """Writes and closes the file."""
-        self._writer.close()
+                self.add_scalar(name, float(value), round)
 
 
 class AboveTheBar(logging.Handler):
@@ -109,6 +103,15 @@ class AboveTheBar(logging.Handler):
             self.handleError(record)
 
 
+FORMATS = {
+    "eval/accuracy": "accuracy {:.3f}",
+    "eval/accuracy_spread": "± {:.3f}",
+    "eval/loss": "loss {:.3g}",
+    "perf/client_images_per_s": "{:,.0f} images/s",
+}
+"""What a progress bar shows of a row, and how."""
+
+
 class Progress:
     """A progress bar on a terminal; in a log file one line per evaluation. `start_round` rounds are finished before."""
 
@@ -117,46 +120,30 @@ class Progress:
         self._total = total_rounds
         self._latest: dict[str, Any] = {}
         self._first: tuple[int, float] | None = None
-        self._bar = None
-        if self._stream.isatty():
-            layout = "round {n_fmt}/{total_fmt} {bar:30} {desc}"
-            self._bar = tqdm.tqdm(
-                total=total_rounds, initial=start_round, file=self._stream, bar_format=layout, dynamic_ncols=True
-            )
+        layout, disable = "round {n_fmt}/{total_fmt} {bar:30} {desc}", not self._stream.isatty()
+        self._bar = tqdm.tqdm(
+            total=total_rounds, initial=start_round, file=self._stream, bar_format=layout, dynamic_ncols=True, disable=disable
+        )
 
     def update(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Shows that `round` rounds are finished, with the metrics of the last one."""
         self._latest.update(metrics)
-        text = _summary(self._latest) + self._time_left(round)
-        if self._bar is not None:
-            self._bar.set_description_str(text, refresh=False)
-            self._bar.update(round - self._bar.n)
-        elif "eval/accuracy" in metrics:
+        shown = [form.format(float(self._latest[name])) for name, form in FORMATS.items() if name in self._latest]
+        left = ""
+        if self._first is not None and round > self._first[0]:
+            seconds = (time.monotonic() - self._first[1]) / (round - self._first[0]) * (self._total - round)
+            left = f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+        text = "  ".join([*shown, left])
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(round - self._bar.n)
+        if self._bar.disable and "eval/accuracy" in metrics:
             print(f"round {round}/{self._total}  {text}".rstrip(), file=self._stream, flush=True)
         # The first round compiles: the time left is estimated from the others.
         self._first = self._first or (round, time.monotonic())
 
     def close(self) -> None:
         """Leaves the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def _time_left(self, round: int) -> str:
-        if self._first is None or round <= self._first[0]:
-            return ""
-        seconds = (time.monotonic() - self._first[1]) / (round - self._first[0]) * (self._total - round)
-        return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
-
-
-def _summary(metrics: Mapping[str, Any]) -> str:
-    """The accuracy, loss and speed in `metrics`, each followed by two spaces."""
-    formats = {
-        "eval/accuracy": "accuracy {:.3f}",
-        "eval/accuracy_spread": "± {:.3f}",
-        "eval/loss": "loss {:.3g}",
-        "perf/client_images_per_s": "{:,.0f} images/s",
-    }
-    return "".join(text.format(float(metrics[name])) + "  " for name, text in formats.items() if name in metrics)
+        self._bar.close()
 
 
 def plain(value: Any) -> Any:
@@ -174,12 +161,14 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(plain(row), allow_nan=False).encode() + b"\n"
 
 
-def _replace(path: pathlib.Path, content: bytes) -> None:
-    """Replaces a file atomically; the new one is on disk on return."""
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces the one at `path` atomically, and is on disk at the end."""
+    path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.runs import replaced_fields, runs_of
+from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
@@ -64,8 +64,8 @@ def assert_same_rows(alone, own):
 def alone(experiment, run):
     """The run's own experiment, its clients one after another."""
     settings = experiment.runs[run].settings
-    of_run = replaced_fields(settings.execution, strategy="scan", devices=0)
-    return build(replaced_fields(settings, execution=of_run), IMAGES)
+    of_run = settings.execution.model_copy(update={"strategy": "scan", "devices": 0})
+    return build(settings.model_copy(update={"execution": of_run}), IMAGES)
 
 
 def devices(experiment) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from configs.fedlabel import RELEASED
+from configs.fedlabel import FEDLABEL
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
@@ -40,7 +40,7 @@ VARIANTS = {
         "measure": "entropy", "expert_view": "weak", "kl_order": "net_first", "counts": "distinct", "unlabeled_rate": 0.5,
         "proximity": 2.0,
     },
-    "released": RELEASED | {"burn_in": 0, "expert_view": "plain"},  # the view is above; here some that are kept disagree
+    "released": FEDLABEL["released"] | {"burn_in": 0, "expert_view": "plain"},  # the view is above; some that are kept disagree
     "local expert": {"experts": "local"},
     "global expert": {"experts": "global"},
     "no strong view": {"augment": "none"},
