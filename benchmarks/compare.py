@@ -11,7 +11,7 @@ medians. The peers are installed under DIR by pip, whose environment variables (
 without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
-import argparse
+import functools
 import json
 import math
 import os
@@ -31,7 +31,7 @@ from benchmarks.programs import RUNS_LONG
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
 PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "pytorch": []}  # and PyTorch
 OURS = "fedjax_ssl"
-ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}
+ON = {"cpu": {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}, "cuda": {}}
 TOLERANCE = 1e-4
 """How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's;
 a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
@@ -53,7 +53,6 @@ CHECKED: dict[str, dict[str, Any]] = {
 """What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times,
 and (FL)^2's batches are all that a client has. `float64` is how a peer computes."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}}
-
 HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
 
 
@@ -112,7 +111,7 @@ def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
     count = job["clients"] * job["per_client"] + (10 if job["kind"] == "fl2" else 0)
     data = {"count": count, "shape": (32, 32, 3), "sorted_by_class": job["kind"] == "cnn" and job["checked"]}
     try:
-        with Worker(environment=ON_CPU if job["device"] == "cpu" else None) as worker:
+        with Worker(environment=ON[job["device"]]) as worker:
             worker.ask("build", config=config_of(job), data=data)
             worker.ask("write_start", folder=str(folder))
             found = worker.ask("rounds", number=job["warm_up"] + job["rounds"])
@@ -126,22 +125,19 @@ def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
 
 def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pathlib.Path) -> Result:
     """A job's rounds by a peer in processes of its own: its report, or `error`."""
+    if error := install(rival.program, peers):
+        return {"error": error}
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "report.json").unlink(missing_ok=True)
-    environment = {**os.environ, **(ON_CPU if job["device"] == "cpu" else {})}
-    environment.pop("PYTHONPATH", None)  # it is for this Python
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # which is for this Python
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
     several = torchrun if rival.program == "pfl" and job["processes"] > 1 else []
-    command = [python_of(rival.program, peers), *several, str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
-    error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment)
+    command = [f"{peers}/{rival.program}/bin/python", *several, str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
+    error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment | ON[job["device"]])
     return {"error": error} if error else json.loads((folder / "report.json").read_text())
 
 
-def python_of(peer: str, peers: pathlib.Path) -> str:
-    """A peer's interpreter."""
-    return str((peers / peer / "bin" / "python").absolute())
-
-
+@functools.cache
 def install(peer: str, peers: pathlib.Path) -> str:
     """Makes a peer's virtual environment where it is not there: what went wrong, in a line, or empty."""
     folder = peers / peer
@@ -149,7 +145,7 @@ def install(peer: str, peers: pathlib.Path) -> str:
         return ""
     print(f"installing {peer} into {folder}", flush=True)
     venv = ["venv", "--clear", "--without-pip", str(folder)]  # not every Python can give it a pip of its own
-    pip = ["pip", f"--python={python_of(peer, peers)}", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
+    pip = ["pip", f"--python={folder}/bin/python", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
     for command in (venv, pip):
         done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -170,26 +166,24 @@ def difference(ours: pathlib.Path, theirs: pathlib.Path) -> float:
     return float(np.linalg.norm(b - a) / np.linalg.norm(a))
 
 
-def compared(kind: str, arguments: argparse.Namespace, missing: dict[str, str], scratch: pathlib.Path) -> Iterator[Result]:
-    """One kind of job by all its rivals: the results, cohort by cohort; of programs that are `missing` there is why."""
-    rivals = rivals_of(kind, arguments.processes)
-    own = {"device": arguments.device, "threads": arguments.threads, "precision": arguments.precision, "processes": 1}
+def compared(kind: str, own: dict[str, Any], repeats: int, peers: pathlib.Path, scratch: pathlib.Path) -> Iterator[Result]:
+    """One kind of job by all its rivals: the results, cohort by cohort; all jobs have `own` device, threads and precision."""
+    processes = sorted({1, own["threads"]}) if own["device"] == "cpu" else [4, 5, 8]  # of pfl and of Flower
+    rivals = rivals_of(kind, processes)
 
     def run(rival: Rival, stage: str, changes: dict[str, Any]) -> Result:
         """A job's report by a rival, in a folder of its own, whose data are those that ours left at that stage."""
-        if rival.program in missing:
-            return {"error": missing[rival.program]}
-        job = JOBS[kind] | {"kind": kind} | own | changes | rival.own
+        job = JOBS[kind] | {"kind": kind, "processes": 1} | own | changes | rival.own
         folder = scratch / stage / rival.name
         folder.mkdir(parents=True, exist_ok=True)
         if rival.program == OURS:
             return run_ours(job, folder)
         if not (folder / "data.npz").exists():
             os.link(scratch / stage / OURS / "data.npz", folder / "data.npz")
-        return run_peer(rival, job, folder, arguments.peers)
+        return run_peer(rival, job, folder, peers)
 
     # As many clients in each of pfl's processes: otherwise its second round draws other clients.
-    clients = math.lcm(10, *arguments.processes) if kind == "cnn" else 2
+    clients = math.lcm(10, *processes) if kind == "cnn" else 2
     fixed = {"clients": clients, "cohort": clients, "checked": True, "warm_up": 0, "precision": "float32"}
     found: dict[str, Result] = {}
     for rival in rivals:
@@ -201,13 +195,13 @@ def compared(kind: str, arguments: argparse.Namespace, missing: dict[str, str], 
             differs = difference(scratch / "checked" / OURS, scratch / "checked" / rival.name)
             report = {"difference": differs} if differs <= TOLERANCE else {"error": f"its model differs by {differs:.1e}"}
         found[rival.name] = report
-    for cohort in COHORTS[kind][arguments.device]:
+    for cohort in COHORTS[kind][own["device"]]:
         changes = {"cohort": cohort, "clients": max(cohort, JOBS[kind]["clients"]), "checked": False, "warm_up": 1}
         able = [rival for rival in rivals if "error" not in found[rival.name]]
         reports: dict[str, list[Result]] = {rival.name: [] for rival in able}
-        for turn in range(arguments.repeats):
-            for number in harness.balanced(len(able), turn) if turn else range(len(able)):  # ours writes the data first
-                reports[able[number].name].append(run(able[number], f"timed-{cohort}", changes))
+        for turn in range(repeats):
+            for rival in harness.balanced(able, turn):  # the first is ours, which writes the data
+                reports[rival.name].append(run(rival, f"timed-{cohort}", changes))
             able = fastest(able, reports)
         images = cohort * JOBS[kind]["per_client"] * JOBS[kind]["epochs"]
         for name, of in found.items():
@@ -229,35 +223,25 @@ def summary(reports: list[Result], ours: list[Result], images: int) -> Result:
         return {"error": failed[0]["error"]}
     turns = [report["seconds"] for report in reports]
     ratios = [float(np.median(a) / np.median(b["seconds"])) for a, b in zip(turns, ours, strict=False)]
-    found = {key: value for key, value in reports[0].items() if key != "seconds"} | harness.timed(np.ravel(turns).tolist())
+    found = reports[0] | harness.spread(np.ravel(turns).tolist())
     beside = {"ratio": float(np.median(ratios)), "least_and_greatest": [min(ratios), max(ratios)]}
     return {**found, "images_per_s": images / found["seconds"], "turns": turns, **beside}
 
 
-def parsed(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line, with the defaults of this machine."""
+def main() -> None:
+    """Compares, prints a table and writes it; exit status 1 where a program failed or disagrees."""
     parser = harness.parser(__doc__)
     parser.add_argument("--peers", type=pathlib.Path, required=True, help="folder of the peers' virtual environments")
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--repeats", type=int, default=6, help="turns, processes of each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    arguments = parser.parse_args(words)
-    arguments.threads, on_gpu = harness.cores(), arguments.device == "cuda"
-    arguments.precision = "tensorfloat32" if on_gpu else "float32"
-    arguments.processes = [4, 5, 8] if on_gpu else sorted({1, arguments.threads})  # of pfl and of Flower
-    return arguments
-
-
-def main() -> None:
-    """Compares, prints a table and writes it; exit status 1 where a program failed or disagrees."""
-    arguments = parsed()
-    wanted = {rival.program for kind in arguments.only for rival in rivals_of(kind, [1])} - {OURS}
-    missing = {name: error for name in wanted if (error := install(name, arguments.peers))}
+    arguments = parser.parse_args()
+    own = {"threads": harness.cores(), "precision": "float32" if arguments.device == "cpu" else "tensorfloat32"}
+    of_all = own | {"device": arguments.device}, arguments.repeats, arguments.peers.absolute()
     with tempfile.TemporaryDirectory() as scratch:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(scratch, "programs"))
-        found = (one for kind in arguments.only for one in compared(kind, arguments, missing, pathlib.Path(scratch, kind)))
-        settings = {"threads": arguments.threads, "precision": arguments.precision, "jobs": JOBS}
-        harness.collect(arguments.json, found, rows, "1 round of each process", **settings)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/programs"
+        found = (one for kind in arguments.only for one in compared(kind, *of_all, pathlib.Path(scratch, kind)))
+        harness.collect(arguments.json, found, rows, "1 round of each process", **own, jobs=JOBS)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from benchmarks.harness import Result, Rows
 from benchmarks.programs import Session
 
 CLIENTS, WARM_UP, ROUNDS, BATCH = 5, 2, 6, 144  # n: half of a client's 287 or 288 training digits
+# What FedLabel's Table 5 has, h being the number of helpers; its R is down and up together.
 PAPER = {"fedtrinet": "3P + 2B, 2R", "fedmatch": "(h+1)P + 2B, (2+h)R", "fedlabel": "2P + 2B, 2R"}
-"""What FedLabel's Table 5 has, h being the number of helpers; its R is down and up together."""
 SETTING: dict[str, Any] = {
     "rounds": ROUNDS, "cohort_size": CLIENTS, "eval_every": ROUNDS, "data.num_clients": CLIENTS,
     "data.labeled_fraction": (0.5,), "client.batch_size": BATCH, "client.epochs": 1, "execution.batch_size": BATCH,
@@ -30,10 +30,8 @@ OWN: dict[str, dict[str, Any]] = {
     "fedlabel": {"client.epochs": 0, "client.steps": 1, "method.unlabeled_steps": 1},
     "feddure": {"method.unlabeled_batch_size": BATCH},
 }
-METHODS = (
-    *("fedavg", "fedprox", "fixmatch", "uda", "fedmatch", "fedsem", "fedtrinet"),
-    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure"),
-)
+METHODS = ("fedavg", "fedprox", "fixmatch", "uda", "fedmatch", "fedsem", "fedtrinet")
+METHODS += ("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure")
 HEAD = ("method", "P", "B", "R down", "R up", "s a round (quartiles)", "FedLabel's Table 5")
 
 
@@ -61,16 +59,11 @@ def measure(method: str) -> Result:
     return {
         "case": {"method": method}, "P": forward - backward, "B": backward,
         "R_down": each("comm/bytes_down", model), "R_up": each("comm/bytes_up", model),
-        **harness.timed([row["time/round_s"] for row in found[WARM_UP:]]),
+        **harness.spread([row["time/round_s"] for row in found[WARM_UP:]]),
         "paper": PAPER.get(method, ""), "device": about["device"],
     }  # fmt: skip
 
 
-def main() -> None:
-    """Prints the costs of each method, and writes them."""
+if __name__ == "__main__":
     arguments = harness.parser(__doc__).parse_args()
     harness.collect(arguments.json, map(measure, METHODS), rows, f"{WARM_UP} rounds")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,32 +15,26 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+
+from fedjax_ssl.experiment.provenance import cores, processor
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PLACES = {"--json": "FILE", "--config.data.path": "FILE"} | dict.fromkeys(
-    ("--workdir", "--peers", "--compare-with", "--config.data.data_dir"), "DIR"
-)
-"""Options that name a file or a folder, and what a result's command has in its place."""
+PLACES = {"--json": "FILE", "--config.data.path": "FILE"}  # what a result's command has in place of a file or a folder
+PLACES |= dict.fromkeys(("--workdir", "--peers", "--compare-with", "--config.data.data_dir"), "DIR")
 BEGAN = time.monotonic()
 Result = dict[str, Any]
-Rows = list[Sequence[str]]
-"""A result's rows in the table that its command prints and `report` writes."""
+Rows = list[Sequence[str]]  # a result's rows in the table that its command prints and `report` writes
 
 
-def spread(values: Sequence[float], name: str, ends: str) -> Result:
-    """The median of values and their quartiles, by these names."""
+def spread(values: Sequence[float], name: str = "seconds", ends: str = "quartiles") -> Result:
+    """The median of values and their quartiles, by these names, and how many there are."""
     low, median, high = (float(x) for x in np.quantile(values, (0.25, 0.5, 0.75)))
-    return {name: median, ends: [low, high]}
-
-
-def timed(seconds: Sequence[float]) -> Result:
-    """The median and quartiles of seconds, and how many there are."""
-    return {**spread(seconds, "seconds", "quartiles"), "repeats": len(seconds)}
+    return {name: median, ends: [low, high], "repeats": len(values)}
 
 
 def number(value: float) -> str:
@@ -55,19 +49,13 @@ def between(result: Result, key: str, ends: str) -> str:
     return (result.get("error") or result.get("left_out", "")) if key == "seconds" else ""
 
 
-def turns_of(count: int) -> int:
-    """The number of turns after which so many programs have had all the orders of `balanced`."""
-    return 2 * count if count % 2 and count > 1 else count
-
-
-def balanced(count: int, turn: int) -> list[int]:
-    """The order of a turn, in which each of so many programs comes once.
-
-    Over `turns_of(count)` turns each program has each place, and comes after each other one, equally often (Williams,
-    Experimental designs balanced for the estimation of residual effects, 1949).
-    """
+def balanced(items: Sequence[Any], turn: int) -> list[Any]:
+    """Items in the order of a turn. Over as many turns as items, or twice as many of an odd number, each has each place, and
+    comes after each other one, equally often (Williams, Experimental designs balanced for the estimation of residual effects,
+    1949)."""
+    count = len(items)
     zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
-    order = [(one + turn) % count for one in zigzag]
+    order = [items[(one + turn) % count] for one in zigzag]
     return order[::-1] if count % 2 and turn // count % 2 else order
 
 
@@ -79,36 +67,16 @@ def git_commit(folder: pathlib.Path = ROOT) -> str | None:
     return None
 
 
-def processor() -> str:
-    """The processor's name and generation, or its architecture where the system does not tell."""
-    with contextlib.suppress(OSError, KeyError):
-        info = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        of = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in info.splitlines() if ":" in line)
-        return f"{of['model name']} (family {of['cpu family']}, model {of['model']})"
-    return platform.machine()
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def provenance(device: str, warm_up: str, **settings: Any) -> dict[str, Any]:
     """Where results are from: command, commit, machine, device, versions, warm-up and seconds since the command began."""
     words = [f"benchmarks.{pathlib.Path(sys.argv[0]).stem}"]
     for before, word in itertools.pairwise(sys.argv):
         option, equals, _ = word.partition("=")
         words.append(PLACES.get(before) or (f"{option}={PLACES[option]}" if equals and option in PLACES else word))
-    return {
-        "command": f"python -m {shlex.join(words)}",
-        "commit": git_commit(),
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "device": device,
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
-        "warm_up": warm_up,
-        "elapsed_s": round(time.monotonic() - BEGAN, 1),
-        **settings,
-    }
+    command, machine = f"python -m {shlex.join(words)}", f"{processor()}, {os.cpu_count()} cores"
+    about = {"command": command, "commit": git_commit(), "machine": machine, "device": device}
+    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
+    return about | {"versions": versions, "warm_up": warm_up, "elapsed_s": round(time.monotonic() - BEGAN, 1)} | settings
 
 
 def load(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -116,10 +84,8 @@ def load(path: pathlib.Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
-def save(path: pathlib.Path | None, about: dict[str, Any], results: Sequence[Result]) -> None:
+def save(path: pathlib.Path, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
-    if path is None or not results:
-        return
     cases, runs, texts = [result["case"] for result in results], load(path), []
     for run in runs:
         run["results"] = [result for result in run["results"] if result["case"] not in cases]
@@ -148,16 +114,15 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def collect(
-    path: pathlib.Path | None, found: Iterable[Result], rows: Callable[[Result], Rows], warm_up: str, **of: Any
-) -> None:
+def collect(path: pathlib.Path | None, found: Iterable[Result], rows: Callable[..., Rows], warm_up: str, **of: Any) -> None:
     """Prints each result as it is found and writes all so far, with settings `of` the command; exit status 1 after an error."""
     results: list[Result] = []
     for result in found:
         results.append(result)
         print(*(" | ".join(row) for row in rows(result)), sep="\n", flush=True)
-        device = next((one["device"] for one in results if "device" in one), "cpu")
-        save(path, provenance(device, warm_up, **of), results)
+        if path:
+            device = next((one["device"] for one in results if "device" in one), "cpu")
+            save(path, provenance(device, warm_up, **of), results)
     if any("error" in result for result in results):
         sys.exit(1)
 
@@ -166,7 +131,7 @@ class WorkerError(RuntimeError):
     """A request to a measured process failed; the message is one line."""
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager):
     """A process of `benchmarks/programs.py` on a checkout's package, with variables of its environment besides those here.
 
     `devices` are JAX devices of a CPU; 0: one for each core, as `launch.run` has.
@@ -192,9 +157,6 @@ class Worker:
                 return answer["found"]
         raise WorkerError(f"the process ended with status {self._process.wait()}")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
@@ -206,10 +168,10 @@ def in_turns(workers: Sequence[Worker], request: str, seconds: float, least: int
     `request` is `rounds` or `evaluate`. There are at least so many turns, and the first worker's take at least so many seconds.
     """
     found: list[list[Result]] = [[] for _ in workers]
-    whole = turns_of(len(workers))
+    whole = 2 * len(workers) if len(workers) % 2 and len(workers) > 1 else len(workers)
     while len(found[0]) < least or len(found[0]) % whole or sum(row["seconds"] for row in found[0]) < seconds:
-        for one in balanced(len(workers), len(found[0])):
-            found[one] += workers[one].ask(request, number=1)
+        for worker, rows in balanced([*zip(workers, found, strict=True)], len(found[0])):
+            rows += worker.ask(request, number=1)
     return found
 
 

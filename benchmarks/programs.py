@@ -1,7 +1,5 @@
 """The measured side of the benchmarks: all that touches the package's inside, in processes of their own.
 
-    python -P benchmarks/programs.py
-
 A process reads requests from standard input, a JSON list `[name, arguments]` on each line, where the name is a method of
 `Session`, and answers each with a line on standard output: `@` and JSON. This file imports nothing of `benchmarks`, so that it
 also runs beside an older checkout of the package, which PYTHONPATH names.
@@ -19,8 +17,14 @@ from typing import Any
 
 import numpy as np
 
-RUNS_LONG = {"rounds": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}
-"""What a config has of which only single rounds are timed: no evaluation ever."""
+RUNS_LONG = {"rounds": 10**6, "eval_every": 10**6, "checkpoint_every": 10**6}  # only single rounds are timed: no evaluation
+
+
+def clocked(program: Callable[[], Any]) -> tuple[Any, float]:
+    """What a program returns, and its seconds."""
+    began = time.perf_counter()
+    found = program()
+    return found, time.perf_counter() - began
 
 
 def noise(count: int, shape: tuple[int, ...], test: int = 10, *, sorted_by_class: bool = False) -> Any:
@@ -49,19 +53,16 @@ class Session:
         """Builds an experiment; `data` are the arguments of `noise`, None: the config's data."""
         import fedjax_ssl
 
-        began = time.perf_counter()
         self.state: Any = None
-        self.experiment = fedjax_ssl.build(config, noise(**data) if data else None)
+        self.experiment, seconds = clocked(lambda: fedjax_ssl.build(config, noise(**data) if data else None))
         self._rounds = self.experiment.rounds()
-        return {"build_s": time.perf_counter() - began, "package": str(pathlib.Path(fedjax_ssl.__file__).parents[1])}
+        return {"build_s": seconds, "package": str(pathlib.Path(fedjax_ssl.__file__).parents[1])}
 
     def rounds(self, number: int) -> list[dict[str, Any]]:
         """Runs so many rounds; of each its metrics, with `seconds` as measured here."""
         found = []
         for _ in range(number):
-            began = time.perf_counter()
-            self.state, metrics = next(self._rounds)
-            seconds = time.perf_counter() - began
+            (self.state, metrics), seconds = clocked(lambda: next(self._rounds))
             found.append({**(metrics[0] if isinstance(metrics, list) else metrics), "seconds": seconds})
         return found
 
@@ -69,12 +70,7 @@ class Session:
         """Evaluates the initial model so many times; the seconds of each."""
         if self.state is None:
             self.state, _ = self.experiment.start()
-        found = []
-        for _ in range(number):
-            began = time.perf_counter()
-            self.experiment.simulator.evaluate(self.state)
-            found.append({"seconds": time.perf_counter() - began})
-        return found
+        return [{"seconds": clocked(lambda: self.experiment.simulator.evaluate(self.state))[1]} for _ in range(number)]
 
     def device(self) -> str:
         """The devices here, in words."""
@@ -122,11 +118,11 @@ class Session:
         groups = jax.devices()[:1], jax.devices()  # the faster one counts: devices may share cores
         in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
 
-        def least_s(program: Callable[[list[Any]], list[Any]], of: list[Any]) -> float:
+        def least_s(program: Callable[[Any], Any], arrays: list[Any]) -> float:
             seconds = []
             for _ in range(6):  # one to warm up
                 began = time.perf_counter()
-                of = jax.block_until_ready(program(of))
+                arrays = jax.block_until_ready([program(x) for x in arrays])
                 seconds.append(time.perf_counter() - began)
             return min(seconds[1:])
 
@@ -135,11 +131,11 @@ class Session:
             matrices = [jax.device_put(jnp.full((size, size), 1 / size, dtype), device) for device in devices]
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 product = jax.jit(jnp.matmul)
-                return least_s(lambda of: [product(a, a) for a in of], matrices) / len(devices)
+                return least_s(lambda a: product(a, a), matrices) / len(devices)
 
         def add_s(devices: list[Any]) -> float:
             vectors = [jax.device_put(jnp.zeros(length // len(devices), jnp.float32), device) for device in devices]
-            return least_s(lambda of: [in_place(x) for x in of], vectors)
+            return least_s(in_place, vectors)
 
         flops = {one: 2 * size**3 / min(product_s(one, devices) for devices in groups) for one in precisions}
         return {"flops": flops, "bandwidth": 8 * length / min(map(add_s, groups))}
@@ -168,40 +164,31 @@ class Session:
         np.savez(pathlib.Path(folder, "weights.npz"), **to_torch(self.state.server.weights))
 
 
-def _kernel(layer: dict[str, Any]) -> np.ndarray:
-    return np.asarray(layer["kernel"]).transpose(3, 2, 0, 1)
+def _in_torch(layers: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Layers by PyTorch's names and in its layouts."""
+    names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var", "bias": "bias"}
+    arrays = {f"{name}.{names[key]}": np.asarray(x) for name, layer in layers.items() for key, x in layer.items()}
+    return {name: x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T for name, x in arrays.items()}
 
 
-def torch_cnn(weights: Any) -> dict[str, Any]:
-    """Weights of `emnist_cnn` by the names and in the layouts of the peers' network, which flattens channels first."""
+def torch_cnn(weights: Any) -> dict[str, np.ndarray]:
+    """Weights of `emnist_cnn` for the peers' network, which flattens channels first."""
     first, second, third, last = (weights.params[name] for name in ("Conv_0", "Conv_1", "Dense_0", "Dense_1"))
     flat = np.asarray(third["kernel"]).reshape(14, 14, 64, 128).transpose(2, 0, 1, 3).reshape(12544, 128)
-    return {
-        "conv1.weight": _kernel(first), "conv1.bias": first["bias"], "conv2.weight": _kernel(second),
-        "conv2.bias": second["bias"], "linear1.weight": flat.T, "linear1.bias": third["bias"],
-        "linear2.weight": np.asarray(last["kernel"]).T, "linear2.bias": last["bias"],
-    }  # fmt: skip
+    return _in_torch({"conv1": first, "conv2": second, "linear1": {**third, "kernel": flat}, "linear2": last})
 
 
-def torch_wide_resnet(weights: Any) -> dict[str, Any]:
+def torch_wide_resnet(weights: Any) -> dict[str, np.ndarray]:
     """Likewise of `wide_resnet`, with its static batch-norm statistics."""
-    params, stats = weights.params, weights.stats
-    found = {"conv.weight": _kernel(params["Conv_0"]), "linear.bias": params["Dense_0"]["bias"]}
-    found["linear.weight"] = np.asarray(params["Dense_0"]["kernel"]).T
 
-    def add_norm(name: str, layer: Any, of: Any) -> None:
-        norm = {"weight": layer["scale"], "bias": layer["bias"], "running_mean": of["mean"], "running_var": of["var"]}
-        found.update({f"{name}.{key}": x for key, x in norm.items()})
+    def named(names: dict[str, str], params: Any, stats: Any, prefix: str = "") -> dict[str, Any]:
+        return {prefix + new: {**params[old], **stats.get(old, {})} for old, new in names.items() if old in params}
 
-    add_norm("norm", params["BatchNorm_0"], stats["BatchNorm_0"])
-    for number in range(sum(name.startswith("Block_") for name in params)):
-        block, own = params[f"Block_{number}"], stats[f"Block_{number}"]
-        for i in range(2):
-            add_norm(f"blocks.{number}.norm{i + 1}", block[f"BatchNorm_{i}"], own[f"BatchNorm_{i}"])
-        for i, layer in enumerate(("conv1", "conv2", "shortcut")):
-            if f"Conv_{i}" in block:
-                found[f"blocks.{number}.{layer}.weight"] = _kernel(block[f"Conv_{i}"])
-    return found
+    layers = named({"Conv_0": "conv", "BatchNorm_0": "norm", "Dense_0": "linear"}, weights.params, weights.stats)
+    names = {"BatchNorm_0": "norm1", "BatchNorm_1": "norm2", "Conv_0": "conv1", "Conv_1": "conv2", "Conv_2": "shortcut"}
+    for block in [name for name in weights.params if name.startswith("Block_")]:
+        layers |= named(names, weights.params[block], weights.stats[block], f"blocks.{block.removeprefix('Block_')}.")
+    return _in_torch(layers)
 
 
 TO_TORCH = {"emnist_cnn": torch_cnn, "wide_resnet": torch_wide_resnet}

@@ -7,17 +7,14 @@ itself, with the commands, commits and versions below it. A test checks that the
 """
 
 import argparse
+import importlib
 import pathlib
 import re
 from typing import Any
 
-from benchmarks import compare, costs, harness, round_time, scaling, starts, tables
-from benchmarks.harness import RESULTS
+from benchmarks import harness, round_time
 
 README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
-COMMANDS: dict[str, Any] = {
-    module.__name__.rpartition(".")[2]: module for module in (compare, round_time, scaling, costs, starts, tables)
-}
 
 
 def source(run: dict[str, Any]) -> str:
@@ -28,10 +25,10 @@ def source(run: dict[str, Any]) -> str:
     return f"- `{run['command']}`, {about}{ceilings}"
 
 
-def section(name: str, folder: pathlib.Path = RESULTS) -> str:
+def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
     """The tables of a command, machine by machine."""
     (command, _, table), parts = name.partition(" "), []
-    module = COMMANDS[command]
+    module = importlib.import_module(f"benchmarks.{command}")
     for path in sorted(folder.glob(f"{command}_*.json")):
         runs = harness.load(path)
         for run in runs:
@@ -46,16 +43,11 @@ def section(name: str, folder: pathlib.Path = RESULTS) -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def written(folder: pathlib.Path = RESULTS) -> str:
+def written() -> str:
     """The README's text."""
-    return re.sub(r"^\{\{(.+)\}\}$", lambda match: section(match[1], folder), TEXT.read_text(), flags=re.MULTILINE)
-
-
-def main() -> None:
-    """Writes the file."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    README.write_text(written())
+    return re.sub(r"^\{\{(.+)\}\}$", lambda match: section(match[1]), TEXT.read_text(), flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    README.write_text(written())

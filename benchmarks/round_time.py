@@ -27,45 +27,40 @@ from benchmarks.programs import RUNS_LONG
 
 
 class Workload(NamedTuple):
-    """A method on a network, on images of a shape, and the clients' optimizer and batches (of labeled examples, if any).
+    """A method on a network, with clients of so many `images`; `at_clients`: of which a batch has labels, else the server's.
 
-    `steps` are a client's local steps on a CPU; an accelerator has 4. `at_clients`: each client has a batch of labels.
+    `steps` are a client's local steps on a CPU; an accelerator has 4.
     """
 
     method: dict[str, Any]
     model: dict[str, Any]
     shape: tuple[int, int, int]
+    images: int
     batch_size: int
     optimizer: dict[str, Any]
     steps: int
     at_clients: bool = True
 
-    def per_client(self) -> int:
-        """Images of a client."""
-        return self.batch_size + self.method.get("unlabeled_batch_size", self.batch_size)
-
 
 WORKLOADS = {
-    "fl2_wrn28_2": Workload({"name": "fl2"}, {"name": "wide_resnet"}, (32, 32, 3), 32, {}, 2, at_clients=False),
+    "fl2_wrn28_2": Workload({"name": "fl2"}, {"name": "wide_resnet"}, (32, 32, 3), 64, 32, {}, 2, at_clients=False),
     "feddure_resnet9": Workload(
         {"name": "feddure", "unlabeled_batch_size": 90},
         {"name": "resnet9", "variant": "feddure", "norm": "running"},
-        (32, 32, 3), 10, {"name": "adam", "learning_rate": 5e-4}, 1,
+        (32, 32, 3), 100, 10, {"name": "adam", "learning_rate": 5e-4}, 1,
     ),
-    "fl2_cnn": Workload({"name": "fl2"}, {"name": "cnn", "width": 32}, (8, 8, 1), 32, {}, 4, at_clients=False),
+    "fl2_cnn": Workload({"name": "fl2"}, {"name": "cnn", "width": 32}, (8, 8, 1), 64, 32, {}, 4, at_clients=False),
     "fedsiam_mnist_cnn": Workload(
-        {"name": "fedsiam_pi"}, {"name": "mnist_cnn", "norm": "running"}, (28, 28, 1), 10, {"learning_rate": 0.01}, 4
+        {"name": "fedsiam_pi"}, {"name": "mnist_cnn", "norm": "running"}, (28, 28, 1), 20, 10, {"learning_rate": 0.01}, 4
     ),
-    "fedavg_emnist_cnn": Workload({"name": "fedavg"}, {"name": "emnist_cnn"}, (32, 32, 3), 10, {"learning_rate": 0.01}, 4),
+    "fedavg_emnist_cnn": Workload({"name": "fedavg"}, {"name": "emnist_cnn"}, (32, 32, 3), 20, 10, {"learning_rate": 0.01}, 4),
 }  # fmt: skip
 LAYOUTS = {
     "cpu": ["usual", "strategy=vmap", "strategy=scan", "conv=gpu", "dtype=bfloat16"],
     "gpu": ["usual", "strategy=scan", "strategy=chunked,chunk_size=5", "conv=xla", "dtype=bfloat16", "precision=float32"],
 }
-LEAST, SECONDS, WARM_UP = 6, 5.0, 2
-"""Rounds at least, and seconds that those of the first layout take in all."""
-EVALUATED = 1_000
-"""Test images at least, where evaluations are timed."""
+LEAST, SECONDS, WARM_UP = 6, 5.0, 2  # rounds at least, seconds of the first layout's at least
+EVALUATED = 1_000  # test images, where evaluations are timed
 HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first", "of the ceiling", "MB")
 SORTED = ("of", "workload", "cohort")
 
@@ -95,7 +90,7 @@ def config_of(workload: Workload, layout: str, cohort: int, steps: int) -> dict[
     """The config of a workload in a layout, all of whose clients take part in each round."""
     data, server = {"num_clients": cohort, "weak": "none", "strong": "none"}, {"epochs": 0, "steps": 1, "pretrain": 0}
     if workload.at_clients:
-        data |= {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.per_client(),)}
+        data |= {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.images,)}
     else:
         data |= {"labels_at": "server", "num_labels": 10}
         server |= {"sbn_data": "labeled"}
@@ -106,11 +101,11 @@ def config_of(workload: Workload, layout: str, cohort: int, steps: int) -> dict[
     }  # fmt: skip
 
 
-def flops_of(rounds: list[Result], forward: float) -> float:
-    """Floating-point operations of a round, by those of an image's forward pass and the metrics of two rounds and more."""
-    first, last = rounds[0], rounds[-1]
-    passes = [(last[key] - first[key]) / (len(rounds) - 1) for key in ("cost/forward_passes", "cost/backward_passes")]
-    return forward * (passes[0] + 2 * passes[1])
+def passes_of(rounds: list[Result]) -> float:
+    """Images' passes forward in a round, by the metrics of several: one back has twice the arithmetic."""
+    keys = ("cost/forward_passes", "cost/backward_passes")
+    forward, back = ((rounds[-1][key] - rounds[0][key]) / (len(rounds) - 1) for key in keys)
+    return forward + 2 * back
 
 
 def precision_of(layout: str) -> str:
@@ -124,7 +119,7 @@ def measure(name: str, arguments: argparse.Namespace, ceilings: dict[str, Any]) 
     workload, request = WORKLOADS[name], "evaluate" if arguments.evaluations else "rounds"
     steps = workload.steps if arguments.on_cpu else 4
     checkouts = {"this": ROOT} | ({"other": arguments.compare_with} if arguments.compare_with else {})
-    data = {"count": arguments.cohort * workload.per_client() + 10, "shape": workload.shape}
+    data = {"count": arguments.cohort * workload.images + 10, "shape": workload.shape}
     data |= {"test": EVALUATED} if arguments.evaluations else {}
     results, running = [], []
     with contextlib.ExitStack() as stack:
@@ -148,13 +143,9 @@ def measure(name: str, arguments: argparse.Namespace, ceilings: dict[str, Any]) 
         forward = running[0][1].ask("forward_flops", model=workload.model, shape=workload.shape)
     seconds = [[row["seconds"] for row in rounds] for rounds in found]
     for (result, _), rounds, own in zip(running, found, seconds, strict=True):
-        flops = forward * EVALUATED if arguments.evaluations else flops_of(rounds, forward)
-        result |= {
-            **harness.timed(own),
-            **harness.spread(np.divide(own, seconds[0]), "ratio", "ratio_quartiles"),
-            "flops": flops,
-        }
-        result["share"] = flops / ceilings["flops"][precision_of(result["case"]["layout"])] / result["seconds"]
+        result |= harness.spread(own) | harness.spread(np.divide(own, seconds[0]), "ratio", "ratio_quartiles")
+        result["flops"] = forward * (EVALUATED if arguments.evaluations else passes_of(rounds))
+        result["share"] = result["flops"] / ceilings["flops"][precision_of(result["case"]["layout"])] / result["seconds"]
     return results
 
 

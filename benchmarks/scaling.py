@@ -35,10 +35,8 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "hosted": ("clients", CLIENTS, {"states": 1, "hosted": 1}),
     "steps": ("steps", (2, 4, 8, 16, 32, 64, 128), {}),
     "devices": ("devices", (1, 2, 4), {}),
-}
-"""Which number of BASE changes, its values, and what differs from BASE besides."""
-WITH_FIXED_COST = ("cohort", "steps")
-"""Series whose seconds are fitted by a + b x^c."""
+}  # which number of BASE changes, its values, and what differs from BASE besides
+WITH_FIXED_COST = ("cohort", "steps")  # series whose seconds are fitted by a + b x^c
 KINDS = ("seconds", "program_bytes", "peak_bytes")
 WARM_UP, LEAST, SECONDS, ROUNDS, REPEATS = 2, 5, 4.0, 10_000, 3
 HEAD = ("series", "from and to", "ms a round", "exponent", "program MB", "exponent", "peak MB", "exponent")
@@ -81,44 +79,34 @@ def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
             built = worker.ask("build", config=config_of(point), data=data)
             worker.ask("rounds", number=WARM_UP)
             (rows,) = harness.in_turns([worker], "rounds", SECONDS, LEAST)
-            return {**harness.timed([row["seconds"] for row in rows]), **worker.ask("about"), "build_s": built["build_s"]}
+            return {**harness.spread([row["seconds"] for row in rows]), **worker.ask("about"), "build_s": built["build_s"]}
     except WorkerError as error:
         return {"error": str(error)}
 
 
-Fit = dict[str, Any]
-"""A power law: its `exponent`, and the exponent's 95 % `interval`, None where there are too few points for one."""
-
-
-def fit_of(exponent: float, deviation: float, freedom: int) -> Fit:
-    """The fit with Student's interval, of so many degrees of freedom."""
+def power_law(x: Sequence[float], y: Sequence[float], *, fixed: bool) -> Result | None:
+    """The exponent c of y = b x^c, by the slope of the logarithms, or with a `fixed` cost of y = a + b x^c with a, b >= 0, by
+    relative residuals, and its 95 % interval (Student's), None where points are too few; None where y is fixed to a tenth."""
+    if fixed and (max(y) < 1.1 * min(y) or len(set(x)) < 3):
+        return None
+    if fixed:
+        guess, bounds, at = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3]), np.divide(x, max(x))
+        fit, covariance = optimize.curve_fit(lambda x, a, b, c: a + b * x**c, at, y, guess, y, bounds=bounds)
+        exponent, deviation, freedom = fit[2], np.sqrt(covariance[2, 2]), len(x) - 3
+    else:
+        line = stats.linregress(np.log(x), np.log(y))
+        exponent, deviation, freedom = line.slope, line.stderr, len(x) - 2
     half = float(stats.t.ppf(0.975, freedom) * deviation)
     return {"exponent": float(exponent), "interval": (float(exponent - half), float(exponent + half)) if freedom > 0 else None}
 
 
-def power(x: Sequence[float], y: Sequence[float]) -> Fit:
-    """The fit y = b x^c, by the slope of the logarithms."""
-    fit = stats.linregress(np.log(x), np.log(y))
-    return fit_of(fit.slope, fit.stderr, len(x) - 2)
-
-
-def power_and_fixed(x: Sequence[float], y: Sequence[float]) -> Fit | None:
-    """The fit y = a + b x^c with a, b >= 0, by relative residuals; None where y does not grow by a tenth."""
-    if max(y) < 1.1 * min(y) or len(set(x)) < 3:
-        return None
-    guess, bounds = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3])
-    (_, _, exponent), covariance = optimize.curve_fit(
-        lambda at, a, b, c: a + b * at**c, np.divide(x, max(x)), y, guess, y, bounds=bounds
-    )
-    return fit_of(exponent, np.sqrt(covariance[2, 2]), len(x) - 3)
-
-
-def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Fit]:
+def fits(name: str, points: dict[int, list[Result]]) -> dict[str, Result]:
     """The fits of a series: of seconds over all processes of each point, of bytes, which vary little, over the medians."""
     x, seconds = zip(*[(x, point["seconds"]) for x, of_x in points.items() for point in of_x], strict=True)
-    found = {"seconds": power_and_fixed(x, seconds) if name in WITH_FIXED_COST else power(x, seconds)}
+    found = {"seconds": power_law(x, seconds, fixed=name in WITH_FIXED_COST)}
     for kind in KINDS[1:]:
-        found[kind] = power_and_fixed([*points], [np.median([point[kind] for point in of_x]) for of_x in points.values()])
+        medians = [np.median([point[kind] for point in of_x]) for of_x in points.values()]
+        found[kind] = power_law([*points], medians, fixed=True)
     return {kind: fit for kind, fit in found.items() if fit}
 
 

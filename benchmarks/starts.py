@@ -13,12 +13,12 @@ import os
 import pathlib
 import subprocess
 import tempfile
-import time
 
 import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Result, Rows
+from benchmarks.programs import clocked
 
 CONFIG = "configs/digits.py:fl2"
 SEEDS, ROUNDS, LATER = (1, 4), 5, 3
@@ -40,9 +40,7 @@ def start(folder: pathlib.Path, cache: pathlib.Path, seeds: int) -> Result:
     """One run in a folder: seconds of the process, in all and to its first round's end, of compiling, and of a round."""
     command = harness.launch(CONFIG, folder, {"rounds": ROUNDS} | ({"seeds": seeds} if seeds > 1 else {}))
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
-    began = time.perf_counter()
-    subprocess.run(command, env=environment, capture_output=True, check=True, cwd=harness.ROOT)
-    wall = time.perf_counter() - began
+    _, wall = clocked(lambda: subprocess.run(command, env=environment, capture_output=True, check=True, cwd=harness.ROOT))
     found = harness.lines_of(next(folder.rglob("metrics.jsonl")))  # of several seeds each has the times of the program
     return {
         "wall_s": wall,
@@ -61,11 +59,6 @@ def measure(seeds: int) -> Result:
     return {"case": {"seeds": seeds}, "rounds": ROUNDS, "first": first, "later": later, "device": first["device"]}
 
 
-def main() -> None:
-    """Runs the cases, prints a table and writes it."""
+if __name__ == "__main__":
     arguments = harness.parser(__doc__).parse_args()
     harness.collect(arguments.json, map(measure, SEEDS), rows, "1 round of each run", config=CONFIG)
-
-
-if __name__ == "__main__":
-    main()

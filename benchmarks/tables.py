@@ -17,7 +17,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,30 +28,22 @@ TABLES: dict[str, dict[str, Any]] = tomllib.loads(pathlib.Path(__file__).with_su
 DIVERGED = "NaN or infinity"
 
 
-class Cell(NamedTuple):
-    """One experiment: its row and column, the config, what is set besides, and its paper's accuracy in percent."""
-
-    row: str
-    column: str
-    config: str
-    overrides: dict[str, Any]
-    paper: float | None
-
-
-def cells(table: str) -> Iterator[Cell]:
-    """The cells of a table, row by row."""
+def cells(table: str) -> Iterator[Result]:
+    """The cells of a table, row by row: the config, what is set besides, and the paper's accuracy in percent or None."""
     spec = TABLES[table]
     for (row, of_row), (column, value) in itertools.product(spec["rows"].items(), spec["columns"].items()):
         of_column = value if isinstance(value, dict) else {"value": value}
         config = spec["config"].format(row=of_row.get("name", row), column=of_column["value"])
-        yield Cell(row, column, config, of_row.get("set", {}) | of_column.get("set", {}), of_row.get("paper"))
+        overrides = of_row.get("set", {}) | of_column.get("set", {})
+        case = {"table": table, "row": row, "column": column}
+        yield {"case": case, "config": config, "overrides": overrides, "paper": of_row.get("paper")}
 
 
-def run(cell: Cell, seeds: list[int], folder: pathlib.Path, extra: list[str]) -> list[Result]:
+def run(cell: Result, seeds: list[int], folder: pathlib.Path, extra: list[str]) -> list[Result]:
     """The results of a cell's runs, from the files that they leave; `error` where one fails or diverges."""
     several = {"seeds": len(seeds)} if len(seeds) > 1 else {}
     workdir = folder if several else folder / str(seeds[0])  # several have folders of their own in the command's
-    command = [*harness.launch(cell.config, workdir, {"seed": seeds[0], **several, **cell.overrides}), *extra]
+    command = [*harness.launch(cell["config"], workdir, {"seed": seeds[0], **several, **cell["overrides"]}), *extra]
     environment = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent.absolute() / "cache"), **os.environ}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=harness.ROOT)
     if done.returncode == 2 and several:
@@ -115,20 +107,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="how many")
     parser.add_argument("--rows", nargs="+", help="those to run; default: all")
     arguments, extra = parser.parse_known_args()
-    table, spec = arguments.table, TABLES[arguments.table]
+    spec, folder = TABLES[arguments.table], arguments.workdir.absolute() / arguments.table
     wanted = arguments.rows or list(spec["rows"])
     if strange := set(wanted) - set(spec["rows"]):
         parser.error(f"--rows: got {strange.pop()!r}, accepted: {', '.join(spec['rows'])}")
-    seeds = list(range(arguments.seeds or spec["seeds"]))
 
-    def result(cell: Cell) -> Result:
-        name = re.sub(r"[^\w.]", "-", f"{cell.row}-{cell.column}")
-        runs = run(cell, seeds, arguments.workdir.absolute() / table / name, extra)
+    def result(cell: Result) -> Result:
+        name = re.sub(r"[^\w.]", "-", f"{cell['case']['row']}-{cell['case']['column']}")
+        runs = run(cell, list(range(arguments.seeds or spec["seeds"])), folder / name, extra)
         errors = [one["error"] for one in runs if "error" in one and not one["diverged"]]
-        about = {"case": {"table": table, "row": cell.row, "column": cell.column}, **({"error": errors[0]} if errors else {})}
-        return about | {"config": cell.config, "overrides": cell.overrides, "paper": cell.paper, "runs": runs}
+        return {**cell, "runs": runs, **({"error": errors[0]} if errors else {})}
 
-    found = (result(cell) for cell in cells(table) if cell.row in wanted)
+    found = (result(cell) for cell in cells(arguments.table) if cell["case"]["row"] in wanted)
     harness.collect(arguments.json, found, rows, "none: whole runs")
 
 

@@ -19,11 +19,7 @@ from torch.nn import functional
 class Job:
     """A job read from a folder; each setting that `benchmarks/compare.py` gives it is an attribute, too.
 
-    Attributes:
-        dtype: of images and weights, float32 or float64.
-        layout: their memory format.
-        inputs: of each client, images [n, ch, H, W], normalized, and labels int64 [n], on the device.
-        weights: name -> tensor, the initial model by PyTorch's names and layouts.
+    `inputs` are each client's normalized images [n, ch, H, W] and labels [n], on the device, `weights` the initial model.
     """
 
     def __init__(self, folder: str) -> None:

@@ -13,7 +13,7 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, features: int, stride: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(features)
+        self.norm1, self.norm2 = nn.BatchNorm2d(inputs, momentum=0.0), nn.BatchNorm2d(features, momentum=0.0)
         self.conv1 = nn.Conv2d(inputs, features, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(features, features, 3, 1, 1, bias=False)
         self.shortcut = nn.Conv2d(inputs, features, 1, stride, bias=False) if inputs != features else None
@@ -34,10 +34,8 @@ class WideResNet(nn.Module):
             for block in range((depth - 4) // 6):
                 blocks.append(Block(inputs, 16 * 2**stage * width, 2 if stage and not block else 1))
                 inputs = 16 * 2**stage * width
-        self.blocks, self.norm, self.linear = nn.Sequential(*blocks), nn.BatchNorm2d(inputs), nn.Linear(inputs, 10)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.0
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.BatchNorm2d(inputs, momentum=0.0)
+        self.linear = nn.Linear(inputs, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self.linear(functional.relu(self.norm(self.blocks(self.conv(x)))).mean((2, 3)))

@@ -19,18 +19,13 @@ def test_a_forward_passs_arithmetic_is_its_direct_convolutions():
     assert 2 * products < got < 1.02 * 2 * products  # besides them sums of biases, ReLU and pooling
 
 
-def test_a_rounds_arithmetic_is_of_its_passes():
-    rows = [{"cost/forward_passes": 100 * n, "cost/backward_passes": 30 * n} for n in (3, 4, 5)]
-    assert round_time.flops_of(rows, 10.0) == 10 * (100 + 2 * 30)
-
-
 @pytest.mark.parametrize("name", round_time.WORKLOADS)
 def test_a_workload_is_a_config_with_as_many_images_as_it_asks_for(name):
     workload = round_time.WORKLOADS[name]
     settings = Settings.from_dict(round_time.config_of(workload, "strategy=chunked,chunk_size=2", 4, 3))
     settings.method_options()
     assert (settings.execution.strategy, settings.execution.chunk_size, settings.client.steps) == ("chunked", 2, 3)
-    assert workload.per_client() == workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
+    assert workload.images == workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
     assert (settings.eval_every, settings.rounds) == (10**6, 10**6)
 
 

@@ -16,15 +16,15 @@ def noisy(values, seed, part=0.02):
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.4])
 def test_an_exponent_is_found_beside_a_fixed_cost(exponent):
     exact = [0.02 + 1e-3 * x**exponent for x in COHORTS]
-    fit = scaling.power_and_fixed(COHORTS, exact)
+    fit = scaling.power_law(COHORTS, exact, fixed=True)
     assert fit["exponent"] == pytest.approx(exponent, abs=1e-3)
     assert fit["interval"] == pytest.approx((exponent, exponent), abs=0.01)
-    assert scaling.power(COHORTS, exact)["interval"][1] < exponent  # which is why the cost is fitted
+    assert scaling.power_law(COHORTS, exact, fixed=False)["interval"][1] < exponent  # which is why the cost is fitted
 
 
 def test_an_interval_of_95_percent_holds_the_exponent_about_as_often():
     law = [0.05 + 2e-3 * x for x in COHORTS]
-    intervals = [scaling.power_and_fixed(COHORTS, noisy(law, seed))["interval"] for seed in range(200)]
+    intervals = [scaling.power_law(COHORTS, noisy(law, seed), fixed=True)["interval"] for seed in range(200)]
     assert 0.88 <= np.mean([low <= 1 <= high for low, high in intervals]) <= 1.0
 
 
@@ -34,10 +34,10 @@ def test_the_interval_of_a_slope_is_students():
     design = np.stack([x, np.ones(6)], axis=1)
     solution, (residual,), *_ = np.linalg.lstsq(design, y)
     half = 2.776445 * np.sqrt(residual / 4 * np.linalg.inv(design.T @ design)[0, 0])  # t of 4 degrees of freedom, .975
-    fit = scaling.power(np.exp(x), np.exp(y))
+    fit = scaling.power_law(np.exp(x), np.exp(y), fixed=False)
     assert fit["exponent"] == pytest.approx(solution[0])
     assert fit["interval"] == pytest.approx((solution[0] - half, solution[0] + half))
-    assert scaling.power([1, 2], [1, 2])["interval"] is None
+    assert scaling.power_law([1, 2], [1, 2], fixed=False)["interval"] is None
 
 
 def points(x, seconds, sizes, repeats=1):

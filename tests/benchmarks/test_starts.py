@@ -3,15 +3,14 @@
 import json
 import pathlib
 import subprocess
-import sys
 import types
 
 import pytest
 
-from benchmarks import harness, starts
+from benchmarks import starts
 
 
-def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(tmp_path, monkeypatch, capsys):
+def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(monkeypatch):
     seen = []
 
     def run(command, *, env, **_):
@@ -25,20 +24,16 @@ def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(tmp_path, mo
         (folder / "summary.json").write_text(json.dumps({"device": "2 x cpu"}))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    path = tmp_path / "starts.json"
     monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
     monkeypatch.setattr(starts, "LATER", 2)
-    monkeypatch.setattr(sys, "argv", ["starts", f"--json={path}"])
-    starts.main()
+    one, several = map(starts.measure, (1, 4))
     assert [there for _, there in seen] == [False, True, True] * 2
     assert [options.get("--config.seeds") for options, _ in seen] == [None] * 3 + ["4"] * 3
     assert len({options["--workdir"] for options, _ in seen}) == 6
-    (written,) = harness.load(path)
-    one, several = written["results"]
-    assert (one["case"], several["case"], written["device"]) == ({"seeds": 1}, {"seeds": 4}, "2 x cpu")
+    assert (one["case"], several["case"], one["device"]) == ({"seeds": 1}, {"seeds": 4}, "2 x cpu")
     assert (one["first"]["round_s"], len(several["later"])) == (2.0, 2)  # without the round that compiles
     assert one["first"]["wall_s"] - one["first"]["start_s"] == pytest.approx(11.0)  # from the first round's end to the last's
-    assert "4 seeds, later | " in capsys.readouterr().out
+    assert starts.rows(several)[1][0] == "4 seeds, later"
 
 
 @pytest.mark.slow
