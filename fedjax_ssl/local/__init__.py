@@ -1,6 +1,6 @@
 """What methods are made of: the task, the one loop of local steps, shared objectives, the server's work."""
 
-from fedjax_ssl.local.client import client_metrics, data_weight, train_client, trainable
+from fedjax_ssl.local.client import Setup, client_metrics, data_weight, train_client, trainable
 from fedjax_ssl.local.forward import class_probabilities
 from fedjax_ssl.local.objectives import (
     cross_entropy_gradients,
@@ -20,6 +20,7 @@ __all__ = [
     "Server",
     "ServerState",
     "ServerWork",
+    "Setup",
     "Task",
     "Trained",
     "Training",
