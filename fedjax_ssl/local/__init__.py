@@ -1,6 +1,6 @@
 """What methods are made of: the task, the one loop of local steps, shared objectives, the server's work."""
 
-from fedjax_ssl.local.client import client_metrics, data_weight, train_client, trainable
+from fedjax_ssl.local.client import Setup, client_metrics, data_weight, train_client, trainable
 from fedjax_ssl.local.forward import class_probabilities
 from fedjax_ssl.local.objectives import cross_entropy_gradients, labeled_loss, loss_gradients, mean_loss, supervised_gradient
 from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work
@@ -14,6 +14,7 @@ __all__ = [
     "Server",
     "ServerState",
     "ServerWork",
+    "Setup",
     "Task",
     "Trained",
     "Training",

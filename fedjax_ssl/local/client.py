@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 
 PyTree = Any
+OptionsT = TypeVar("OptionsT")
+
+
+class Setup(NamedTuple, Generic[OptionsT]):
+    """What a method is made of, as its factory receives it."""
+
+    task: Task
+    client: Training
+    server: Server
+    options: OptionsT
 
 
 def train_client(
@@ -53,14 +64,14 @@ def data_weight(task: Task, shard: Shard) -> jax.Array:
     return count.astype(jnp.float32) if "clients" in task.labels_at else jnp.where(count > 0, 1.0, 0.0)
 
 
-def client_metrics(trained: Trained, *, down: PyTree, up: PyTree, sends: jax.Array | bool = True) -> Metrics:
+def client_metrics(trained: Trained, *, down: PyTree, up: PyTree) -> Metrics:
     """A client's metrics: its steps' (as `client/<name>`, unless the name has a group), bytes received and sent, images.
 
-    `down` are the arrays it received and `up` those it sends, if `sends` is true.
+    `down` are the arrays it received and `up` those it sends.
     """
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},
         "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),
-        "comm/bytes_up": Sum(jnp.where(sends, jnp.int32(num_bytes(up)), 0)),
+        "comm/bytes_up": Sum(jnp.int32(num_bytes(up))),
         "perf/client_images": Sum(trained.images),
     }

@@ -35,6 +35,7 @@ class Gradients(NamedTuple):
     grad: PyTree
     batch_stats: PyTree
     metrics: Metrics
+    taken: jax.Array | None = None  # whether the step is taken, a bool scalar; None: always
 
 
 GradientFn = Callable[[Weights, Any, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
@@ -137,20 +138,18 @@ def apply_gradients(
     learning_rate: jax.Array,
     *,
     anchor: PyTree = None,
-    where: jax.Array | None = None,
 ) -> Fit:
     """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm.
 
-    `anchor` are the parameters at the start of the training, for FedProx's term; None: no term. `where`, a bool scalar, says
-    whether the step is taken; None: always.
+    `anchor` are the parameters at the start of the training, for FedProx's term; None: no term.
     """
-    weights, grad = fit.weights, gradients.grad
+    weights, grad, taken = fit.weights, gradients.grad, gradients.taken
     if anchor is not None and is_on(training.prox_mu):
         grad = jax.tree.map(lambda g, w, a: g + training.prox_mu * (w - a), grad, weights.params, anchor)
     direction, optimizer = training.optimizer.update(grad, fit.optimizer, weights.params)
     params = jax.tree.map(lambda w, d: w - learning_rate * d, weights.params, direction)
     new = Fit(Weights(params, task.update_stats(weights.stats, gradients.batch_stats)), optimizer)
-    return new if where is None else jax.tree.map(lambda x, old: jnp.where(where, x, old), new, fit)
+    return new if taken is None else jax.tree.map(lambda x, old: jnp.where(taken, x, old), new, fit)
 
 
 def minimize(

@@ -10,7 +10,7 @@ average of the parameters, with the batch-norm statistics of the trained network
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,10 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key, train
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
-from fedjax_ssl.method import DataSpec, Method, ServerData
+from fedjax_ssl.method import DataSpec, Method, PyTree, ServerData
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Decay, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
-
-PyTree = Any
 
 
 class CentralOptions(Options):
@@ -48,11 +46,9 @@ class FreeMatchCentralOptions(CentralOptions):
     fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
     threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
     threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="Upper limit of tau (SVHN in USB: .95)."
+        default=1.0, description="Upper limit of tau (USB's SVHN: .95)."
     )
-    threshold_quantile: Decay = Field(
-        default=0.0, description="Tau averages this quantile of a batch's confidences; 0: their mean."
-    )
+    threshold_quantile: Decay = Field(default=0.0, description="Tau averages this quantile of confidences; 0: their mean.")
     least_threshold: Weight = Field(default=0.0, description="Lower limit of class thresholds (SVHN in TorchSSL: .9).")
     most_threshold: Weight = Field(default=1.0, description="Upper limit of class thresholds (SVHN in TorchSSL: .95).")
 

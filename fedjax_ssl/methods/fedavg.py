@@ -5,8 +5,6 @@ With `data.reveal_labels` clients train on all of their examples: the fully supe
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -14,10 +12,8 @@ from fedjax_ssl import local
 from fedjax_ssl.local import Broadcast, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
 from fedjax_ssl.options import Options
-
-PyTree = Any
 
 
 class FedAvgOptions(Options):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,14 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, apply_gradients, dropout_key
 from fedjax_ssl.local.server import ServerWork, requirements, server_step, with_statistics
 from fedjax_ssl.local.task import join
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import ModelFns, predictor
 from fedjax_ssl.options import Count, Fraction, Options, Positive
 from fedjax_ssl.ssl import ema, losses
-
-PyTree = Any
 
 
 class FedConOptions(Options):
@@ -41,7 +39,7 @@ class FedConOptions(Options):
     head_hidden: Count = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
     target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
     teacher_rate: Fraction = Field(
-        default=4e-4, description="The server's moving average has decay 1 - this at first, 1 at last."
+        default=4e-4, description="The decay of the server's average is 1 - this at first, 1 at last."
     )
     ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
 
@@ -102,7 +100,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         init=init,
         prepare=work.prepare,
         broadcast=broadcast,
-        client_update=partial(client_update, task, client, options),
+        client_update=partial(client_update, Setup(task, client, server, options)),
         server_update=work.finish_round,
         predict={"global": lambda state, images, mask: task.predict(state.weights, images, mask)},
         requires=requirements(task, server)._replace(server_training=("after",)),
@@ -110,16 +108,10 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
 
 
 def client_update(
-    task: Task,
-    client: Training,
-    options: FedConOptions,
-    shared: Broadcast,
-    _: PyTree,
-    own: FedConClientState,
-    shard: Shard,
-    key: jax.Array,
+    setup: Setup, shared: Broadcast, _: PyTree, own: FedConClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains backbone and predictor, its average follows, and it sends the backbone."""
+    task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     received = shared.weights
     target = jax.tree.map(lambda last, new: jnp.where(own.seen, last, new), own.target, received.params)

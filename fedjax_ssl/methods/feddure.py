@@ -28,35 +28,28 @@ from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Training, Weights, dropout_key, substream
-from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
+from fedjax_ssl.method import ClientOutput, DataSpec, Method, PyTree, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Rate
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 from fedjax_ssl.ssl import regulators as f_reg
-
-PyTree = Any
 
 
 class FedDureOptions(Options):
     """FedDure's own settings."""
 
     regulators: Literal["both", "no_c", "no_f"] = Field(
-        default="both",
-        description="Regulators: `both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`).",
+        default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
     )
     meta_gradient: Literal["direct", "nested"] = Field(
-        default="direct", description="Form of F-reg's gradient: `direct` (see `fedjax_ssl.ssl.regulators`) or as written."
+        default="direct", description="F-reg's gradient: `direct` or as written."
     )
-    detach_freg_input: bool = Field(
-        default=False, description="Whether the input of F-reg is a constant where phi is differentiated."
-    )
+    detach_freg_input: bool = Field(default=False, description="F-reg's input is constant where phi is differentiated.")
     confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
     eta_w: Rate = Field(default=5e-4, description="Learning rate of F-reg.")
-    unlabeled_batch_size: Count = Field(
-        default=0, description="Unlabeled batch size; 0: for each client by the rule of the released code."
-    )
+    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
     largest_batch_size: Count = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
@@ -82,14 +75,6 @@ class Regulators(NamedTuple):
     w_optimizer: PyTree
 
 
-class Setup(NamedTuple):
-    """What the method is made of, as the factory receives it."""
-
-    task: Task
-    client: Training
-    options: FedDureOptions
-
-
 class StepViews(NamedTuple):
     """The views of a step's two batches: labeled ones [B, H, W, ch], weak and strong ones [B_u, H, W, ch].
 
@@ -111,7 +96,7 @@ class StepViews(NamedTuple):
 
 def feddure(*, task: Task, client: Training, server: Server, options: FedDureOptions = FedDureOptions()) -> Method:
     """FedDure, Algorithm 1: two regulators weigh pseudo-labels; clients are averaged by data size, |D_s| + |D_u|."""
-    setup = Setup(task, client, options)
+    setup = Setup(task, client, server, options)
 
     def client_update(shared: Broadcast, _: PyTree, state: FedDureClientState, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
@@ -144,7 +129,7 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
         state, optimizer = method.init(key, spec)
         if options.regulators == "no_f":
             return state, FedDureClientState(optimizer, (), ())
-        keys = jax.random.split(substream(key, "f_reg"), spec.num_clients)
+        keys = jax.random.split(local.substream(key, "f_reg"), spec.num_clients)
         w = jax.vmap(lambda key: f_reg.init(key, spec.num_classes))(keys)
         return state, FedDureClientState(optimizer, w, jax.vmap(optax.scale_by_adam().init)(w))
 
@@ -182,17 +167,17 @@ def gradient(
     task, options = setup.task, setup.options
     at, images = pair.labeled.positions, shard.unlabeled.take(pair.unlabeled.positions)
     step = StepViews(
-        labeled=task.views.labeled(substream(key, "labeled"), shard.labeled.take(at)),
+        labeled=task.views.labeled(local.substream(key, "labeled"), shard.labeled.take(at)),
         labels=shard.labeled.labels[at],
         labeled_mask=pair.labeled.mask,
-        weak=task.views.weak(substream(key, "weak"), images),
+        weak=task.views.weak(local.substream(key, "weak"), images),
         strong=task.views.strong(key, images),
         mask=pair.unlabeled.mask,
     )
     views, masks = (step.labeled, step.weak, step.strong), (step.labeled_mask, step.mask, step.mask)
 
     def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
-        return task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
+        return task.train_logits_together(weights._replace(params=params), views, masks, local.dropout_key(key))
 
     logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
     _, weak, strong = logits
@@ -239,11 +224,11 @@ def regulate(
     `label` int32 [B_u] are pseudo-labels, `passed` bool [B_u] those that pass the fixed threshold. `weights` is theta, which
     replaces phi without C-reg, and `key` is of the dropout masks.
     """
-    (task, client, options), (phi, phi_optimizer, w, w_optimizer) = setup, regulators
+    (task, client, _, options), (phi, phi_optimizer, w, w_optimizer) = setup, regulators
     phi = weights.params if options.regulators == "no_c" else phi
 
     def outputs(phi: PyTree, views: jax.Array, mask: jax.Array) -> jax.Array:
-        return task.train_logits(Weights(phi, weights.stats), views, mask, dropout_key(key))[0]
+        return task.train_logits(Weights(phi, weights.stats), views, mask, local.dropout_key(key))[0]
 
     def strong(phi: PyTree) -> jax.Array:
         return outputs(phi, step.strong, step.mask)

@@ -22,9 +22,8 @@ gradients of w_U within a round, so that they add up over steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +33,13 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, semi_supervised
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.metrics import Metrics, Sum, mean
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local.training import GradientFn
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, PyTree, Shard
+from fedjax_ssl.metrics import Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight, rounds_of
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
-PyTree = Any
 USES = "uses"
 """The metric of a step that counts its uses of each of the client's examples, int32 [n]."""
 
@@ -49,25 +48,18 @@ class FedLabelOptions(Options):
     """FedLabel's own settings; tau is `client.steps`."""
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
-    measure: Literal["variance", "entropy"] = Field(
-        default="variance", description="The measure h of certainty: `variance` or inverse `entropy`."
-    )
+    measure: Literal["variance", "entropy"] = Field(default="variance", description="Certainty h: variance or inverse entropy.")
     experts: Literal["both", "local", "global"] = Field(
-        default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
+        default="both", description="Who labels; one alone: no consistency loss."
     )
-    expert_view: Literal["plain", "weak"] = Field(
-        default="plain", description="View for experts and KL: the `plain` image or a random `weak` view (`released`)."
-    )
-    augment: Literal["strong", "none"] = Field(
-        default="strong", description="View for the cross-entropy: `strong`, or `none` for the experts' view (Figure 7)."
-    )
+    expert_view: Literal["plain", "weak"] = Field(default="plain", description="View for experts and KL (`released`: `weak`).")
+    augment: Literal["strong", "none"] = Field(default="strong", description="View for CE; `none`: the experts' (Figure 7).")
     consistency_weight: Weight = Field(default=0.05, description="Weight lambda_0 of the consistency loss.")
     consistency_target: Literal["other", "local"] = Field(
-        default="other", description="Target of KL: the output of the `other` expert, or of the `local` one (`released`)."
+        default="other", description="KL's target expert (`released`: local)."
     )
     kl_order: Literal["target_first", "net_first"] = Field(
-        default="target_first",
-        description="KL(s- || f) (`target_first`, as is usual) or KL(f || s-) (`net_first`, as printed).",
+        default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
     )
     normalize: Literal["batch", "passing"] = Field(
         default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
@@ -77,12 +69,10 @@ class FedLabelOptions(Options):
     proximity: Weight = Field(default=0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
     burn_in: Phase = Field(default=0.0, description="First rounds in which w_U is not trained (`released`: 50).")
     counts: Literal["draws", "distinct", "passing"] = Field(
-        default="draws",
-        description="r counts `draws` of used examples, `distinct` examples, or draws of accepted ones alone (`released`).",
+        default="draws", description="r counts `draws` of used examples, `distinct` ones, or accepted draws alone (`released`)."
     )
     aggregation: Literal["sum", "halves"] = Field(
-        default="sum",
-        description="The `sum` of both changes, or half the mean of w_L plus half the r-weighted mean of w_U (`released`).",
+        default="sum", description="Both changes' `sum`, or (mean of w_L + r-weighted mean of w_U) / 2 (`halves`, `released`)."
     )
 
     @property
@@ -93,15 +83,6 @@ class FedLabelOptions(Options):
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """With `burn_in` as a number of rounds."""
         return self.model_copy(update={"burn_in": rounds_of("burn_in", self.burn_in, rounds)})
-
-
-class Setup(NamedTuple):
-    """What the method is made of, as the factory receives it."""
-
-    task: Task
-    client: Training
-    server: Server
-    options: FedLabelOptions
 
 
 class FedLabelClientState(NamedTuple):
@@ -125,10 +106,9 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """
     setup = Setup(task, client, server, options)
-    work = local.server_work(task, server)
+    work = usual = local.server_work(task, server)
     if options.aggregation == "halves":
-        step = work.step
-        work = work._replace(step=lambda state, aggregate: step(state, merge(aggregate)))
+        work = usual._replace(step=lambda state, aggregate: usual.step(state, merge(aggregate)))
     update = partial(client_update, setup)
     method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
 
@@ -209,26 +189,15 @@ def train_unlabeled(
     schedule = batching.draws(order_key, shard.unlabeled.mask, client.batch_size, options.unlabeled_steps)
     schedule = schedule._replace(steps=jnp.where(shared.round >= options.burn_in, schedule.steps, 0))
     gradient = unlabeled_gradient(task, options, shard, shared.weights, expert)
-    rate, anchor = options.unlabeled_rate * shared.learning_rate, shared.weights.params
-
-    def step(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
-        gradients, taken = gradient(fit.weights, batch, key)
-        return local.apply_gradients(task, client, fit, gradients, rate, anchor=anchor, where=taken), gradients.metrics
-
-    trained = local.train(client.start(shared.weights, optimizer), step, schedule, train_key)
-    return trained._replace(carry=trained.carry._replace(optimizer=client.stored(trained.carry.optimizer)))
+    start, rate = Fit(shared.weights, optimizer), options.unlabeled_rate * shared.learning_rate
+    return local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
 
 
-def unlabeled_gradient(
-    task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights
-) -> Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array]]:
-    """The gradient of L for w_U on a batch, and whether the batch has an accepted example.
-
-    `anchor` is w, the global expert, and `expert` is w_L, the local one.
-    """
+def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights) -> GradientFn:
+    """The gradient of L for w_U on a batch, by the global expert w, `anchor`, and the local one w_L, `expert`."""
     distance = {"target_first": losses.kl_divergence, "net_first": losses.reverse_kl}[options.kl_order]
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         images = shard.unlabeled.take(batch.positions)
         plain = options.expert_view == "plain"
         view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
@@ -257,14 +226,17 @@ def unlabeled_gradient(
             return value, (ce, kl, stats)
 
         grad, (ce, kl, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"unlabeled_loss": mean(ce, accepted), **semi_supervised.step_metrics(decision.label, accepted, shard, batch)}
+        metrics = {
+            "unlabeled_loss": mean(ce, accepted),
+            **local.semi_supervised.step_metrics(decision.label, accepted, shard, batch),
+        }
         if options.experts == "both":
             metrics["local_expert_rate"] = mean(decision.local, accepted)
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)
         if options.consistent:
             metrics["consistency_loss"] = mean(kl, agreeing)
-        gradients = _counted(Gradients(grad, stats, metrics), batch, accepted, len(shard.unlabeled.mask))
-        return gradients, jnp.any(accepted)
+        gradients = Gradients(grad, stats, metrics, taken=jnp.any(accepted))
+        return _counted(gradients, batch, accepted, len(shard.unlabeled.mask))
 
     return gradient
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,16 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import requirements, server_step, with_statistics
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.local.training import GradientFn
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.options import Count, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
-PyTree = Any
 Carry = tuple[Weights, tuple[PyTree, ...]]
 """Weights whose params are Parts, and the optimizer states of both."""
 
@@ -50,16 +50,6 @@ class FedMatchOptions(Options):
     lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
     l1_thres: Weight = Field(default=1e-5, description="Entries of psi up to this size are 0 in evaluation.")
     delta_thres: Weight = Field(default=1e-5, description="Entries that change by no more than this are not uploaded.")
-
-
-class Setup(NamedTuple):
-    """What the method is made of, as the factory receives it."""
-
-    task: Task
-    client: Training
-    server: Server
-    options: FedMatchOptions
-    labeled_clients: bool  # whether clients have labels, and so train and send both parts
 
 
 class FedMatchBroadcast(NamedTuple):
@@ -91,7 +81,7 @@ class FedMatchClientState(NamedTuple):
 
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
     """FedMatch, for labels at the server or at the clients: parameters in two parts, and clients that help each other."""
-    setup = Setup(task, client, server, options, "clients" in task.labels_at)
+    setup = Setup(task, client, server, options)
     work = server_work(setup)
     return Method(
         init=partial(init, setup),
@@ -104,18 +94,23 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
     )
 
 
+def trains_both(task: Task) -> bool:
+    """Whether clients have labels, and so train and send both parts."""
+    return "clients" in task.labels_at
+
+
 def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedMatchClientState]:
     """A fresh server, and K clients that have not taken part."""
-    task, client, server, *_ = setup
+    task, client, server, _ = setup
     params, stats = task.init(key, spec.image_shape)
     parts, k = decomposed.split(params), spec.num_clients
-    optimizer = server.optimizer.init(parts if setup.labeled_clients else parts.psi)
+    optimizer = server.optimizer.init(parts if trains_both(task) else parts.psi)
     fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
     clients = FedMatchClientState(
         seen=jnp.zeros(k, bool),
         embedding=jnp.zeros((k, task.num_classes)),
         psi=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi),
-        optimizer=tuple(client.init_clients(part, k) for part in (parts if setup.labeled_clients else parts[1:])),
+        optimizer=tuple(client.init_clients(part, k) for part in (parts if trains_both(task) else parts[1:])),
     )
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
@@ -128,13 +123,13 @@ def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
 
 def server_work(setup: Setup) -> ServerWork:
     """The server's work: it averages what the clients trained, trains sigma where it has labels, and collects statistics."""
-    task, _, server, options, _ = setup
+    task, _, server, options = setup
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
         parts, stats = state.weights
-        trained = parts if setup.labeled_clients else parts.psi
+        trained = parts if trains_both(task) else parts.psi
         (trained, stats), optimizer = server_step(server, Weights(trained, stats), state.optimizer, aggregate)
-        parts = trained if setup.labeled_clients else parts._replace(psi=trained)
+        parts = trained if trains_both(task) else parts._replace(psi=trained)
         return state._replace(weights=Weights(parts, stats), optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
@@ -164,7 +159,6 @@ def broadcast(
     """The global model, and the helpers of each client; only rounds with helpers have any, and new clients never do."""
     helping = (cohort.round + 1) % setup.options.helper_period == 0
     ids, found = agreement.nearest(clients.embedding, clients.seen, cohort.ids, setup.options.helpers)
-
     psi = jax.lax.cond(
         helping,
         lambda: jax.tree.map(lambda x: x[ids], clients.psi),
@@ -177,16 +171,16 @@ def client_update(
     setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
-    task, _, _, options, labeled_clients = setup
+    task, _, _, options = setup
     trained = train(setup, shared, helpers, old.optimizer, shard, key)
     ((new_sigma, new_psi), stats), optimizers = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
-    sent = [of_sigma, of_psi] if labeled_clients else [of_psi]
+    sent = [of_sigma, of_psi] if trains_both(task) else [of_psi]
     uploaded = Weights(Parts(of_sigma.value, of_psi.value), stats)
     update = task.update(shared.weights, uploaded)
-    update = update if labeled_clients else update._replace(params=update.params.psi)
+    update = update if trains_both(task) else update._replace(params=update.params.psi)
     model = uploaded._replace(params=decomposed.add(*uploaded.params))
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
@@ -218,24 +212,20 @@ def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientS
     return num_bytes((sigma, stats)) + decomposed.message_bytes(of_psi, size) + of_all
 
 
-PartGradient = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
-"""(weights whose params are Parts, batch, key) -> (gradients of one part, bool: whether the step is taken; None: always)."""
-
-
-def labeled_gradient(setup: Setup, examples: Examples) -> PartGradient:
-    """The gradient for sigma of lambda_s CE(y, f(x)), with the unweighted metric `loss`. An empty batch is no step."""
+def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
+    """The gradient for sigma of lambda_s CE(y, f(x)) at Parts, with the unweighted metric `loss`. An empty batch is no step."""
     of_theta = local.supervised_gradient(setup.task, examples)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         gradients = of_theta(weights._replace(params=decomposed.add(*weights.params)), batch, key)
         grad = jax.tree.map(lambda g: setup.options.lambda_s * g, gradients.grad)
-        return gradients._replace(grad=grad), jnp.any(batch.mask)
+        return gradients._replace(grad=grad, taken=jnp.any(batch.mask))
 
     return gradient
 
 
-def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, shard: Shard) -> PartGradient:
-    """The gradient for psi of the loss of a batch of unlabeled examples.
+def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, shard: Shard) -> GradientFn:
+    """The gradient for psi, at Parts, of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
             + lambda_l1 ||psi||_1 + lambda_l2 ||sigma - psi||_2^2
@@ -246,7 +236,7 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
     """
     task, options = setup.task, setup.options
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, None]:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         (sigma, psi), stats = weights
         images = shard.unlabeled.take(batch.positions)
         plain, strong = task.views.plain(images), task.views.strong(key, images)
@@ -286,11 +276,11 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
 
         grad, ce = jax.grad(loss, has_aux=True)(psi)
         metrics = {
-            "unlabeled_loss" if setup.labeled_clients else "loss": mean(ce, confident),
+            "unlabeled_loss" if trains_both(task) else "loss": mean(ce, confident),
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
             **local.semi_supervised.step_metrics(label, confident, shard, batch),
         }
-        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics), None
+        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics)
 
     return gradient
 
@@ -303,13 +293,13 @@ def train(
     Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
     """
     order_key, train_key = jax.random.split(key)
-    task, client, _, options, _ = setup
+    task, client, _, options = setup
     ((sigma, psi), stats), rate = shared.weights, shared.learning_rate
     size = options.unlabeled_batch_size or client.batch_size
     of_psi = step_of_part(task, client, unlabeled_gradient(setup, shared, helpers, shard), 1, rate, psi)
-    parts = (sigma, psi) if setup.labeled_clients else (psi,)
+    parts = (sigma, psi) if trains_both(task) else (psi,)
     states = [client.start(Weights(part, stats), state).optimizer for part, state in zip(parts, optimizers, strict=True)]
-    if not setup.labeled_clients:
+    if not trains_both(task):
         schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
         trained = local.train((shared.weights, ((), *states)), of_psi, schedule, train_key)
         weights, (_, state) = trained.carry
@@ -329,15 +319,15 @@ def train(
 
 
 def step_of_part(
-    task: Task, training: Training, gradient: PartGradient, index: int, rate: jax.Array, anchor: PyTree
+    task: Task, training: Training, gradient: GradientFn, index: int, rate: jax.Array, anchor: PyTree
 ) -> Callable[[Carry, Batch, jax.Array], tuple[Carry, Metrics]]:
     """The local step of one part, sigma (index 0) or psi (index 1); `anchor` is what FedProx's term pulls it towards."""
 
     def step(carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
         (parts, stats), states = carry
-        gradients, taken = gradient(Weights(parts, stats), batch, key)
+        gradients = gradient(Weights(parts, stats), batch, key)
         fit = Fit(Weights(parts[index], stats), states[index])
-        (part, stats), state = local.apply_gradients(task, training, fit, gradients, rate, anchor=anchor, where=taken)
+        (part, stats), state = local.apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
         parts = Parts(*(part if i == index else other for i, other in enumerate(parts)))
         states = tuple(state if i == index else other for i, other in enumerate(states))
         return (Weights(parts, stats), states), gradients.metrics

@@ -9,7 +9,7 @@ the best one on test data, and pseudo-labels are made on plain images instead of
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,11 @@ from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.data.federated import with_pseudo_labels
-from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, Options, Positive, rounds_of
 from fedjax_ssl.ssl import pseudo_labels
-
-PyTree = Any
 
 
 class FedSemOptions(Options):
@@ -32,7 +30,7 @@ class FedSemOptions(Options):
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
     labeled_repeats: Positive = Field(
-        default=1, description="Repeats of the labeled examples in an epoch of the first phase (`released`: 3 or 2)."
+        default=1, description="Repeats of labeled data in phase 1's epochs (`released`: 3 or 2)."
     )
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
@@ -65,7 +63,7 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSemBroadcast, PyTree]:
         return FedSemBroadcast(state.weights, state.own, client.learning_rate(cohort.round), cohort.round), ()
 
-    update = partial(client_update, task, client, options)
+    update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(task, client, server, update, labels_at=("clients",))
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:
@@ -85,16 +83,10 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
 
 
 def client_update(
-    task: Task,
-    client: Training,
-    options: FedSemOptions,
-    shared: FedSemBroadcast,
-    _: PyTree,
-    state: FedSemClientState,
-    shard: Shard,
-    key: jax.Array,
+    setup: Setup, shared: FedSemBroadcast, _: PyTree, state: FedSemClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: in the second phase it labels its data once, then it trains on all examples with a label."""
+    task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     second_phase, mask = shared.round >= options.labeled_rounds, shard.unlabeled.mask
     to_label = second_phase & jnp.any(mask & (state.pseudo < 0))

@@ -29,15 +29,14 @@ from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Task, Trained, Training, Weights, networks
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import requirements, with_statistics
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses
 
-PyTree = Any
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
 
 
@@ -53,20 +52,14 @@ class FedSiamPiOptions(Options):
             "epochs for beta_k and alpha one participation ahead."
         ),
     )
-    labeled_repeats: Positive = Field(
-        default=1, description="How often an epoch goes through the labeled examples (`released`: 3 or 2)."
-    )
+    labeled_repeats: Positive = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
 
 
 class FedSiamMTOptions(FedSiamPiOptions):
     """Options of FedSiam-MT and -D: those of FedSiam-Pi, and how the target follows."""
 
-    alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.999, description="The largest decay alpha of the target network."
-    )
-    alpha_counts: Literal["steps", "epochs"] = Field(
-        default="steps", description="A client's alpha rises with its local `steps` or its local `epochs` (`released`)."
-    )
+    alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.999, description="The largest decay alpha of the target.")
+    alpha_counts: Literal["steps", "epochs"] = Field(default="steps", description="What alpha rises with (`released`: epochs).")
 
 
 class FedSiamBroadcast(NamedTuple):
@@ -117,7 +110,7 @@ def method_of(
 
     `finish` changes what a client returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
-    paired = isinstance(options, FedSiamMTOptions)
+    setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         one = task.init(key, spec.image_shape)
@@ -133,7 +126,7 @@ def method_of(
     def client_update(
         shared: FedSiamBroadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array
     ) -> ClientOutput:
-        return finish(*train_client(task, client, options, shared, state, shard, key), shared.alpha_max > 0)
+        return finish(*train_client(setup, shared, state, shard, key), shared.alpha_max > 0)
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(getattr(networks.networks(state.weights), which), images, mask)
@@ -151,15 +144,10 @@ def method_of(
 
 
 def train_client(
-    task: Task,
-    client: Training,
-    options: FedSiamPiOptions,
-    shared: FedSiamBroadcast,
-    state: FedSiamClientState,
-    shard: Shard,
-    key: jax.Array,
+    setup: Setup, shared: FedSiamBroadcast, state: FedSiamClientState, shard: Shard, key: jax.Array
 ) -> tuple[ClientOutput, Networks]:
     """A client's local training: what the client returns, and its two trained networks."""
+    task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats)

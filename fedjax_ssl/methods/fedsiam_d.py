@@ -6,7 +6,7 @@ layers. The released code has another linear curve and another window of distanc
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +22,15 @@ from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Phase, rounds_of
 from fedjax_ssl.ssl import siamese
 
-PyTree = Any
-
 
 class FedSiamDOptions(FedSiamMTOptions):
     """Options of FedSiam-D: those of FedSiam-MT, and which layers are uploaded."""
 
     curve: Literal["linear", "rectangle"] = Field(
-        default="linear",
-        description="Curve of tau, the uploaded share of online layers: `linear` (Eq. 11) or `rectangle` (Eq. 12).",
+        default="linear", description="Curve of the uploaded share tau (Eqs. 11, 12)."
     )
-    saved: Fraction = Field(
-        default=0.5,
-        description="Share mu of the online network's layers that is not uploaded over a run; a share of layers, not bytes.",
-    )
-    pi_rounds: Phase = Field(
-        default=0.06, description="First rounds phi_g with one network, and the length of the window of distances."
-    )
+    saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
+    pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:

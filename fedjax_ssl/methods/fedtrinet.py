@@ -25,7 +25,7 @@ term.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,15 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import with_pseudo_labels
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, Task, Trained, Training, Weights, dropout_key, substream
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import flatten
 from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import FirstPhase, Options, rounds_of
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
-PyTree = Any
 ENOUGH = 10  # after a client gains so many pseudo-labels in one round, alpha weighs them
 RAMP, MAX_ALPHA = (50, 150), 0.15  # alpha rises over these local epochs, to this value
 EPOCHS = 5  # local epochs that a round counts in alpha's ramp
@@ -54,9 +53,7 @@ class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
     labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
-    threshold_protection: bool = Field(
-        default=True, description="Whether the threshold is constant from round 35 of the second phase on."
-    )
+    threshold_protection: bool = Field(default=True, description="Constant threshold from round 35 of the second phase on.")
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """With `labeled_rounds` as a number of rounds."""
@@ -100,7 +97,8 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
         return FedTriNetBroadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
 
-    method = local.averaging_method(task, client, server, partial(client_update, task, client), labels_at=("clients",))
+    update = partial(client_update, Setup(task, client, server, options))
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
@@ -132,15 +130,10 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
 
 def client_update(
-    task: Task,
-    client: Training,
-    shared: FedTriNetBroadcast,
-    _: PyTree,
-    state: FedTriNetClientState,
-    shard: Shard,
-    key: jax.Array,
+    setup: Setup, shared: FedTriNetBroadcast, _: PyTree, state: FedTriNetClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round, in either phase; the loops of the other phase have length 0."""
+    task, client, *_ = setup
     first_key, tune_key, train_key = jax.random.split(key, 3)
     second_phase, start = shared.round >= 0, Fit(shared.weights, state.optimizer)
     order_key, step_key = jax.random.split(first_key)
@@ -153,7 +146,7 @@ def client_update(
     new = pseudo_label(task, (last, joined, shared.weights), shard, state.pseudo, shared)
     gained = (new >= 0) & (state.pseudo < 0)
     weighed = state.weighed | (jnp.sum(gained) >= ENOUGH)
-    on_both = train_on_both(task, client, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
+    on_both = train_on_both(setup, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
 
     uploaded = _where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
     weights, optimizer = uploaded.carry
@@ -220,9 +213,7 @@ def pseudo_label(
 def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
     """The weight of CE_p: it rises linearly from 0 to MAX_ALPHA over the local epochs RAMP of the second phase.
 
-    Args:
-        round: int32 scalar, of the second phase, from 0.
-        epoch: int32 scalar, whole local epochs of this round so far.
+    `round` counts from 0 in that phase, and `epoch` are the whole local epochs of this round so far.
     """
     start, end = RAMP
     progress = (EPOCHS * round + epoch - start).astype(jnp.float32) / (end - start)
@@ -230,13 +221,7 @@ def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
 
 
 def train_on_both(
-    task: Task,
-    client: Training,
-    shared: FedTriNetBroadcast,
-    start: Fit,
-    shard: Shard,
-    labels: tuple[jax.Array, jax.Array],
-    key: jax.Array,
+    setup: Setup, shared: FedTriNetBroadcast, start: Fit, shard: Shard, labels: tuple[jax.Array, jax.Array], key: jax.Array
 ) -> Trained:
     """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
@@ -246,7 +231,7 @@ def train_on_both(
     `labels` are the pseudo-labels, int32 [n], and whether they are weighed by alpha, a bool scalar.
     """
     one_keys, pair_keys = jax.random.split(key, (2, 2))
-    pseudo, weighed = labels
+    (task, client, *_), (pseudo, weighed) = setup, labels
     second_phase = shared.round >= 0
     train = partial(local.minimize, task, client, learning_rate=shared.learning_rate)
     everything = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo)
@@ -268,14 +253,16 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
         labeled, unlabeled = pair
         views = (
             task.views.labeled(key, shard.labeled.take(labeled.positions)),
-            task.views.labeled(substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions)),
+            task.views.labeled(local.substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions)),
         )
         masks, labels = (labeled.mask, unlabeled.mask), shard.labeled.labels[labeled.positions]
         # The batches of the larger set count the epochs; the smaller set is repeated.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            (first, second), stats = task.train_logits_together(weights._replace(params=params), views, masks, dropout_key(key))
+            (first, second), stats = task.train_logits_together(
+                weights._replace(params=params), views, masks, local.dropout_key(key)
+            )
             of_labels, metric = local.labeled_loss(first, labels, labeled.mask)
             of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
             return (of_labels + weight * of_pseudo) / 2, ({"loss": metric, "unlabeled_loss": other}, stats)

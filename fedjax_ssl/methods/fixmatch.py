@@ -10,7 +10,7 @@ labeled batch, too.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import jax
 import pydantic
@@ -20,12 +20,10 @@ from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
-
-PyTree = Any
 
 
 class FixMatchOptions(Options):
@@ -34,18 +32,15 @@ class FixMatchOptions(Options):
     confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
     strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
     pseudo_labels: Literal["global", "local"] = Field(
-        default="global",
-        description="Made once per round by the `global` model ((FL)^2), or per step by the `local` one (FixMatch, Eq. 4).",
+        default="global", description="By the `global` model once per round ((FL)^2), or the `local` one per step (Eq. 4)."
     )
     divisor: Literal["accepted", "batch"] = Field(
         default="accepted",
-        description="Divide a batch's loss by its `accepted` examples ((FL)^2, Eq. 10) or the whole `batch` (FixMatch, Eq. 4).",
+        description="Divisor of a batch's loss: its `accepted` examples ((FL)^2) or the whole `batch` (Eq. 4).",
     )
     unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    batches: Literal["all", "accepted"] = Field(
-        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
-    )
+    batches: Literal["all", "accepted"] = Field(default="all", description="Examples drawn, with global pseudo-labels.")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

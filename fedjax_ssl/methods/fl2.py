@@ -7,7 +7,7 @@ fine-tunes on its labels. Defaults are the paper's; `released` marks the values 
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,11 @@ from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
 from fedjax_ssl.metrics import Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
-PyTree = Any
 MIN_WEIGHT = 1e-20
 """The smallest LSAA weight, of a client whose tau_k is 1: negligible beside others, and equal weights where all are 1."""
 
@@ -30,29 +29,18 @@ MIN_WEIGHT = 1e-20
 class FL2Options(Options):
     """(FL)^2's own settings."""
 
-    threshold: Literal["cat", "fixed"] = Field(
-        default="cat", description="Thresholds of acceptance: adaptive for each client (`cat`, Eqs. 7-9) or `fixed`."
-    )
+    threshold: Literal["cat", "fixed"] = Field(default="cat", description="Each client's own (`cat`, Eqs. 7-9) or a fixed one.")
     confidence: Fraction = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
     strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
-    batches: Literal["all", "accepted"] = Field(
-        default="all", description="Draw batches from `all` of a client's data, or the `accepted` examples alone (`released`)."
-    )
-    consistency: Literal["sacr", "sam", "none"] = Field(
-        default="sacr", description="The second loss: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4) or `none`."
-    )
+    batches: Literal["all", "accepted"] = Field(default="all", description="Examples that are drawn (`released`: `accepted`).")
+    consistency: Literal["sacr", "sam", "none"] = Field(default="sacr", description="The second loss: Eqs. 11-14, SAM or none.")
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
-        default="confident",
-        description="Examples of the second loss: F_k (`confident`), F_k and A_k (`released`), A_k, or its `correct` ones.",
+        default="confident", description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its correct."
     )
-    perturbation: Literal["asam", "sam"] = Field(
-        default="asam", description="The perturbation: `asam` (Section 5.1) or `sam` (Eq. 12)."
-    )
+    perturbation: Literal["asam", "sam"] = Field(default="asam", description="ASAM's (Section 5.1) or SAM's (Eq. 12).")
     rho: Weight = Field(default=0.1, description="The radius of the perturbation.")
     consistency_weight: Weight = Field(default=1.0, description="Weight w_cs of the second loss (Eq. 14).")
-    aggregation: Literal["lsaa", "uniform"] = Field(
-        default="lsaa", description="Weights of clients: by learning status (`lsaa`, Eq. 15) or `uniform`."
-    )
+    aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="Clients' weights: Eq. 15 (LSAA) or uniform.")
 
 
 class Labeling(NamedTuple):

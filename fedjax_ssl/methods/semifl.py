@@ -10,8 +10,7 @@ with replacement, and a client without a confident image is left out of the aver
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +20,12 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Task, Training, Weights, apply_gradients, substream
-from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Mean, Metrics, mean
+from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, substream
+from fedjax_ssl.local.training import GradientFn
+from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
+from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Rate
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
-
-PyTree = Any
 
 
 class SemiFLOptions(Options):
@@ -35,12 +33,9 @@ class SemiFLOptions(Options):
 
     confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that trains.")
     pseudo_labels: Literal["global", "batch"] = Field(
-        default="global",
-        description="Made once a round by the `global` model, or (ablation, needs mix=none) per `batch` by the local model.",
+        default="global", description="Once a round by the `global` model, or (needs mix=none) per `batch` by the local one."
     )
-    mix: Literal["mixup", "none"] = Field(
-        default="mixup", description="Whether to train on mixtures as well (`mixup`) or on the fix set alone (`none`)."
-    )
+    mix: Literal["mixup", "none"] = Field(default="mixup", description="Train on mixtures as well, or on the fix set alone.")
     mixup_alpha: Rate = Field(default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a.")
 
     @pydantic.model_validator(mode="after")
@@ -58,7 +53,7 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
-        drawn, anchor = shard.unlabeled.mask, shared.weights.params
+        drawn = shard.unlabeled.mask
         metrics: Metrics = {}
         if options.pseudo_labels == "batch":
             gradient = batch_gradient(task, options, shard)
@@ -68,27 +63,16 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
             accepted = drawn & thresholds.passes(confidence, options.confidence, strict=False)
             metrics = _label_metrics(label, shard.true_labels, accepted, drawn)
             gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
-
-        def step(fit: Fit, batch: Batch, key: jax.Array) -> tuple[Fit, Metrics]:
-            gradients, taken = gradient(fit.weights, batch, key)
-            fit = apply_gradients(task, client, fit, gradients, shared.learning_rate, anchor=anchor, where=taken)
-            return fit, gradients.metrics
-
-        start, schedule = client.start(shared.weights, optimizer), client.schedule(order_key, drawn)
-        trained = local.train(start, step, schedule, train_key)
-        weights, optimizer = trained.carry
-        update, takes_part = task.update(shared.weights, weights), jnp.any(drawn)
-        metrics = {**metrics, **local.client_metrics(trained, down=shared.weights, up=update, sends=takes_part)}
-        return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), client.stored(optimizer), metrics)
+        schedule, takes_part = client.schedule(order_key, drawn), jnp.any(drawn)
+        weight = jnp.where(takes_part, 1.0, 0.0)
+        output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
+        bytes_up = Sum(jnp.where(takes_part, jnp.int32(num_bytes(output.update)), 0))
+        return output._replace(metrics={**metrics, **output.metrics, "comm/bytes_up": bytes_up})
 
     return local.averaging_method(task, client, server, client_update)
 
 
-StepFn = Callable[[Weights, Batch, jax.Array], tuple[Gradients, jax.Array | None]]
-"""(weights, batch, key) -> (gradients, bool scalar: whether the step is taken; None: always)."""
-
-
-def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> StepFn:
+def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> GradientFn:
     """The gradient of a local step on a batch of the fix set.
 
         L = CE(s(x), y) + lambda CE(x_mix, y) + (1 - lambda) CE(x_mix, y')
@@ -114,26 +98,26 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
 
         return local.loss_gradients(task, weights, views, loss, batch.mask, key)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, None]:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         views = task.views.strong(key, unlabeled.take(batch.positions))
         fixed = local.cross_entropy_gradients(task, weights, views, label[batch.positions], batch.mask, batch.mask, key)
         if options.mix == "none":
-            return fixed, None
+            return fixed
         of_mixtures = mixed(weights, batch, substream(key, "mixup"))
         grad = jax.tree.map(jnp.add, fixed.grad, of_mixtures.grad)
-        return Gradients(grad, fixed.batch_stats, {**fixed.metrics, "mix_loss": of_mixtures.metrics["loss"]}), None
+        return Gradients(grad, fixed.batch_stats, {**fixed.metrics, "mix_loss": of_mixtures.metrics["loss"]})
 
     return gradient
 
 
-def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> StepFn:
+def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> GradientFn:
     """The gradient of a local step without global pseudo-labels, on the examples of a batch of which the local model is sure.
 
     The local model labels one weak view of each, in evaluation mode. As in the released code, only the confident examples are
     part of the training forward pass, and a batch without any is no step.
     """
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> tuple[Gradients, jax.Array]:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         images = shard.unlabeled.take(batch.positions)
         logits = task.eval_logits(weights, task.views.weak(substream(key, "label"), images), batch.mask)
         label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
@@ -141,7 +125,7 @@ def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> StepFn:
         views = task.views.strong(key, images)
         gradients = local.cross_entropy_gradients(task, weights, views, label, accepted, accepted, key)
         metrics = _label_metrics(label, shard.true_labels[batch.positions], accepted, batch.mask)
-        return gradients._replace(metrics={**gradients.metrics, **metrics}), jnp.any(accepted)
+        return gradients._replace(metrics={**gradients.metrics, **metrics}, taken=jnp.any(accepted))
 
     return gradient
 

@@ -8,7 +8,7 @@ the released code for CIFAR-10.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from pydantic import Field
@@ -19,12 +19,10 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, semi_supervised
 from fedjax_ssl.local.objectives import Selection
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Count, Fraction, Options, Rate, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
-
-PyTree = Any
 
 
 class UDAOptions(Options):
@@ -34,9 +32,7 @@ class UDAOptions(Options):
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    tsa: Literal["none", "linear", "log", "exp"] = Field(
-        default="none", description="Schedule of training signal annealing over the rounds, for every labeled loss."
-    )
+    tsa: Literal["none", "linear", "log", "exp"] = Field(default="none", description="Schedule of training signal annealing.")
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:

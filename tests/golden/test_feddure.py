@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.methods.feddure import FedDureClientState, FedDureOptions, Regulators, Setup, StepViews, feddure, regulate
+from fedjax_ssl.methods.feddure import FedDureClientState, FedDureOptions, Regulators, StepViews, feddure, regulate
 from fedjax_ssl.ssl import regulators
 from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
@@ -277,7 +277,7 @@ def test_both_forms_of_the_meta_gradient_are_equal():
     gradients = []
     for form in ("direct", "nested"):
         options = FedDureOptions(meta_gradient=form, eta_s=0.3)
-        setup = Setup(task, Training(optax.identity(), lambda _: None, 5, epochs=1), options)
+        setup = Setup(task, Training(optax.identity(), lambda _: None, 5, epochs=1), None, options)
         before = Regulators(phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
         step = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))
         after, _ = step(before)

@@ -84,7 +84,7 @@ class Stream:
         views = Views(None, weak, lambda key, images: jnp.zeros(len(images)), None)
         gradient = fix_gradient(Task(None, views, 10, "static"), SemiFLOptions(), self.unlabeled, jnp.arange(12))
         keys = jax.random.split(jax.random.key(0), steps)
-        return np.asarray(jax.jit(jax.vmap(lambda key: gradient(None, self.batch, key)[0].grad))(keys))
+        return np.asarray(jax.jit(jax.vmap(lambda key: gradient(None, self.batch, key).grad))(keys))
 
 
 def values(key, images):
