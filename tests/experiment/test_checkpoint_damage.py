@@ -182,8 +182,7 @@ def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
             time.sleep(moments.choice([moments.uniform(0, 0.01), moments.uniform(0, 0.3)]))
             child.kill()
             printed = [int(line) for line in child.stdout.read().split()]
-        with Checkpoints(workdir) as checkpoints:
-            round, state = checkpoints.restore(state_of(0, KILL_SIZE))
+        round, state = restore(workdir, state_of(0, KILL_SIZE))
         assert_same(state, state_of(round, KILL_SIZE))
         assert round >= max([newest, *printed]), "a checkpoint that was reported as saved is lost"
         assert not [name for name in folders(workdir) if "corrupt" in name], "a kill left a broken checkpoint behind"
@@ -192,17 +191,9 @@ def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
     return rounds
 
 
-def check_kills(tmp_path: pathlib.Path, trials: int) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        chains = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials // 2, seed), range(2)))
-    for rounds in chains:
+@pytest.mark.parametrize(("chains", "trials"), [(1, 2), pytest.param(2, 50, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(tmp_path, chains, trials):
+    with ThreadPoolExecutor(chains) as pool:
+        newest = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials, seed), range(chains)))
+    for rounds in newest:
         assert rounds == sorted(set(rounds)), "a trial that saved nothing tests nothing"
-
-
-def test_killed_at_random_moments(tmp_path):
-    check_kills(tmp_path, 4)
-
-
-@pytest.mark.slow
-def test_killed_a_hundred_times(tmp_path):
-    check_kills(tmp_path, 100)
