@@ -34,20 +34,28 @@ def layout(requires=Requires(), runs=1, network="cnn", **overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "requires", "strategy", "devices"),
+    ("overrides", "requires", "runs", "strategy", "devices"),
     [
-        ({"cohort_size": 8}, Requires(), "sharded", 4),  # the tests have 4 devices
-        ({"cohort_size": 5}, Requires(), "sharded", 3),  # in two turns, as on 4
-        ({"cohort_size": 3}, Requires(), "sharded", 3),
-        ({"cohort_size": 1}, Requires(), "scan", 1),
-        ({"execution__devices": 1}, Requires(), "scan", 1),
-        ({"execution__devices": 2}, Requires(), "sharded", 2),
-        ({}, ALONE, "scan", 1),
+        ({"cohort_size": 8}, Requires(), 1, "sharded", 4),  # the tests have 4 devices
+        ({"cohort_size": 5}, Requires(), 1, "sharded", 3),  # in two turns, as on 4
+        ({"cohort_size": 3}, Requires(), 1, "sharded", 3),
+        ({"cohort_size": 1}, Requires(), 1, "scan", 1),
+        ({"execution__devices": 1}, Requires(), 1, "scan", 1),
+        ({"execution__devices": 2}, Requires(), 1, "sharded", 2),
+        ({}, ALONE, 1, "scan", 1),
+        ({}, Requires(), 2, "sharded", 2),
+        ({}, Requires(), 3, "scan", 1),
+        ({}, Requires(), 5, "scan", 1),  # in two turns
+        ({"cohort_size": 1}, Requires(), 2, "scan", 1),
+        ({"execution__strategy": "scan"}, Requires(), 2, "scan", 1),
+        ({"execution__devices": 2}, Requires(), 2, "scan", 1),
+        ({}, ALONE, 2, "scan", 1),
     ],
 )
-def test_auto_shards_over_the_devices_that_the_cohort_can_use(overrides, requires, strategy, devices):
-    found = layout(requires, **overrides)
-    assert (found.strategy, found.devices) == (strategy, devices)
+def test_auto_shards_over_the_devices_that_save_a_turn(overrides, requires, runs, strategy, devices):
+    found = layout(requires, runs, **overrides)
+    at_once = 3 if runs == 5 else runs
+    assert (found.strategy, found.devices, found.runs_at_once) == (strategy, devices, at_once)
 
 
 @pytest.mark.parametrize(

@@ -118,34 +118,6 @@ def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(m
     assert 50 not in numbers
 
 
-@pytest.mark.parametrize(
-    ("given", "of_run", "all_"),
-    [
-        ({"seeds": 2}, 2, 4),
-        ({"seeds": 3}, 1, 3),
-        ({"seeds": 5}, 1, 3),  # two turns
-        ({"seeds": 2, "cohort_size": 1}, 1, 2),
-        ({"seeds": 2, "execution__strategy": "scan"}, 1, 2),
-        ({"seeds": 2, "execution__devices": 2}, 1, 2),
-        ({"seeds": 2, "method": "supervised"}, 1, 2),  # whose server trains alone
-    ],
-)
-def test_devices_are_those_that_save_a_turn(given, of_run, all_):
-    experiment = build(config(**{"execution__devices": 0, **given}), IMAGES)
-    assert devices(experiment) == (of_run, all_)
-    assert (experiment.layout.strategy == "sharded") == (of_run > 1)
-
-
-def test_some_of_the_runs_are_an_experiment_of_the_same_layout_on_the_same_tables():
-    experiment = build(config(seeds=4, execution__devices=4, **DIRICHLET), IMAGES)
-    some = experiment.only([2, 3])
-    assert some.layout == experiment.layout
-    assert (some.problem.seeds, some.problem.tables) == ((2, 3), experiment.problem.tables[2:])
-    for expected, found in zip(after(experiment, 1)[2:], after(some, 1), strict=True):
-        assert_equal(expected, found)
-    assert experiment.only(range(4)) is experiment
-
-
 @pytest.mark.parametrize("method", [slow(("fl2",)), FEDSEM], ids="-".join)
 def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
     experiment = build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
@@ -282,18 +254,12 @@ WRONG = [
     ({"vary": RATE, "values": (0.1, -1.0)}, "client.optimizer.learning_rate: got -1.0, accepted"),
     ({"vary": "method.confidence", "values": (0.1, 2.0)}, "method.confidence: got 2.0, accepted"),
     ({"vary": "client.optimizer.learning_rat", "values": (0.1, 0.2)}, f"accepted: .*did you mean '{RATE}'"),
-    (
-        {"vary": "client.epochs", "values": (1.0, 2.0)},
-        "vary: got 'client.epochs', which is a int, accepted: the key of a float",
-    ),
+    ({"vary": "client.epochs", "values": (1.0, 2.0)}, "vary: got 'client.epochs', which is a int, accepted: the key of a f"),
     ({"vary": "rounds", "values": (1.0, 2.0)}, "vary: got 'rounds', accepted: the key of a float in client, server, method, d"),
     ({"seeds": 2, "execution__data": "host"}, "execution.data: got host with 2 runs, accepted: device"),
     ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
     ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
-    (
-        {"vary": MOMENTUM, "values": (0.1, 0.0)},
-        rf"got \(0.1, 0.0\) with vary={MOMENTUM}, accepted: numbers > 0, as without m",
-    ),
+    ({"vary": MOMENTUM, "values": (0.1, 0.0)}, rf"got \(0.1, 0.0\) with vary={MOMENTUM}, accepted: numbers > 0, as with"),
     ({"vary": MOMENTUM, "values": (0.1, -0.2)}, f"{MOMENTUM}: got -0.2, accepted"),
 ]
 

@@ -11,7 +11,6 @@ import pytest
 from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.runs import runs_of
@@ -19,7 +18,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
 from tests.experiment.commands import CONFIG, launch, rows, without_times
-from tests.experiment.test_resume import by_path
+from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored
 from tests.experiment.test_writers import drawn
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -43,12 +42,9 @@ def go(given, workdir, stop_after=None, stop=None):
     return experiment
 
 
-def restored(experiment, workdir, run):
-    """The newest checkpoint of a run, as the single run's experiment reads it: its round, and its leaves by path."""
-    template = build(experiment.runs[run].settings).simulator.template()
-    with Checkpoints(workdir / experiment.runs[run].name) as checkpoints:
-        number, state = checkpoints.restore(template)
-    return number, by_path(state)
+def single(experiment, run):
+    """The experiment of one of the runs alone."""
+    return build(experiment.runs[run].settings)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +72,7 @@ def assert_same_runs(experiment, expected, got):
     for run, each in enumerate(experiment.runs):
         assert rows(got / each.name) == rows(expected / each.name)
         assert (got / each.name / "summary.json").exists()
-        (last, leaves), (other, own) = restored(experiment, expected, run), restored(experiment, got, run)
-        assert last == other == experiment.settings.rounds
-        assert list(leaves) == list(own)
-        for path, leaf in leaves.items():
-            np.testing.assert_array_equal(own[path], leaf, err_msg=path)
+        assert_same_checkpoint(single(experiment, run), expected / each.name, got / each.name)
 
 
 def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_others_have_finished(tmp_path):
@@ -99,7 +91,7 @@ def test_a_resumed_experiment_gives_the_same_bits_also_where_jax_has_no_cpu(begu
     go(config(), begun)
     assert_same_runs(experiment, expected, begun)
     start = by_path(experiment.simulator.split(experiment.simulator.initialize())[1])
-    _, end = restored(experiment, begun, 1)
+    _, end = restored(single(experiment, 1), begun / "1")
     assert all(np.any(leaf != start[path]) for path, leaf in end.items() if "params" in path)
     assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
 
@@ -127,14 +119,14 @@ def test_a_signal_saves_every_run(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patched:
         patched.setattr(run_module, "seen", stopping)
         go(config(), tmp_path, stop=stop)
-    assert [restored(experiment, tmp_path, run)[0] for run in (0, 1)] == [3, 3]
+    assert [restored(single(experiment, run), tmp_path / str(run))[0] for run in (0, 1)] == [3, 3]
     go(config(), tmp_path)
     assert_same_runs(experiment, expected, tmp_path)
 
 
 def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     experiment, folder = whole
-    single = go(experiment.runs[1].settings, tmp_path)
+    one = go(experiment.runs[1].settings, tmp_path)
     own = folder / "1"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
@@ -157,9 +149,9 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     saved = [{step.name for step in (path / "checkpoints").iterdir()} for path in (tmp_path, own)]
     assert saved[0] == saved[1] == {"2", "4"}
     # A single run goes on from there, and finds that nothing is left to do; its model predicts.
-    run_module.run(single, own, Stop())
+    run_module.run(one, own, Stop())
     state = experiment.simulator.split(experiment.start()[0])[1]
-    assert single.predict(state, single.problem.data.test.images[:3]).shape == (3, 10)
+    assert one.predict(state, one.problem.data.test.images[:3]).shape == (3, 10)
 
 
 def change_note(path, **changes):
@@ -223,7 +215,7 @@ def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}
     three = go(config(rounds=2, seeds=3), tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    _, row = list(build(three.runs[2].settings).rounds())[-1]
+    _, row = list(single(three, 2).rounds())[-1]
     assert MetricsLog(tmp_path / "2").rows()[-1]["eval/accuracy"] == pytest.approx(row["eval/accuracy"], abs=0.01)
 
 
@@ -242,7 +234,7 @@ def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path
     with pytest.raises(RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
         go(given, tmp_path)
     assert [len(rows(tmp_path / name)) for name in "01"] == [2, 2]
-    assert restored(build(given), tmp_path, 0)[0] == 2
+    assert restored(single(build(given), 0), tmp_path / "0")[0] == 2
 
 
 def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, caplog):

@@ -19,7 +19,7 @@ from tests import engine, toy
 
 WAYS = [*((name, False) for name in toy.EXECUTIONS), ("vmap", True), ("sharded", True)]
 """Strategies, and whether the data stay on the host."""
-BAD = 3
+BAD = 4
 """A client that takes part in two of the first three rounds."""
 
 
