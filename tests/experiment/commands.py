@@ -18,16 +18,19 @@ from launch import run as run_command
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
 from configs import common
+from tests.experiment import average
 
 def get_config(argument=None):
-    config = common.base("fixmatch", "linear")
+    average.register()
+    config = common.base("average", "linear")
     config.update_from_flattened_dict({
         "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.weak": "none",
-        "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "method.confidence": 0.3, "rounds": 6,
-        "cohort_size": 3, "eval_every": 2, "checkpoint_every": 2,
+        "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "rounds": 6, "cohort_size": 3, "eval_every": 2,
+        "checkpoint_every": 2,
     })
     return config
 """
+FIXMATCH = CONFIG.replace('"average"', '"fixmatch"').replace('"rounds"', '"method.confidence": 0.3, "rounds"')
 
 
 def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_command) -> subprocess.CompletedProcess:
@@ -57,6 +60,10 @@ def launch_process(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def without_times(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}
+
+
 def rows(workdir: pathlib.Path) -> list[dict]:
     """The log without its times."""
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in MetricsLog(workdir).rows()]
+    return [without_times(row) for row in MetricsLog(workdir).rows()]

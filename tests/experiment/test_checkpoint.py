@@ -1,6 +1,7 @@
 """Checkpoints give back what was saved, bit for bit and in its place; damage and kills are in test_checkpoint_damage."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -79,9 +80,9 @@ def save_all(workdir: pathlib.Path, *rounds: int) -> None:
             checkpoints.save(round, state_of(round))
 
 
-def restore(workdir: pathlib.Path) -> tuple[int, Any] | None:
+def restore(workdir: pathlib.Path, template: Any = None) -> tuple[int, Any] | None:
     with Checkpoints(workdir) as checkpoints:
-        return checkpoints.restore(state_of(0))
+        return checkpoints.restore(state_of(0) if template is None else template)
 
 
 def folders(workdir: pathlib.Path) -> list[str]:
@@ -92,8 +93,7 @@ def test_round_trip_is_bit_for_bit(tmp_path):
     state = awkward_state()
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(4, state)
-    with Checkpoints(tmp_path) as checkpoints:
-        round, restored = checkpoints.restore(awkward_state())
+    round, restored = restore(tmp_path, awkward_state())
     assert round == 4
     assert_same(restored, state)
     assert restored[0].params["host"].flags.owndata, "a view would keep the whole checkpoint in memory"
@@ -117,11 +117,8 @@ def test_manifest_is_plain_and_its_checksum_covers_every_byte(tmp_path):
     assert checksum == hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def test_no_checkpoint_is_none(tmp_path):
-    assert restore(tmp_path) is None
-
-
 def test_the_newest_two_stay(tmp_path):
+    assert restore(tmp_path) is None
     save_all(tmp_path, 1, 2, 5, 9)
     assert folders(tmp_path) == ["5", "9"]
     round, state = restore(tmp_path)
@@ -161,19 +158,17 @@ def test_buffers_may_be_donated_and_host_arrays_changed_after_save(tmp_path):
     np.testing.assert_array_equal(restored_on_host, values)
 
 
-def shapes(state: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
-
-
 @pytest.mark.parametrize("template", ["uncommitted", "committed", "shapes alone"])
 def test_restored_state_compiles_nothing(tmp_path, template):
     state = {"w": jnp.arange(4.0), "weak": jnp.asarray(1.0), "key": jax.random.key(1)}
     state = state if template == "uncommitted" else jax.device_put(state, jax.devices()[0])
     step = jax.jit(lambda s: {"w": s["w"] + s["weak"], "weak": s["weak"] + 1, "key": jax.random.fold_in(s["key"], 1)})
-    expected = step(state)
+    expected, like = step(state), state
+    if template == "shapes alone":
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
-        _, restored = checkpoints.restore(shapes(state) if template == "shapes alone" else state)
+        _, restored = checkpoints.restore(like)
     assert_same(step(restored), expected)
     assert step._cache_size() == 1
 
@@ -189,10 +184,10 @@ def test_sharded_state_keeps_its_mesh(tmp_path):
             jax.device_put({"params": clients, "key": jax.random.key(seed)}, NamedSharding(mesh, PartitionSpec())),
         )
 
-    def advance(leaf):
-        return leaf + 1 if leaf.dtype == jnp.float32 else leaf
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state):
+        return jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.float32 else leaf, state)
 
-    step = jax.jit(lambda state: jax.tree.map(advance, state), donate_argnums=0)
     template = place(1)
     step(place(1))
     with Checkpoints(tmp_path) as checkpoints:
@@ -231,24 +226,25 @@ def test_terminal_stays_quiet(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def with_params(state, **params):
+    return state | {"params": state["params"] | params}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda s: s | {"extra": jnp.zeros(2)}, r"state\['extra'\] is absent there and float32\[2\] here"),
         (lambda s: {"params": s["params"]}, r"state\['key'\] is key<fry>\[\] there and absent here"),
         (lambda s: s | {"key": jax.random.key(0, impl="rbg")}, r"key<fry>\[\] there and key<rbg>\[\] here"),
-        (
-            lambda s: s | {"params": s["params"] | {"w": jnp.zeros((10, 100))}},
-            r"float32\[1000\] there and float32\[10,100\] here",
-        ),
-        (lambda s: s | {"params": s["params"] | {"b": jnp.int32(0)}}, r"float32\[\] there and int32\[\] here"),
+        (lambda s: with_params(s, w=jnp.zeros((10, 100))), r"float32\[1000\] there and float32\[10,100\] here"),
+        (lambda s: with_params(s, b=jnp.int32(0)), r"float32\[\] there and int32\[\] here"),
     ],
     ids=["leaf missing", "leaf too many", "key", "shape", "dtype"],
 )
 def test_other_experiment_is_refused_not_skipped(tmp_path, change, message):
     save_all(tmp_path, 1, 2)
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=message) as error:
-        checkpoints.restore(change(state_of(0)))
+    with pytest.raises(ValueError, match=message) as error:
+        restore(tmp_path, change(state_of(0)))
     assert "is another experiment's checkpoint" in str(error.value)
     assert "\n" not in str(error.value)
     assert folders(tmp_path) == ["1", "2"]

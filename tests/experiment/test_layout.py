@@ -34,20 +34,28 @@ def layout(requires=Requires(), runs=1, network="cnn", **overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "requires", "strategy", "devices"),
+    ("overrides", "requires", "runs", "strategy", "devices"),
     [
-        ({"cohort_size": 8}, Requires(), "sharded", 4),  # the tests have 4 devices
-        ({"cohort_size": 5}, Requires(), "sharded", 3),  # in two turns, as on 4
-        ({"cohort_size": 3}, Requires(), "sharded", 3),
-        ({"cohort_size": 1}, Requires(), "scan", 1),
-        ({"execution__devices": 1}, Requires(), "scan", 1),
-        ({"execution__devices": 2}, Requires(), "sharded", 2),
-        ({}, ALONE, "scan", 1),
+        ({"cohort_size": 8}, Requires(), 1, "sharded", 4),  # the tests have 4 devices
+        ({"cohort_size": 5}, Requires(), 1, "sharded", 3),  # in two turns, as on 4
+        ({"cohort_size": 3}, Requires(), 1, "sharded", 3),
+        ({"cohort_size": 1}, Requires(), 1, "scan", 1),
+        ({"execution__devices": 1}, Requires(), 1, "scan", 1),
+        ({"execution__devices": 2}, Requires(), 1, "sharded", 2),
+        ({}, ALONE, 1, "scan", 1),
+        ({}, Requires(), 2, "sharded", 2),
+        ({}, Requires(), 3, "scan", 1),
+        ({}, Requires(), 5, "scan", 1),  # in two turns
+        ({"cohort_size": 1}, Requires(), 2, "scan", 1),
+        ({"execution__strategy": "scan"}, Requires(), 2, "scan", 1),
+        ({"execution__devices": 2}, Requires(), 2, "scan", 1),
+        ({}, ALONE, 2, "scan", 1),
     ],
 )
-def test_auto_shards_over_the_devices_that_the_cohort_can_use(overrides, requires, strategy, devices):
-    found = layout(requires, **overrides)
-    assert (found.strategy, found.devices) == (strategy, devices)
+def test_auto_shards_over_the_devices_that_save_a_turn(overrides, requires, runs, strategy, devices):
+    found = layout(requires, runs, **overrides)
+    at_once = 3 if runs == 5 else runs
+    assert (found.strategy, found.devices, found.runs_at_once) == (strategy, devices, at_once)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,7 @@ def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
         return np.zeros((size, 3))
 
     experiment.__dict__["_predict"] = predict
-    state = experiment.simulator.initialize()
+    state = types.SimpleNamespace(server=None)
     assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 3)
     assert sizes == [(size, size), (size, 1)]
 
@@ -145,10 +153,12 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     assert compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": False}
 
 
-@pytest.mark.parametrize("data", ["device", "host"])
-@pytest.mark.parametrize(("precision", "asked"), [("default", "DEFAULT"), ("tensorfloat32", "HIGH"), ("float32", "HIGHEST")])
+PRECISIONS = [("default", "DEFAULT", "device"), ("tensorfloat32", "HIGH", "device"), ("float32", "HIGHEST", "host")]
+
+
+@pytest.mark.parametrize(("precision", "asked", "data"), PRECISIONS)
 def test_matrices_are_multiplied_in_the_precision_of_the_config(monkeypatch, precision, asked, data):
-    experiment = build(tiny.config("fixmatch", execution__precision=precision, execution__data=data))
+    experiment = build(tiny.config("fixmatch", network="linear", execution__precision=precision, execution__data=data))
     texts = []
 
     def look(lowered, *_):

@@ -3,12 +3,9 @@
 import ast
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 from types import ModuleType
 
 import jax
@@ -16,10 +13,9 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.models import MODELS
 from tests.engine import distance
+from tests.experiment.commands import ROOT, launch
 
-ROOT = pathlib.Path(__file__).parents[2]
 SECTION = "A method and a network of your own"
 
 
@@ -38,16 +34,12 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def plugin(folder):
-    """The file as a module; what it registers is removed afterwards."""
-    before = dict(METHODS), dict(MODELS)
+def plugin(folder, own_methods):
+    """The file as a module."""
     spec = importlib.util.spec_from_file_location("my_method", folder / "my_method.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
-    for registry, names in zip((METHODS, MODELS), before, strict=True):
-        registry.clear()
-        registry.update(names)
+    return module
 
 
 def run(plugin: ModuleType, method: str = "prox_entropy", **options: float):
@@ -78,19 +70,11 @@ def test_the_method_has_at_most_40_lines_and_the_network_10():
     assert sizes["SmallCNN"] <= 10
 
 
-def test_the_command_runs_in_the_folder_of_the_file(folder):
+def test_the_command_runs_in_the_folder_of_the_file(folder, own_methods):
     (command,) = blocks("bash")
-    program, *arguments = shlex.split(command)
-    assert program == "python"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *arguments, "--config.rounds=2", "--workdir=run"],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    python, _, program, *arguments = shlex.split(command)
+    assert (python, program) == ("python", "launch.run")
+    done = launch(*arguments, "--config.rounds=2", "--workdir=run", cwd=folder)
     assert done.returncode == 0, done.stderr
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["method"] == {"name": "prox_entropy", "prox_mu": 0.0, "mu": 0.01, "entropy_weight": 0.1}
@@ -101,22 +85,15 @@ def test_the_command_runs_in_the_folder_of_the_file(folder):
     assert all(0 < row["client/entropy"] < 2.31 for row in rows)  # log 10: the entropy of a guess
 
 
-def test_without_both_terms_it_is_fedavg(plugin):
-    fedavg, _ = run(plugin, "fedavg")
-    assert distance(run(plugin, mu=0.0, entropy_weight=0.0)[0], fedavg) < 1e-6
-    assert distance(run(plugin)[0], fedavg) > 1e-3
-
-
-def test_the_proximal_term_is_fedprox(plugin):
-    fedprox, _ = run(plugin, "fedavg", prox_mu=2.0)
+def test_its_terms_are_fedprox_and_the_entropy(plugin):
+    fedavg, fedprox = (run(plugin, "fedavg", prox_mu=mu)[0] for mu in (0.0, 2.0))
+    assert distance(fedavg, fedprox) > 1e-3
     assert distance(run(plugin, mu=2.0, entropy_weight=0.0)[0], fedprox) < 1e-6
-    assert distance(run(plugin, mu=0.0, entropy_weight=0.0)[0], fedprox) > 1e-3
-
-
-def test_the_entropy_is_minimized(plugin):
-    without, with_entropy = (run(plugin, entropy_weight=weight) for weight in (0.0, 1.0))
-    assert distance(without[0], with_entropy[0]) > 1e-3
-    assert 0 < with_entropy[1]["client/entropy"] < without[1]["client/entropy"] - 0.01
+    without, row = run(plugin, mu=0.0, entropy_weight=0.0)
+    assert distance(without, fedavg) < 1e-6
+    with_entropy, low = run(plugin, mu=0.0, entropy_weight=1.0)
+    assert distance(without, with_entropy) > 1e-3
+    assert 0 < low["client/entropy"] < row["client/entropy"] - 0.01
 
 
 @pytest.mark.slow

@@ -11,26 +11,25 @@ import pytest
 from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import DivergedError
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
-from tests.experiment.commands import CONFIG, launch, rows
-from tests.experiment.test_resume import by_path
+from tests.experiment.commands import CONFIG, launch, rows, without_times
+from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored
 from tests.experiment.test_writers import drawn
 
+pytestmark = pytest.mark.usefixtures("own_methods")
 FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
 RATE = "client.optimizer.learning_rate"
 
 
 def config(**overrides):
     """Two seeds on a device each, or more; two of four clients a round, so that some take part again with their states."""
-    quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
     several = {"seeds": 2, "rounds": 4, "data__name": "digits", "execution__strategy": "auto", "execution__devices": 2}
-    return tiny.config("fixmatch", network="linear", **quick | {"method__confidence": 0.12} | several | overrides)
+    return tiny.config("average", network="linear", data__num_clients=4, cohort_size=2, **several | overrides)
 
 
 def go(given, workdir, stop_after=None, stop=None):
@@ -43,12 +42,9 @@ def go(given, workdir, stop_after=None, stop=None):
     return experiment
 
 
-def restored(experiment, workdir, run):
-    """The newest checkpoint of a run, as the single run's experiment reads it: its round, and its leaves by path."""
-    template = build(experiment.runs[run].settings).simulator.template()
-    with Checkpoints(workdir / experiment.runs[run].name) as checkpoints:
-        number, state = checkpoints.restore(template)
-    return number, by_path(state)
+def single(experiment, run):
+    """The experiment of one of the runs alone."""
+    return build(experiment.runs[run].settings)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +72,7 @@ def assert_same_runs(experiment, expected, got):
     for run, each in enumerate(experiment.runs):
         assert rows(got / each.name) == rows(expected / each.name)
         assert (got / each.name / "summary.json").exists()
-        (last, leaves), (other, own) = restored(experiment, expected, run), restored(experiment, got, run)
-        assert last == other == experiment.settings.rounds
-        assert list(leaves) == list(own)
-        for path, leaf in leaves.items():
-            np.testing.assert_array_equal(own[path], leaf, err_msg=path)
+        assert_same_checkpoint(single(experiment, run), expected / each.name, got / each.name)
 
 
 def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_others_have_finished(tmp_path):
@@ -99,7 +91,7 @@ def test_a_resumed_experiment_gives_the_same_bits_also_where_jax_has_no_cpu(begu
     go(config(), begun)
     assert_same_runs(experiment, expected, begun)
     start = by_path(experiment.simulator.split(experiment.simulator.initialize())[1])
-    _, end = restored(experiment, begun, 1)
+    _, end = restored(single(experiment, 1), begun / "1")
     assert all(np.any(leaf != start[path]) for path, leaf in end.items() if "params" in path)
     assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
 
@@ -127,14 +119,14 @@ def test_a_signal_saves_every_run(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patched:
         patched.setattr(run_module, "seen", stopping)
         go(config(), tmp_path, stop=stop)
-    assert [restored(experiment, tmp_path, run)[0] for run in (0, 1)] == [3, 3]
+    assert [restored(single(experiment, run), tmp_path / str(run))[0] for run in (0, 1)] == [3, 3]
     go(config(), tmp_path)
     assert_same_runs(experiment, expected, tmp_path)
 
 
 def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     experiment, folder = whole
-    single = go(experiment.runs[1].settings, tmp_path)
+    one = go(experiment.runs[1].settings, tmp_path)
     own = folder / "1"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
@@ -157,9 +149,9 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     saved = [{step.name for step in (path / "checkpoints").iterdir()} for path in (tmp_path, own)]
     assert saved[0] == saved[1] == {"2", "4"}
     # A single run goes on from there, and finds that nothing is left to do; its model predicts.
-    run_module.run(single, own, Stop())
+    run_module.run(one, own, Stop())
     state = experiment.simulator.split(experiment.start()[0])[1]
-    assert single.predict(state, single.problem.data.test.images[:3]).shape == (3, 10)
+    assert one.predict(state, one.problem.data.test.images[:3]).shape == (3, 10)
 
 
 def change_note(path, **changes):
@@ -223,7 +215,7 @@ def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}
     three = go(config(rounds=2, seeds=3), tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    _, row = list(build(three.runs[2].settings).rounds())[-1]
+    _, row = list(single(three, 2).rounds())[-1]
     assert MetricsLog(tmp_path / "2").rows()[-1]["eval/accuracy"] == pytest.approx(row["eval/accuracy"], abs=0.01)
 
 
@@ -242,7 +234,7 @@ def test_a_run_whose_checkpoints_are_gone_takes_nothing_from_the_others(tmp_path
     with pytest.raises(RefusedError, match=r"1 has no checkpoint to go on from where other runs of .* have: let those"):
         go(given, tmp_path)
     assert [len(rows(tmp_path / name)) for name in "01"] == [2, 2]
-    assert restored(build(given), tmp_path, 0)[0] == 2
+    assert restored(single(build(given), 0), tmp_path / "0")[0] == 2
 
 
 def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, caplog):
@@ -255,7 +247,7 @@ def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, ca
 
 
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
-    given = config(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1), method__confidence=0.0)
+    given = config(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1))
     for last in (2, None, None):
         with pytest.raises(
             DivergedError, match=r"1 of 3 runs diverged: learning_rate=1e\+37: round 1: all 2 clients returned NaN"
@@ -273,7 +265,7 @@ def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
     assert json.loads((bad / "diverged.json").read_text())["round"] == 1
     expected = [row for _, row in build(given).rounds()]
     for number, good in enumerate(both, start=1):
-        own = [{k: v for k, v in row[number].items() if not k.startswith(("time/", "perf/"))} for row in expected]
+        own = [without_times(row[number]) for row in expected]
         assert [row["round"] for row in own] == [1, 2, 3, 4]
         assert rows(good) == own
 
@@ -303,7 +295,7 @@ def test_the_command_makes_a_folder_of_each_seed(tmp_path, command):
 
 
 def test_the_command_ends_with_1_and_names_the_run_that_diverged(tmp_path, command):
-    given = [f"--config.vary={RATE}", "--config.values=1e37,0.03", "--config.client.epochs=5", "--config.rounds=2"]
+    given = [f"--config.vary={RATE}", "--config.values=1e37,0.03", "--config.rounds=2"]
     done = launch(command, f"--workdir={tmp_path / 'run'}", *given)
     assert done.returncode == 1
     assert "error: 1 of 2 runs diverged: learning_rate=1e+37: round 1: all 3 clients" in done.stderr

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.method import DataSpec
+from fedjax_ssl.metrics import Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
+from tests import toy
 
 
 def draws(num_clients: int, size: int, rounds: int, seed: int = 0) -> np.ndarray:
@@ -54,3 +56,22 @@ def test_streams_do_not_share_keys():
     key = jax.random.key(0)
     names = ("init", "prepare", "cohort", "client", "server")
     assert len({tuple(jax.random.key_data(rng.stream(key, name)).tolist()) for name in names}) == len(names)
+
+
+def test_a_client_draws_from_a_key_of_its_run_its_round_and_its_id():
+    made = toy.method()
+
+    def client_update(shared, own, state, shard, key):
+        output = made.client_update(shared, own, state, shard, key)
+        return output._replace(metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/id": Sum(own)})
+
+    drawn = set()
+    for seed in (0, 1):
+        problem = toy.problem(made=made._replace(client_update=client_update), seeds=(seed,), cohort_size=7)
+        _, state, rows = toy.run(problem, toy.EXECUTIONS["chunked"], rounds=2)
+        for number, row in enumerate(rows):
+            keys = rng.client_keys(state.key, np.int32(number), np.arange(7))
+            np.testing.assert_allclose(row["client/draw"], np.sum(jax.vmap(jax.random.uniform)(keys)), rtol=1e-6)
+            assert row["client/id"] == sum(range(7))
+            drawn.add(round(row["client/draw"], 4))
+    assert len(drawn) == 4

@@ -1,6 +1,8 @@
 """The strategies on a problem that can be computed by hand: means, states, padding, clients that are left out, traces."""
 
+import functools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,60 +15,53 @@ from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution, deal, run_cohort
 from fedjax_ssl.simulation.simulator import Simulator
-from tests import toy
+from tests import engine, toy
 
-STRATEGIES = list(toy.EXECUTIONS)
-WAYS = [*((name, False) for name in STRATEGIES), ("vmap", True), ("sharded", True)]
+WAYS = [*((name, False) for name in toy.EXECUTIONS), ("vmap", True), ("sharded", True)]
 """Strategies, and whether the data stay on the host."""
+BAD = 4
+"""A client that takes part in two of the first three rounds."""
 
 
-def cohort_of(number: int, size: int = 5, seed: int = 0) -> np.ndarray:
-    return np.asarray(sample(jax.random.key(seed), jnp.int32(number), toy.problem(size).spec, 9).ids)
-
-
-def expected(rounds: int, bad_client: int = -1) -> tuple[float, np.ndarray]:
-    """The model and the participation counts after `rounds`, in plain Python."""
-    w, taken = 0.0, np.zeros(len(toy.SIZES), np.int32)
-    for r in range(rounds):
-        used = [k for k in cohort_of(r) if k != bad_client]
-        total = sum(toy.SIZES[k] for k in used)
-        w += sum(toy.SIZES[k] * 10 * (k + 1) for k in used) / total
-        taken[used] += 1
-    return w, taken
-
-
-@pytest.mark.parametrize("aggregator", ["sum", "stack"])
-@pytest.mark.parametrize(("name", "on_host"), WAYS)
-def test_three_rounds_are_what_a_python_loop_computes_with_one_trace(name, on_host, aggregator):
-    traces, method = [], toy.method(aggregator=aggregator)
+@pytest.mark.parametrize(
+    ("name", "on_host", "aggregator"), [*((*way, "sum") for way in WAYS), ("vmap", False, "stack"), ("sharded", True, "stack")]
+)
+def test_three_rounds_with_a_client_that_returns_nan_are_what_a_python_loop_computes(name, on_host, aggregator, caplog):
+    traces, method, execution = [], toy.method(aggregator=aggregator, bad_client=BAD), toy.EXECUTIONS[name]
 
     def counted(*args):
         traces.append(1)
         return method.client_update(*args)
 
     problem = toy.problem(made=method._replace(client_update=counted), on_host=on_host)
-    _, state, rows = toy.run(problem, toy.EXECUTIONS[name], 3)
-    assert len(traces) == 1
-    w, taken = expected(3)
-    np.testing.assert_allclose(state.server["w"], w, rtol=1e-6)
-    np.testing.assert_array_equal(state.clients, taken)
-    assert [row["comm/bytes_up"] for row in rows] == [5 * 4] * 3
-    assert [row["client/non_finite"] for row in rows] == [0] * 3
-    assert [row["client/participants"] for row in rows] == [5] * 3
-    assert int(state.round) == 3
-
-
-@pytest.mark.parametrize(("name", "on_host"), WAYS)
-def test_a_client_that_returns_nan_is_left_out_and_named(name, on_host, caplog):
-    bad = int(cohort_of(0)[2])
     with caplog.at_level(logging.WARNING):
-        _, state, (row,) = toy.run(toy.problem(bad_client=bad, on_host=on_host), toy.EXECUTIONS[name], 1)
-    w, taken = expected(1, bad)
-    np.testing.assert_allclose(state.server["w"], w, rtol=1e-6)
-    np.testing.assert_array_equal(state.clients, taken)  # it keeps its old state
-    assert (row["client/non_finite"], row["client/participants"]) == (1, 4)
-    assert np.isfinite(row["client/loss"])
-    assert f"round 1: client {bad} was left out: NaN, infinity or less than 0 in the update, a metric" in caplog.text
+        _, state, rows = toy.run(problem, execution, 3)
+    assert len(traces) == 1
+    cohorts = [sample(jax.random.key(0), jnp.int32(r), problem.spec, 9).ids.tolist() for r in range(3)]
+    left_out = [BAD in cohort for cohort in cohorts]
+    assert sum(left_out) == 2
+    assert [row["client/non_finite"] for row in rows] == left_out
+    assert [row["client/participants"] for row in rows] == [5 - bad for bad in left_out]
+    assert [row["comm/bytes_up"] for row in rows] == [5 * 4] * 3
+    assert np.isfinite([row["client/loss"] for row in rows]).all()
+    for number, bad in enumerate(left_out, start=1):
+        said = f"round {number}: client {BAD} was left out: NaN, infinity or less than 0 in the update, a metric"
+        assert (said in caplog.text) == bad
+    finals = [state]
+    if not on_host:  # and in one dispatch
+        several = Simulator(problem, execution._replace(rounds=3))
+        together, found = several.dispatch(several.initialize())
+        assert found == [[pytest.approx(row)] for row in rows]
+        finals.append(together)
+    w, taken = 0.0, np.zeros(len(toy.SIZES), np.int32)
+    for cohort in cohorts:
+        used = [k for k in cohort if k != BAD]
+        w += sum(toy.SIZES[k] * 10 * (k + 1) for k in used) / sum(toy.SIZES[k] for k in used)
+        taken[used] += 1
+    for final in finals:
+        np.testing.assert_allclose(final.server["w"], w, rtol=1e-6)
+        np.testing.assert_array_equal(final.clients, taken)  # a client that is left out keeps its old state
+        assert int(final.round) == 3
 
 
 def broken(part: str, value: float) -> ClientOutput:
@@ -224,33 +219,36 @@ def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name, siz
     np.testing.assert_array_equal(output.metrics["m"].total, numbers)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_several_rounds_of_one_dispatch_are_what_single_ones_are(name):
-    problem, execution = toy.problem(bad_client=3), toy.EXECUTIONS[name]
-    _, state, rows = toy.run(problem, execution, 3)
-    several = Simulator(problem, execution._replace(rounds=3))
-    together, found = several.dispatch(several.initialize())
-    assert found == [[pytest.approx(row)] for row in rows]
-    assert [row["client/non_finite"] for row in rows] != [0, 0, 0]
-    assert together.round == 3
-    np.testing.assert_allclose(together.server["w"], state.server["w"], rtol=1e-6)
-    np.testing.assert_array_equal(together.clients, state.clients)
+@functools.cache
+def alone(seed: int) -> tuple[list, list]:
+    """The states after 0, 1 and 2 rounds of a run of its own, and the rows, evaluated."""
+    return engine.simulate(types.SimpleNamespace(problem=toy.problem(seeds=(seed,))), "vmap", rounds=2)[1:]
 
 
-@pytest.mark.parametrize(("runs_at_once", "devices", "vmap_runs"), [(1, 1, False), (1, 1, True), (2, 1, False), (2, 2, True)])
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_several_runs_are_each_what_it_is_alone(runs_at_once, devices, vmap_runs, rounds):
-    seeds, layout = (0, 4, 5), {"runs_at_once": runs_at_once, "devices": devices, "vmap_runs": vmap_runs}
-    simulator = Simulator(toy.problem(seeds=seeds), Execution(0, rounds=rounds, **layout))
+@pytest.mark.parametrize(
+    ("chunk", "rounds", "layout"),
+    [
+        (0, 1, {}),
+        (0, 2, {"vmap_runs": True}),
+        (0, 2, {"runs_at_once": 2}),
+        (0, 1, {"runs_at_once": 2, "devices": 2, "vmap_runs": True}),
+        (2, 1, {"devices": 2}),
+    ],
+)
+def test_several_runs_are_each_what_it_is_alone(chunk, rounds, layout):
+    seeds = (0, 4, 5)
+    simulator = Simulator(toy.problem(seeds=seeds), Execution(chunk, rounds=rounds, **layout))
     state, found = simulator.dispatch(simulator.initialize(), ["a", "b", "c"])
     accuracies = simulator.evaluate(state)
     for number, (seed, own) in enumerate(zip(seeds, simulator.split(state), strict=True)):
-        single, alone, rows = toy.run(toy.problem(seeds=(seed,)), Execution(), rounds)
-        np.testing.assert_allclose(own.server["w"], alone.server["w"], rtol=1e-6)
-        np.testing.assert_array_equal(own.clients, alone.clients)
-        np.testing.assert_array_equal(jax.random.key_data(own.key), jax.random.key_data(alone.key))
-        assert [row[number] for row in found] == [pytest.approx(row) for row in rows]
-        assert single.evaluate(alone) == [pytest.approx(accuracies[number])]
+        states, rows = alone(seed)
+        expected, own = engine.on_host(states[rounds]), engine.on_host(own)
+        np.testing.assert_allclose(own.server["w"], expected.server["w"], rtol=1e-6)
+        np.testing.assert_array_equal(own.clients, expected.clients)
+        np.testing.assert_array_equal(own.key, expected.key)
+        for row, of_all in zip(rows[:rounds], found, strict=True):
+            assert row == pytest.approx(row | of_all[number])
+        assert rows[rounds - 1] == pytest.approx(found[-1][number] | accuracies[number])
     again, _ = simulator.dispatch(simulator.join(simulator.split(state)), ["a", "b", "c"])
     assert int(again.round[0]) == 2 * rounds
 

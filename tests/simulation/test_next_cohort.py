@@ -55,26 +55,19 @@ def simulator(on_host: bool):
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_server_sees_the_clients_that_then_take_part_also_after_a_resume(on_host, tmp_path):
-    def round_(running, state):
-        """One round: the state after it, who had been announced for it, and who took part in it."""
+    running, cohorts = simulator(on_host), []
+    state = running.initialize()  # whose preparation sees the first cohort
+    for number in range(6):
+        if number == 4:
+            with Checkpoints(tmp_path) as checkpoints:
+                checkpoints.restore(running.template())
+                checkpoints.save(number, state)
+            with Checkpoints(tmp_path) as checkpoints:
+                running = simulator(on_host)
+                _, state = checkpoints.restore(running.template())
         expected, before = announced(state), np.array(state.clients)
         state, _ = running.round(state)
-        return state, (expected, np.flatnonzero(np.asarray(state.clients) - before).tolist())
-
-    first, cohorts = simulator(on_host), []
-    state = first.initialize()  # whose preparation sees the first cohort
-    for _ in range(4):
-        state, cohort = round_(first, state)
-        cohorts.append(cohort)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.restore(first.template())
-        checkpoints.save(4, state)
-    with Checkpoints(tmp_path) as checkpoints:
-        resumed = simulator(on_host)
-        _, state = checkpoints.restore(resumed.template())
-    for _ in range(2):
-        state, cohort = round_(resumed, state)
-        cohorts.append(cohort)
+        cohorts.append((expected, np.flatnonzero(np.asarray(state.clients) - before).tolist()))
     assert [expected for expected, _ in cohorts] == [took_part for _, took_part in cohorts]
     # Else the cohort of one round could pass for that of the next.
     assert all(one != other for (_, one), (_, other) in itertools.pairwise(cohorts))
