@@ -3,12 +3,11 @@
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
 `cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, which no simulator has, beside a PyTorch
-loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. Before anything is timed,
-each program runs a job that no order of examples changes, from the same initial weights; its change of the model must agree
-with ours to TOLERANCE. Then each runs alone, in a process of its own, in balanced turns: a round to warm up, then some timed
-ones. Of pfl and Flower, in one process (actor) or several, the fastest in the first turn goes on alone. Ratios are of a turn's
-medians. The peers are installed under DIR by pip, whose environment variables (PIP_FIND_LINKS, PIP_NO_INDEX) serve a machine
-without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
+loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. First each program runs a job
+that no order of examples changes; its change of the model must agree with ours to TOLERANCE. Then each runs alone, in a process
+of its own, in balanced turns: a round to warm up, then some timed ones. Of pfl and Flower, in one process (actor) or several,
+the fastest in the first turn goes on alone. Ratios are of a turn's medians. The peers are installed under DIR by pip, which
+PIP_FIND_LINKS and PIP_NO_INDEX serve without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
 import functools
@@ -36,16 +35,11 @@ TOLERANCE = 1e-4
 """How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's;
 a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
 TIMEOUT_S = 1200.0
-JOBS: dict[str, dict[str, Any]] = {
-    "cnn": {
-        "clients": 1000, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "dropout": True, "per_client": 50, "rounds": 5,
-        "channels_last": False, "float64": False,
-    },
-    "fl2": {
-        "clients": 2, "batch_size": 32, "epochs": 1, "learning_rate": 0.03, "per_client": 64, "confidence": 0.28, "rho": 0.1,
-        "depth": 28, "width": 2, "eval_batch_size": 250, "rounds": 3, "channels_last": False, "float64": False,
-    },
-}  # fmt: skip
+ALIKE = {"epochs": 1, "channels_last": False, "float64": False}
+CNN = {"clients": 1000, "per_client": 50, "batch_size": 10, "learning_rate": 0.1, "dropout": True, "rounds": 5}
+FL2 = {"clients": 2, "per_client": 64, "batch_size": 32, "learning_rate": 0.03, "confidence": 0.28, "rho": 0.1, "rounds": 3}
+FL2 |= {"depth": 28, "width": 2, "eval_batch_size": 250}
+JOBS: dict[str, dict[str, Any]] = {"cnn": ALIKE | CNN, "fl2": ALIKE | FL2}
 CHECKED: dict[str, dict[str, Any]] = {
     "cnn": {"learning_rate": 0.05, "dropout": False, "rounds": 2},
     "fl2": {"per_client": 8, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True},
@@ -73,12 +67,11 @@ class Rival(NamedTuple):
 
 def rivals_of(kind: str, processes: list[int]) -> list[Rival]:
     """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes."""
-    found = [Rival(OURS, OURS)]
+    ours = Rival(OURS, OURS)
     if kind == "fl2":
-        return [*found, Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
-    for name, program in (("pfl, {} processes", "pfl"), ("Flower, {} actors", "flower")):
-        found += [Rival(name.format(number), program, {"processes": number}) for number in processes]
-    return found
+        return [ours, Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    pfl = [Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes]
+    return [ours, *pfl, *(Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in processes)]
 
 
 def config_of(job: dict[str, Any]) -> dict[str, Any]:

@@ -28,10 +28,8 @@ def clocked(program: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def noise(count: int, shape: tuple[int, ...], test: int = 10, *, sorted_by_class: bool = False) -> Any:
-    """A dataset of `count` training and `test` test images of a shape [H, W, ch], whose labels go round.
-
-    Images are random, each with a color and a contrast of its own; `sorted_by_class`: each class has one image, many times.
-    """
+    """A dataset of `count` training and `test` test images of a shape [H, W, ch], whose labels go round. Images are random,
+    each with a color and a contrast of its own; `sorted_by_class`: each class has one image, many times."""
     from fedjax_ssl.data.sources import from_arrays
 
     rng, labels = np.random.default_rng(0), np.arange(count) % 10
@@ -118,8 +116,8 @@ class Session:
         groups = jax.devices()[:1], jax.devices()  # the faster one counts: devices may share cores
         in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
 
-        def least_s(program: Callable[[Any], Any], arrays: list[Any]) -> float:
-            seconds = []
+        def least_s(program: Callable[[Any], Any], array: Any, devices: list[Any]) -> float:
+            arrays, seconds = [jax.device_put(array, device) for device in devices], []
             for _ in range(6):  # one to warm up
                 began = time.perf_counter()
                 arrays = jax.block_until_ready([program(x) for x in arrays])
@@ -128,14 +126,12 @@ class Session:
 
         def product_s(name: str, devices: list[Any]) -> float:
             dtype, precision = name.split()
-            matrices = [jax.device_put(jnp.full((size, size), 1 / size, dtype), device) for device in devices]
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 product = jax.jit(jnp.matmul)
-                return least_s(lambda a: product(a, a), matrices) / len(devices)
+                return least_s(lambda a: product(a, a), jnp.full((size, size), 1 / size, dtype), devices) / len(devices)
 
         def add_s(devices: list[Any]) -> float:
-            vectors = [jax.device_put(jnp.zeros(length // len(devices), jnp.float32), device) for device in devices]
-            return least_s(in_place, vectors)
+            return least_s(in_place, jnp.zeros(length // len(devices), jnp.float32), devices)
 
         flops = {one: 2 * size**3 / min(product_s(one, devices) for devices in groups) for one in precisions}
         return {"flops": flops, "bandwidth": 8 * length / min(map(add_s, groups))}

@@ -6,11 +6,11 @@
     python -m benchmarks.round_time --evaluations 10 25 250
 
 Workloads are whole rounds of a method on a network, with random images; the server takes one step on ten labels. A layout is
-`usual`, the default, or comma-separated `execution.*` settings; XLA's own convolution (`conv=xla`) takes minutes a step on a
-CPU. Each layout, and each checkout, has a process of its own. Those of a workload take turns, a round each, in balanced orders;
-`ratio` is the median of a layout's times over the first one's, turn by turn. The ceiling is a large matrix product in the
-layout's dtype and precision, on all devices. `share` is the part of it that the passes through the network reach, a pass back
-having twice the arithmetic, counted as direct convolutions. Winograd's multiply half as much and may be above 100 %.
+`usual`, the default, or comma-separated `execution.*` settings; `conv=xla` takes minutes a step on a CPU. Each layout, and each
+checkout, has a process of its own; those of a workload take turns, a round each, in balanced orders, and `ratio` is the median
+of a layout's times over the first one's, turn by turn. The ceiling is a large matrix product in the layout's dtype and
+precision, on all devices; `share` is the part of it that the passes through the network reach, a pass back having twice the
+arithmetic, counted as direct convolutions. Winograd's multiply half as much and may be above 100 %.
 """
 
 import argparse
@@ -27,18 +27,15 @@ from benchmarks.programs import RUNS_LONG
 
 
 class Workload(NamedTuple):
-    """A method on a network, with clients of so many `images`; `at_clients`: of which a batch has labels, else the server's.
-
-    `steps` are a client's local steps on a CPU; an accelerator has 4.
-    """
+    """A method on a network, and what clients have; labels are the server's, or a batch of each client's images."""
 
     method: dict[str, Any]
     model: dict[str, Any]
     shape: tuple[int, int, int]
-    images: int
+    images: int  # of a client
     batch_size: int
     optimizer: dict[str, Any]
-    steps: int
+    steps: int  # local ones on a CPU; an accelerator has 4
     at_clients: bool = True
 
 

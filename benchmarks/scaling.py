@@ -51,9 +51,9 @@ def rows(one: Result) -> Rows:
     cells = [f"{name}: {one['error']}" if "error" in one else name, f"{one['x'][0]:,} to {one['x'][-1]:,} {one['of']}"]
     for kind, scale in zip(KINDS, (1e3, 1e-6, 1e-6), strict=True):
         ends = [scale * np.median([point.get(kind, np.nan) for point in one["points"][i]]) for i in (0, -1)]
-        fit = one["fits"].get(kind, {"exponent": None, "interval": None})
-        interval = " ({:.3f} to {:.3f})".format(*fit["interval"]) if fit["interval"] else ""
-        cells += [" to ".join(map(harness.number, ends)), f"{fit['exponent']:.3f}{interval}" if kind in one["fits"] else "flat"]
+        fit = one["fits"].get(kind)
+        interval = " ({:.3f} to {:.3f})".format(*fit["interval"]) if fit and fit["interval"] else ""
+        cells += [" to ".join(map(harness.number, ends)), f"{fit['exponent']:.3f}{interval}" if fit else "flat"]
     return [cells]
 
 
@@ -87,9 +87,9 @@ def measure(point: dict[str, int], *, on_cpu: bool = False) -> Result:
 def power_law(x: Sequence[float], y: Sequence[float], *, fixed: bool) -> Result | None:
     """The exponent c of y = b x^c, by the slope of the logarithms, or with a `fixed` cost of y = a + b x^c with a, b >= 0, by
     relative residuals, and its 95 % interval (Student's), None where points are too few; None where y is fixed to a tenth."""
-    if fixed and (max(y) < 1.1 * min(y) or len(set(x)) < 3):
-        return None
     if fixed:
+        if max(y) < 1.1 * min(y) or len(set(x)) < 3:
+            return None
         guess, bounds, at = (min(y) / 2, max(y), 1), ([0, 0, -2], [np.inf, np.inf, 3]), np.divide(x, max(x))
         fit, covariance = optimize.curve_fit(lambda x, a, b, c: a + b * x**c, at, y, guess, y, bounds=bounds)
         exponent, deviation, freedom = fit[2], np.sqrt(covariance[2, 2]), len(x) - 3
@@ -151,14 +151,9 @@ def memory(rounds: int = ROUNDS, every_s: float = 0.2) -> Result:
     return case | {"growth": [float(fit.slope), float(half)], "resident": resident}
 
 
-def main() -> None:
-    """Measures the chosen series, prints and writes them; exit status 1 where a point failed."""
+if __name__ == "__main__":
     parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=(*SERIES, "rounds"), default=(*SERIES, "rounds"))
     arguments = parser.parse_args()
     found = (memory() if name == "rounds" else series(name) for name in arguments.only)
     harness.collect(arguments.json, found, rows, f"{WARM_UP} rounds of each process", base=BASE, processes=REPEATS)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,12 +8,12 @@ import json
 import pathlib
 import platform
 import time
+from collections import OrderedDict
 from importlib import metadata
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Job:
@@ -58,17 +58,12 @@ class Job:
         (self.folder / "report.json").write_text(json.dumps(found))
 
 
-class EmnistCNN(nn.Module):
+class EmnistCNN(nn.Sequential):
     """The network `emnist_cnn`: two convolutions, a max pool, two linear layers; images [B, ch, H, W] -> logits [B, C]."""
 
     def __init__(self, dropout: bool) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3)
-        self.linear1, self.linear2 = nn.Linear(12544, 128), nn.Linear(128, 10)
-        self.rates = (0.25, 0.5) if dropout else (0.0, 0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        x = functional.relu(self.conv2(functional.relu(self.conv1(x))))
-        x = functional.dropout(functional.max_pool2d(x, 2), self.rates[0], self.training)
-        x = functional.relu(self.linear1(x.flatten(1)))
-        return self.linear2(functional.dropout(x, self.rates[1], self.training))
+        first, second = (0.25, 0.5) if dropout else (0.0, 0.0)
+        convs = {"conv1": nn.Conv2d(3, 32, 3), "relu1": nn.ReLU(), "conv2": nn.Conv2d(32, 64, 3), "relu2": nn.ReLU()}
+        between = {"pool": nn.MaxPool2d(2), "dropout1": nn.Dropout(first), "flatten": nn.Flatten()}
+        linears = {"linear1": nn.Linear(12544, 128), "relu3": nn.ReLU(), "dropout2": nn.Dropout(second)}
+        super().__init__(OrderedDict(convs | between | linears | {"linear2": nn.Linear(128, 10)}))

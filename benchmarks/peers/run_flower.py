@@ -50,15 +50,12 @@ def main(folder: str) -> None:
     """Runs the job of a folder."""
     job, app, at = Job(folder), ServerApp(), []
 
-    def ended(number: int, arrays: ArrayRecord) -> None:
-        at.append(job.now())
-
     @app.main()
     def serve(grid, context) -> None:
         part = {"fraction_train": job.cohort / job.clients, "fraction_evaluate": 0.0}
         strategy = FedAvg(**part, min_train_nodes=job.cohort, min_available_nodes=job.clients)
-        rounds, start = job.warm_up + job.rounds, ArrayRecord(OrderedDict(job.weights))
-        result = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds, evaluate_fn=ended)
+        of = {"initial_arrays": ArrayRecord(OrderedDict(job.weights)), "num_rounds": job.warm_up + job.rounds}
+        result = strategy.start(grid=grid, **of, evaluate_fn=lambda number, arrays: at.append(job.now()))
         job.report(at, result.arrays.to_torch_state_dict(), "flwr", "ray")
 
     os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parent)  # where the actors find this module

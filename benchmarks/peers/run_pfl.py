@@ -50,8 +50,7 @@ class Clock(TrainingProcessCallback):
         return False, Metrics()
 
 
-def main() -> None:
-    """Runs the job of the command line."""
+if __name__ == "__main__":
     job = Job(sys.argv[1])
     network = Network(job.dropout)
     network.load_state_dict(job.weights)
@@ -74,7 +73,3 @@ def main() -> None:
         job.report(clock.at, network.state_dict(), "pfl")
     if torch.distributed.is_initialized():  # else a process may abort at its end, as a thread of gloo's is still there
         torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -81,8 +81,7 @@ def step_gradient(network, x, label, accepted, confident, rho: float) -> list[to
     return [a + b for a, b in zip(of_accepted, of_consistency, strict=True)]
 
 
-def main() -> None:
-    """Runs the job of the command line."""
+if __name__ == "__main__":
     job = Job(sys.argv[1])
     network = WideResNet(job.depth, job.width).to(job.device, memory_format=job.layout)
     start = {name: value.to(job.device, job.dtype) for name, value in job.weights.items()}
@@ -108,7 +107,3 @@ def main() -> None:
                 total[name] += share * p.detach()
         at.append(job.now())
     job.report(at, {name: total[name] / weight for name, _ in network.named_parameters()})
-
-
-if __name__ == "__main__":
-    main()

@@ -28,27 +28,9 @@ from fedjax_ssl.methods.supervised import supervised
 from fedjax_ssl.methods.uda import uda
 from fedjax_ssl.options import Options
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "fl2": fl2,
-    "fedcon": fedcon,
-    "feddure": feddure,
-    "fedmatch": fedmatch,
-    "fixmatch": fixmatch,
-    "semifl": semifl,
-    "fedsiam_pi": fedsiam_pi,
-    "fedsiam_mt": fedsiam_mt,
-    "fedsiam_d": fedsiam_d,
-    "supervised": supervised,
-    "freematch_central": freematch_central,
-    "fixmatch_central": fixmatch_central,
-    "uda": uda,
-    "fedavg": fedavg,
-    "fedavg_pp": fedavg_pp,
-    "fedprox": fedprox,
-    "fedsem": fedsem,
-    "fedlabel": fedlabel,
-    "fedtrinet": fedtrinet,
-}
+_METHODS = (fl2, fedcon, feddure, fedmatch, fixmatch, semifl, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedlabel, fedtrinet)
+_BASELINES = (supervised, freematch_central, fixmatch_central, uda, fedavg, fedavg_pp, fedprox)
+METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_BASELINES)}
 PROX_MU: dict[str, float] = {"fedprox": 0.01}
 """The default of `method.prox_mu` for the methods whose default is not 0."""
 
@@ -61,13 +43,10 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
 def register_method(name: str, factory: Callable[..., Method]) -> None:
     """Makes a method known as `method.name`; a method of one's own gives way to another of its name.
 
-    Args:
-        name: of letters, digits and underscores, and of none of the package's methods.
-        factory: (*, task, client, server, options) -> Method; the default of `options` is an instance of a subclass of
-            `fedjax_ssl.Options`.
+    The default of the factory's `options` is an instance of a subclass of `fedjax_ssl.Options`.
 
     Raises:
-        ValueError: the name is taken, or the factory lacks what a method's factory has.
+        ValueError: the name is one of the package's methods, or the factory lacks what a method's factory has.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_method: got the name {name!r}, accepted: a new name of letters, digits and underscores")

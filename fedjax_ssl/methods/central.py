@@ -45,18 +45,16 @@ class FreeMatchCentralOptions(CentralOptions):
 
     fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
     threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
-    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="Upper limit of tau (USB's SVHN: .95)."
-    )
+    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Upper limit of tau (SVHN: .95).")
     threshold_quantile: Decay = Field(default=0.0, description="Tau averages this quantile of confidences; 0: their mean.")
     least_threshold: Weight = Field(default=0.0, description="Lower limit of class thresholds (SVHN in TorchSSL: .9).")
     most_threshold: Weight = Field(default=1.0, description="Upper limit of class thresholds (SVHN in TorchSSL: .95).")
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        if self.least_threshold > self.most_threshold:
-            accepted = f"a number in [0, method.most_threshold = {self.most_threshold}]"
-            raise ValueError(f"method.least_threshold: got {self.least_threshold}, accepted: {accepted}")
+        least, most = self.least_threshold, self.most_threshold
+        if least > most:
+            raise ValueError(f"method.least_threshold: got {least}, accepted: a number in [0, method.most_threshold = {most}]")
         return self
 
 
@@ -70,21 +68,16 @@ class CentralState(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The softmax outputs [mu B, C] on weak views of unlabeled examples, without gradient, and the logits on strong views.
+    """The network's outputs on a batch of mu B unlabeled examples."""
 
-    `mask` bool [mu B] says which rows are real examples; `true_labels` int32 [mu B] are for diagnostics alone.
-    """
-
-    probs: jax.Array
-    logits: jax.Array
-    mask: jax.Array
-    true_labels: jax.Array
+    probs: jax.Array  # softmax outputs [mu B, C] on weak views, without gradient
+    logits: jax.Array  # [mu B, C], on strong views
+    mask: jax.Array  # bool [mu B], the real examples
+    true_labels: jax.Array  # int32 [mu B], for diagnostics alone
 
 
-Unlabeled = tuple[jax.Array, PyTree, Metrics]
-"""What unlabeled examples add to a step: their loss, the new status, and metrics."""
-UnlabeledLoss = Callable[[Outputs, PyTree], Unlabeled]
-"""(outputs, status) -> Unlabeled."""
+Unlabeled = tuple[jax.Array, PyTree, Metrics]  # the loss of unlabeled examples, the new status, and metrics
+UnlabeledLoss = Callable[[Outputs, PyTree], Unlabeled]  # of the outputs and the status
 
 
 def fixmatch_central(
@@ -107,20 +100,13 @@ def freematch_central(
 ) -> Method:
     """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f, where L_f is the fairness term.
 
-    A pseudo-label is accepted where max q >= tau_t(argmax q), after tau_t is updated with the batch's q; >= as in the authors'
-    code.
+    As in the authors' code, a pseudo-label is accepted where max q >= tau_t(argmax q), with the batch's q in tau_t.
     """
     del client
 
     def unlabeled_loss(outputs: Outputs, status: freematch.Status) -> Unlabeled:
-        status = freematch.update(
-            status,
-            outputs.probs,
-            outputs.mask,
-            decay=options.threshold_decay,
-            largest=options.threshold_clip,
-            quantile=options.threshold_quantile,
-        )
+        decay, largest, quantile = options.threshold_decay, options.threshold_clip, options.threshold_quantile
+        status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest, quantile=quantile)
         label, confidence = pseudo_labels.harden(outputs.probs)
         required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
         accepted = outputs.mask & thresholds.passes(confidence, required, strict=False)
@@ -133,10 +119,7 @@ def freematch_central(
 
 
 def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> tuple[jax.Array, Metrics]:
-    """L_u, the summed cross-entropy of accepted strong views over the batch size (Sohn et al. 2020, Eq. 4), and metrics.
-
-    `label` int32 [mu B] are the pseudo-labels, `accepted` bool [mu B] those that train.
-    """
+    """L_u, the summed cross-entropy of accepted strong views over the batch size (Sohn et al. 2020, Eq. 4), and metrics."""
     loss = losses.masked_mean(losses.cross_entropy(outputs.logits, label), accepted, jnp.sum(outputs.mask))
     metrics = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
     return loss, {**metrics, "mask_rate": mean(accepted, outputs.mask)}
@@ -227,11 +210,8 @@ def gradient(
     labeled, unlabeled = inputs.labeled, inputs.unlabeled
     labeled_key, weak_key, strong_key = jax.random.split(inputs.key, 3)
     images = data.unlabeled.take(unlabeled.positions)
-    views = (
-        task.views.labeled(labeled_key, data.labeled.take(labeled.positions)),
-        task.views.weak(weak_key, images),
-        task.views.strong(strong_key, images),
-    )
+    examples = task.views.labeled(labeled_key, data.labeled.take(labeled.positions))
+    views = (examples, task.views.weak(weak_key, images), task.views.strong(strong_key, images))
     masks = (labeled.mask, unlabeled.mask, unlabeled.mask)
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree, Metrics]]:

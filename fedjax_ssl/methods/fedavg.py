@@ -21,11 +21,7 @@ class FedAvgOptions(Options):
 
 
 def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size.
-
-    Raises:
-        ValueError: no client has labels.
-    """
+    """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size."""
     del options
     return _fedavg(task, client, server, task.views.labeled)
 
@@ -39,10 +35,7 @@ def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOp
 def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
     """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 over trainable parameters in the local objective.
 
-    Every method takes mu as `method.prox_mu`; here it has to be positive.
-
-    Raises:
-        ValueError: mu is 0, or no client has labels.
+    Every method takes mu as `method.prox_mu`; here 0 is a ValueError.
     """
     if not is_on(client.prox_mu):
         raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
@@ -51,10 +44,8 @@ def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOpti
 
 def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
     if "clients" not in task.labels_at:
-        raise ValueError(
-            "data.labels_at: got server for clients that train on labels alone, "
-            "accepted: clients, or server with data.reveal_labels=True"
-        )
+        accepted = "clients, or server with data.reveal_labels=True"
+        raise ValueError(f"data.labels_at: got server for clients that train on labels alone, accepted: {accepted}")
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)

@@ -2,8 +2,7 @@
 
 The server trains on its labels and on consistency with a teacher, a slow moving average of its network. Each client trains the
 backbone, the layers before the classifier, to predict what a slow moving average of its own makes of another view of the same
-image (BYOL). Only backbones are sent: the classifier stays at the server, a client's predictor and average at the client. These
-are large: with the paper's networks `execution.data=host` stores them off the device.
+image (BYOL). Only backbones are sent; a client keeps its predictor and average (off the device with `execution.data=host`).
 
 Losses are the paper's, optimizers and schedules those of its released code, except for apparent mistakes there: the server's
 average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine spans the run), client
@@ -24,7 +23,8 @@ from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, apply_gradients, dropout_key
-from fedjax_ssl.local.server import ServerWork, requirements, server_step, with_statistics
+from fedjax_ssl.local.objectives import View
+from fedjax_ssl.local.server import ServerWork, server_step, with_statistics
 from fedjax_ssl.local.task import join
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
@@ -38,9 +38,7 @@ class FedConOptions(Options):
 
     head_hidden: Count = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
     target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
-    teacher_rate: Fraction = Field(
-        default=4e-4, description="The decay of the server's average is 1 - this at first, 1 at last."
-    )
+    teacher_rate: Fraction = Field(default=4e-4, description="The server's average has decay 1 - this at first, 1 at last.")
     ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
 
 
@@ -55,13 +53,10 @@ class FedConServerState(NamedTuple):
 
 
 class FedConClientState(NamedTuple):
-    """A client's predictor h, the average f' of its backbones, whether it took part before, and its optimizer state.
-
-    Before a client has taken part, f' is the backbone that it receives.
-    """
+    """A client's predictor h, the average f' of its backbones, whether it took part before, and its optimizer state."""
 
     head: PyTree
-    target: PyTree
+    target: PyTree  # not read before the client has taken part: then f' is the backbone that it receives
     seen: jax.Array
     optimizer: PyTree
 
@@ -69,16 +64,12 @@ class FedConClientState(NamedTuple):
 def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptions = FedConOptions()) -> Method:
     """FedCon: a round averages the backbones of the clients that have data, uniformly, then the server trains.
 
-    Two views of each image are drawn from the same recipe, the labeled one at the server and the weak one at the clients.
-
-    Raises:
-        ValueError: the network has no layers before its classifier.
+    Two views of each image are drawn from the same recipe, the labeled one at the server and the weak one at the clients. A
+    network that has no layers before its classifier is a ValueError.
     """
     if not task.model.backbone():
-        raise ValueError(
-            "model.name: got a network that is one classifier, with method.name=fedcon, "
-            "accepted: one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
-        )
+        accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
+        raise ValueError(f"model.name: got a network that is one classifier, with method.name=fedcon, accepted: {accepted}")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[FedConServerState, FedConClientState]:
         weights = task.init(key, spec.image_shape)
@@ -95,16 +86,10 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
     def broadcast(state: FedConServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
-    work = server_work(task, server, options)
-    return Method(
-        init=init,
-        prepare=work.prepare,
-        broadcast=broadcast,
-        client_update=partial(client_update, Setup(task, client, server, options)),
-        server_update=work.finish_round,
-        predict={"global": lambda state, images, mask: task.predict(state.weights, images, mask)},
-        requires=requirements(task, server)._replace(server_training=("after",)),
-    )
+    update = partial(client_update, Setup(task, client, server, options))
+    method = local.averaging_method(task, client, server, update, work=server_work(task, server, options))
+    requires = method.requires._replace(server_training=("after",))
+    return method._replace(init=init, broadcast=broadcast, requires=requires)
 
 
 def client_update(
@@ -139,8 +124,7 @@ def head_of(options: FedConOptions, num_features: int) -> ModelFns:
     return predictor(options.head_hidden or 3 * num_features)
 
 
-TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]
-"""(weights, batch, key, parameters of the moving average) -> Gradients."""
+TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]  # last: the parameters of the moving average
 
 
 def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> TeacherGradient:
@@ -191,15 +175,15 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
             return losses.masked_mean(ce + consistency_weight * kl, batch.mask), (ce, kl, batch_stats)
 
         grad, (ce, kl, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)}
-        return Gradients(grad, batch_stats, metrics)
+        return Gradients(grad, batch_stats, {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)})
 
     return gradient
 
 
-def _two_views(
-    view: Callable[[jax.Array, jax.Array], jax.Array], images: jax.Array, key: jax.Array
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+Two = list[jax.Array]  # one array for each of two views
+
+
+def _two_views(view: View, images: jax.Array, key: jax.Array) -> tuple[Two, Two, Two]:
     """Two independent views of a batch; the two dropout keys of the network, and those of its moving average."""
     keys = jax.random.split(key, 4)
     dropout_keys = [dropout_key(k) for k in keys]
@@ -207,12 +191,8 @@ def _two_views(
 
 
 def _both(
-    forward: Callable[..., tuple[jax.Array, PyTree]],
-    weights: Weights,
-    views: list[jax.Array],
-    mask: jax.Array,
-    keys: list[jax.Array],
-) -> tuple[list[jax.Array], PyTree]:
+    forward: Callable[..., tuple[jax.Array, PyTree]], weights: Weights, views: Two, mask: jax.Array, keys: Two
+) -> tuple[Two, PyTree]:
     """Outputs on two views, each normalized by its own batch, and the mean of the statistics of the two batches."""
     outputs, stats = zip(*(forward(weights, view, mask, key) for view, key in zip(views, keys, strict=True)), strict=True)
     return list(outputs), jax.tree.map(lambda a, b: (a + b) / 2, *stats)
@@ -246,8 +226,7 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
             decay = ema.annealed_decay(state.steps + batch.step, all_steps, options.teacher_rate)
             return (fit, ema.update(teacher, fit.weights.params, decay)), gradients.metrics
 
-        start = training.start(state.weights, state.fine_tune), state.teacher
-        trained = local.train(start, one, schedule, train_key)
+        trained = local.train((training.start(state.weights, state.fine_tune), state.teacher), one, schedule, train_key)
         (weights, optimizer), teacher = trained.carry
         state = FedConServerState(weights, state.optimizer, training.stored(optimizer), teacher, state.steps + schedule.steps)
         return state, {f"server/{name}": value for name, value in trained.metrics.items()}

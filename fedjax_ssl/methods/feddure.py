@@ -5,14 +5,12 @@ network phi that starts from the broadcast model each round and takes steps on t
 its loss on labeled examples is the reward d of the batch. The fine-grained regulator (F-reg) is a small network w in the client
 state, which weighs single examples and learns so that the step of phi would lower that loss. Neither is ever sent.
 
-The algorithm is the paper's. The released code is another one, without F-reg and with a reward of opposite sign. From it come
-data, networks, the size of unlabeled batches and what the paper leaves open:
+The released code is another algorithm, without F-reg and with a reward of opposite sign. It settles what the paper leaves open:
 
 - F-reg sees softmax outputs (of the weak view in the code, here of the strong view, as in the equations).
-- theta sees labeled, weak and strong views as one batch in training mode. phi sees strong views and labeled ones, in training
-  mode too; the statistics of its batches are dropped.
-- The look-ahead is gradient descent. theta and phi step by the client's optimizer, F-reg by Adam, whose state is persistent.
-  The optimizer state of phi starts afresh each round, that of theta unless `client.optimizer.persistent`.
+- theta sees labeled, weak and strong views as one batch in training mode. phi sees strong views and labeled ones apart, in
+  training mode too; their statistics are dropped.
+- theta and phi step by the client's optimizer, phi's from a fresh state each round; F-reg by Adam, whose state is persistent.
 - A local epoch goes once through the labeled examples.
 """
 
@@ -42,9 +40,7 @@ class FedDureOptions(Options):
     regulators: Literal["both", "no_c", "no_f"] = Field(
         default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
     )
-    meta_gradient: Literal["direct", "nested"] = Field(
-        default="direct", description="F-reg's gradient: `direct` or as written."
-    )
+    meta_gradient: Literal["direct", "nested"] = Field(default="direct", description="F-reg's gradient: direct or as written.")
     detach_freg_input: bool = Field(default=False, description="F-reg's input is constant where phi is differentiated.")
     confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
@@ -54,8 +50,7 @@ class FedDureOptions(Options):
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size of a client."""
-        largest = self.largest_batch_size or largest_batch(counts, batch_size)
-        return self.model_copy(update={"largest_batch_size": largest})
+        return self.model_copy(update={"largest_batch_size": self.largest_batch_size or largest_batch(counts, batch_size)})
 
 
 class FedDureClientState(NamedTuple):
@@ -76,10 +71,7 @@ class Regulators(NamedTuple):
 
 
 class StepViews(NamedTuple):
-    """The views of a step's two batches: labeled ones [B, H, W, ch], weak and strong ones [B_u, H, W, ch].
-
-    `labels` int32 [B] and `labeled_mask` bool [B] are of the labeled batch, `mask` bool [B_u] of the unlabeled one.
-    """
+    """The views [B, H, W, ch] of a step's two batches: labeled ones, and weak and strong ones of unlabeled examples."""
 
     labeled: jax.Array
     labels: jax.Array
@@ -140,7 +132,7 @@ def own_batch_size(labeled: Any, unlabeled: Any, batch_size: int) -> jax.Array:
     """The unlabeled batch size B_u of clients by the rule of the released code, about one batch for each labeled one.
 
     It is |D_u| div n for n = round(|D_s| / B), or n = 4 if that is 2 or less; a quarter of the result if it is 400 or more; and
-    |D_u| if it is 0. `labeled` |D_s| and `unlabeled` |D_u| are integer arrays of one shape, as is the result.
+    |D_u| if it is 0. The arguments |D_s| and |D_u| are integers or arrays of one shape.
     """
     n, rest = labeled // batch_size, labeled % batch_size
     n = n + ((2 * rest > batch_size) | ((2 * rest == batch_size) & (n % 2 == 1)))  # round half to even
@@ -164,7 +156,7 @@ def gradient(
 
     The instance weights m_i and the reward d are constants, and all pseudo-labels y_i are used, without a threshold.
     """
-    task, options = setup.task, setup.options
+    task, _, _, options = setup
     at, images = pair.labeled.positions, shard.unlabeled.take(pair.unlabeled.positions)
     step = StepViews(
         labeled=task.views.labeled(local.substream(key, "labeled"), shard.labeled.take(at)),
@@ -206,23 +198,21 @@ def gradient(
 
 def instance_weights(options: FedDureOptions, w: PyTree, logits: jax.Array, passed: jax.Array) -> jax.Array:
     """Weights of unlabeled examples, float32 [B_u], by F-reg or by the fixed threshold."""
-    if options.regulators == "no_f":
-        return passed.astype(jnp.float32)
-    return f_reg.instance_weights(w, jax.nn.softmax(logits))
+    by_threshold = options.regulators == "no_f"
+    return passed.astype(jnp.float32) if by_threshold else f_reg.instance_weights(w, jax.nn.softmax(logits))
 
 
 def regulate(
     setup: Setup, step: StepViews, label: jax.Array, passed: jax.Array, weights: Weights, regulators: Regulators, key: jax.Array
 ) -> tuple[Regulators, jax.Array]:
-    """The regulators after a step, and the reward d of the pseudo-labels y, float32 scalar, 0 without C-reg.
+    """The regulators after a step, and the reward d of the pseudo-labels y, 0 without C-reg, where theta replaces phi.
 
         G(w, phi) = mean_i F(f(strong(u_i); phi); w) CE(y_i, f(strong(u_i); phi))
         w'   = w   - eta_w grad_w CE(y, f(x; phi - eta_s grad_phi G(w, phi)))                         (Eqs. 4, 5)
         phi' = phi - eta_s grad_phi G(w', phi)                                                        (Eq. 2)
         d    = CE(y, f(x; phi)) - CE(y, f(x; phi')), positive where the pseudo-labels helped          (Eq. 3)
 
-    `label` int32 [B_u] are pseudo-labels, `passed` bool [B_u] those that pass the fixed threshold. `weights` is theta, which
-    replaces phi without C-reg, and `key` is of the dropout masks.
+    `passed` are the pseudo-labels that pass the fixed threshold, `weights` is theta, and `key` is of the dropout masks.
     """
     (task, client, _, options), (phi, phi_optimizer, w, w_optimizer) = setup, regulators
     phi = weights.params if options.regulators == "no_c" else phi
@@ -253,21 +243,15 @@ def regulate(
             meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
         else:
             meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)
-        new = _step(optax.scale_by_adam(), options.eta_w, w, w_optimizer, meta)
+        direction, state = optax.scale_by_adam().update(meta, w_optimizer, w)
+        new = f_reg.look_ahead(w, direction, options.eta_w), state
         w, w_optimizer = jax.tree.map(lambda new, old: jnp.where(step.both, new, old), new, (w, w_optimizer))
     if options.regulators == "no_c":
         return Regulators((), (), w, w_optimizer), jnp.zeros(())
     (grad,) = pullback(jax.grad(loss, 1)(w, logits))
-    new_phi, phi_optimizer = _step(client.optimizer, options.eta_s, phi, phi_optimizer, grad)
+    direction, phi_optimizer = client.optimizer.update(grad, phi_optimizer, phi)
+    new_phi = f_reg.look_ahead(phi, direction, options.eta_s)
     return Regulators(new_phi, phi_optimizer, w, w_optimizer), labeled_loss(phi) - labeled_loss(new_phi)
-
-
-def _step(
-    optimizer: optax.GradientTransformation, rate: float, params: PyTree, state: PyTree, grad: PyTree
-) -> tuple[PyTree, PyTree]:
-    """The parameters after one step, params - rate direction(grad), and the optimizer state."""
-    direction, state = optimizer.update(grad, state, params)
-    return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
 
 
 def regulator_metrics(options: FedDureOptions, step: StepViews, m: jax.Array, reward: jax.Array) -> Metrics:

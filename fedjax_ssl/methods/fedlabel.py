@@ -11,13 +11,11 @@ the output of the other, y = argmax s*. x is accepted if max s* > beta, and
 
     L = 1/b sum over accepted of CE(f(strong(x)), y) + [argmax s- = y] lambda_0 h(s-)/h(s*) KL(s- || f(x))    (Eqs. 3-8)
 
-Where the paper is silent, the choices are those of its released code, FLUTE's FedLabels: h and beta are of probabilities; the
-global expert wins a tie; w_U sees accepted examples alone, in training mode, strong and plain views in two forward passes with
-batch statistics of their own; a batch without an accepted example is no step. Batch-norm statistics are updated by the mean of
-both changes, since a sum could leave variances negative. r counts draws, repeats included.
+Where the paper is silent, the choices are those of its released code, FLUTE's FedLabels: h and beta are of probabilities; w_U
+sees accepted examples alone, strong and plain views in two forward passes with statistics of their own; a batch without any is
+no step. Batch-norm statistics change by the mean of both changes, since a sum could leave variances negative.
 
-FLUTE's choices that contradict the paper are options, marked `released`. One is left out as a mistake: it never resets the
-gradients of w_U within a round, so that they add up over steps.
+FLUTE's choices that contradict the paper are options, marked `released`, but for a mistake: it adds up the gradients of w_U.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ from fedjax_ssl.metrics import Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight, rounds_of
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
-USES = "uses"
-"""The metric of a step that counts its uses of each of the client's examples, int32 [n]."""
+USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
 
 
 class FedLabelOptions(Options):
@@ -49,15 +46,11 @@ class FedLabelOptions(Options):
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
     measure: Literal["variance", "entropy"] = Field(default="variance", description="Certainty h: variance or inverse entropy.")
-    experts: Literal["both", "local", "global"] = Field(
-        default="both", description="Who labels; one alone: no consistency loss."
-    )
+    experts: Literal["both", "local", "global"] = Field(default="both", description="Who labels; one alone: no consistency.")
     expert_view: Literal["plain", "weak"] = Field(default="plain", description="View for experts and KL (`released`: `weak`).")
     augment: Literal["strong", "none"] = Field(default="strong", description="View for CE; `none`: the experts' (Figure 7).")
     consistency_weight: Weight = Field(default=0.05, description="Weight lambda_0 of the consistency loss.")
-    consistency_target: Literal["other", "local"] = Field(
-        default="other", description="KL's target expert (`released`: local)."
-    )
+    consistency_target: Literal["other", "local"] = Field(default="other", description="Target of KL (`released`: `local`).")
     kl_order: Literal["target_first", "net_first"] = Field(
         default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
     )
@@ -130,7 +123,7 @@ def client_update(
     setup: Setup, shared: Broadcast, _: PyTree, state: FedLabelClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains w_L, then w_U, and uploads both changes."""
-    task, options = setup.task, setup.options
+    task, _, _, options = setup
     labeled_key, unlabeled_key = jax.random.split(key)
     labeled = train_labeled(setup, shared, state.labeled, shard, labeled_key)
     unlabeled = train_unlabeled(setup, shared, labeled.carry.weights, state.unlabeled, shard, unlabeled_key)
@@ -167,15 +160,13 @@ def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Sha
     """The training of w_L, by cross-entropy of labeled examples."""
     task, client, _, _ = setup
     order_key, train_key = jax.random.split(key)
-    supervised = local.supervised_gradient(task, shard.labeled)
-    mask = shard.labeled.mask
+    supervised, mask = local.supervised_gradient(task, shard.labeled), shard.labeled.mask
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         return _counted(supervised(weights, batch, key), batch, batch.mask, len(mask))
 
-    schedule = (
-        batching.draws(order_key, mask, client.batch_size, client.steps) if client.steps else client.schedule(order_key, mask)
-    )
+    drawn = client.steps > 0
+    schedule = batching.draws(order_key, mask, client.batch_size, client.steps) if drawn else client.schedule(order_key, mask)
     start = Fit(shared.weights, optimizer)
     return local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
 
@@ -218,8 +209,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
                     outputs, second = task.train_logits(net, view, accepted, plain_key)
                     stats = task.merged_stats(weights.stats, stats, second)
                 kl = distance(target, outputs)
-                consistency = losses.masked_mean(decision.ratio * kl, agreeing, divisor)
-                value += options.consistency_weight * consistency
+                value += options.consistency_weight * losses.masked_mean(decision.ratio * kl, agreeing, divisor)
             if options.proximity:
                 apart = jax.tree.map(lambda p, a: jnp.mean(jnp.square(p - a)), params, anchor.params)
                 value += options.proximity * sum(jax.tree.leaves(apart))

@@ -23,7 +23,7 @@ from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
-from fedjax_ssl.local.server import requirements, server_step, with_statistics
+from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -32,8 +32,7 @@ from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.options import Count, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
-Carry = tuple[Weights, tuple[PyTree, ...]]
-"""Weights whose params are Parts, and the optimizer states of both."""
+Carry = tuple[Weights, tuple[PyTree, ...]]  # weights whose params are Parts, and the optimizer states of both
 
 
 class FedMatchOptions(Options):
@@ -68,29 +67,24 @@ class Helpers(NamedTuple):
 
 
 class FedMatchClientState(NamedTuple):
-    """Whether a client has taken part, the embedding [C] and the psi of its last upload, and the optimizer states of its parts.
-
-    The embedding is the model's output on `agreement.embedding_image`. Optimizer states are `()` if not persistent.
-    """
+    """Whether a client has taken part, the embedding and the psi of its last upload, and the optimizer states of its parts."""
 
     seen: jax.Array
-    embedding: jax.Array
+    embedding: jax.Array  # [C], the model's output on `agreement.embedding_image`
     psi: PyTree
-    optimizer: tuple[PyTree, ...]
+    optimizer: tuple[PyTree, ...]  # each `()` if not persistent
 
 
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
     """FedMatch, for labels at the server or at the clients: parameters in two parts, and clients that help each other."""
     setup = Setup(task, client, server, options)
-    work = server_work(setup)
-    return Method(
+    update, places, work = partial(client_update, setup), ("server", "clients"), server_work(setup)
+    method = local.averaging_method(task, client, server, update, labels_at=places, work=work)
+    return method._replace(
         init=partial(init, setup),
-        prepare=work.prepare,
         broadcast=partial(broadcast, setup),
-        client_update=partial(client_update, setup),
-        server_update=work.finish_round,
         predict={"global": lambda state, images, mask: task.predict(evaluated(options, state.weights), images, mask)},
-        requires=requirements(task, server, ("server", "clients"))._replace(all_states=True, server_training=("after",)),
+        requires=method.requires._replace(all_states=True, server_training=("after",)),
     )
 
 
@@ -184,10 +178,8 @@ def client_update(
     model = uploaded._replace(params=decomposed.add(*uploaded.params))
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
-    took_part = trained.images > 0
-    new = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers)
-    size = num_bytes(psi) // 4
-    entries = jnp.stack([message.entries for message in sent])
+    new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.images > 0
+    entries, size = jnp.stack([message.entries for message in sent]), num_bytes(psi) // 4
     metrics = {
         **local.client_metrics(trained, down=(), up=()),
         "comm/bytes_down": Sum(bytes_down(shared, helpers, old)),
@@ -263,11 +255,10 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
             cotangent, divergence = jax.grad(consistency, has_aux=True)(logits)
             return *pullback(cotangent), divergence, agreement.label(logits, outputs, helpers.available)
 
-        grad_i, divergence, label = jax.lax.cond(
-            shared.helping,
-            helped,
-            lambda: (jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label),
-        )
+        def alone() -> tuple[PyTree, jax.Array, jax.Array]:
+            return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label
+
+        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)

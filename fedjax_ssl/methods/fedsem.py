@@ -1,9 +1,9 @@
 """FedSem (Albaseer et al. 2020): FedAvg on labels, then on all data, with pseudo-labels that are made once in between.
 
 As FedSiam describes it, the last model of the first phase labels every unlabeled example by its largest output, without a
-threshold. The pseudo-labels never change: a client that is first drawn later receives that model, too, and labels its data by
-it. The average over clients is uniform, as in FedSiam's released code. Unlike there, the final model is the last one instead of
-the best one on test data, and pseudo-labels are made on plain images instead of augmented ones.
+threshold. The pseudo-labels never change: a client that is first drawn later receives that model, too. The average over clients
+is uniform, as in FedSiam's released code. Unlike there, the final model is the last one, not the best one on test data, and
+pseudo-labels are made on plain images.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class FedSemOptions(Options):
     """FedSem's own settings."""
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
-    labeled_repeats: Positive = Field(
-        default=1, description="Repeats of labeled data in phase 1's epochs (`released`: 3 or 2)."
-    )
+    labeled_repeats: Positive = Field(default=1, description="Repeats of labels in epochs of phase 1 (`released`: 3 or 2).")
 
     def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
         """With `labeled_rounds` as a number of rounds."""
@@ -71,10 +69,8 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
         none = jnp.full((spec.num_clients, spec.client_rows), -1, jnp.int32)
         return state._replace(own=state.weights), FedSemClientState(none, optimizer)
 
-    def server_update(
-        state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
-    ) -> tuple[ServerState, Metrics]:
-        new, metrics = method.server_update(state, aggregate, data, key)
+    def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+        new, metrics = method.server_update(state, update, data, key)
         first_phase = data.round < options.labeled_rounds  # in which the labeler is the global model
         labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
         return new._replace(own=labeler), metrics

@@ -10,10 +10,8 @@ at the server the clients minimize J alone, and the server trains on L after it 
 
 Where the paper is silent: alpha depends on m, a client's SGD steps over all rounds, and beta_k on n, its local epochs, both
 including the current one. The target is in training mode, with a view, dropout and batch-norm statistics of its own (the online
-network's while alpha = 0). With labels at the server, m counts the server's steps from round 1 on.
-
-No option follows the released code where it averages clients uniformly (here by size, Eq. 2), draws one order of batches for
-all epochs of a round, and returns the model that is best on the test set (here the last one).
+network's while alpha = 0). With labels at the server, m counts the server's steps from round 1 on. Unlike in the released code,
+clients are averaged by size (Eq. 2), each epoch has an order of its own, and the last model counts, not the best on test data.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
-from fedjax_ssl.local.server import requirements, with_statistics
+from fedjax_ssl.local.server import with_statistics
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Options, Positive, Weight
@@ -47,10 +45,7 @@ class FedSiamPiOptions(Options):
     consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
     normalization: Literal["paper", "released"] = Field(
         default="paper",
-        description=(
-            "`released` takes the mean of the squared error over classes, divides L by all examples of a batch, and counts "
-            "epochs for beta_k and alpha one participation ahead."
-        ),
+        description="`released`: J's mean over classes, L over all of a batch, and epochs counted one participation ahead.",
     )
     labeled_repeats: Positive = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
 
@@ -63,10 +58,7 @@ class FedSiamMTOptions(FedSiamPiOptions):
 
 
 class FedSiamBroadcast(NamedTuple):
-    """The global network or pair of networks, the learning rate, and the largest alpha of the round.
-
-    Where alpha is 0 the target is the online network, and only one is sent.
-    """
+    """The global network or networks (one is sent if alpha is 0), the learning rate, and the round's largest alpha."""
 
     weights: Weights
     learning_rate: jax.Array
@@ -81,8 +73,7 @@ class FedSiamClientState(NamedTuple):
     optimizer: PyTree
 
 
-AlphaMax = Callable[[jax.Array], jax.Array]
-"""A round's number, int32 scalar from 1 -> the largest alpha of that round, float32 scalar."""
+AlphaMax = Callable[[jax.Array], jax.Array]  # from a round's number, from 1, to the largest alpha of that round
 
 
 def fedsiam_pi(*, task: Task, client: Training, server: Server, options: FedSiamPiOptions = FedSiamPiOptions()) -> Method:
@@ -113,12 +104,12 @@ def method_of(
     setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
-        one = task.init(key, spec.image_shape)
-        weights = networks.join(one, one) if paired else one
-        fine_tune = server.fine_tune.init(one.params) if "server" in task.labels_at else ()
-        state = ServerState(weights, server.optimizer.init(weights.params), fine_tune)
+        state, optimizers = method.init(key, spec)
+        if paired:
+            weights = networks.join(state.weights, state.weights)
+            state = state._replace(weights=weights, optimizer=server.optimizer.init(weights.params))
         zeros = jnp.zeros(spec.num_clients, jnp.int32)
-        return state, FedSiamClientState(zeros, zeros, client.init_clients(one.params, spec.num_clients))
+        return state, FedSiamClientState(zeros, zeros, optimizers)
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSiamBroadcast, PyTree]:
         return FedSiamBroadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
@@ -131,16 +122,11 @@ def method_of(
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(getattr(networks.networks(state.weights), which), images, mask)
 
-    work = server_work(task, server, alpha_max)
-    return Method(
-        init=init,
-        prepare=work.prepare,
-        broadcast=broadcast,
-        client_update=client_update,
-        server_update=work.finish_round,
-        predict={which: predict(which) for which in (("target", "online") if paired else ("online",))},
-        requires=requirements(task, server, ("server", "clients"))._replace(server_training=("after",)),
-    )
+    places, work = ("server", "clients"), server_work(task, server, alpha_max)
+    method = local.averaging_method(task, client, server, client_update, labels_at=places, work=work)
+    predictions = {which: predict(which) for which in (("target", "online") if paired else ("online",))}
+    requires = method.requires._replace(server_training=("after",))
+    return method._replace(init=init, broadcast=broadcast, predict=predictions, requires=requires)
 
 
 def train_client(
@@ -159,8 +145,7 @@ def train_client(
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
     gradient, start = client_gradient(task, options, examples, epochs), Fit(shared.weights, state.optimizer)
-    rate = shared.learning_rate
-    trained = train_pair(task, client, gradient, start, schedule, alpha, learning_rate=rate, key=train_key)
+    trained = train_pair(task, client, gradient, start, Steps(shared.learning_rate, schedule, alpha), train_key)
     weights, optimizer = trained.carry
     update = task.update(shared.weights, weights)
     one = networks.networks(shared.weights).target
@@ -178,20 +163,18 @@ PairGradient = Callable[[Weights, Batch, jax.Array, Weights], tuple[Gradients, P
 """(online network, batch, key, target network) -> (gradients of the online network, batch statistics of the target or `()`)."""
 
 
-def train_pair(
-    task: Task,
-    training: Training,
-    gradient: PairGradient,
-    fit: Fit,
-    schedule: batching.Schedule,
-    alpha: Callable[[Batch], jax.Array],
-    *,
-    learning_rate: jax.Array,
-    key: jax.Array,
-) -> Trained:
+class Steps(NamedTuple):
+    """The steps of a training: the learning rate, the batches, and the target's decay after the step on a batch."""
+
+    learning_rate: jax.Array
+    schedule: batching.Schedule
+    alpha: Callable[[Batch], jax.Array]
+
+
+def train_pair(task: Task, training: Training, gradient: PairGradient, fit: Fit, steps: Steps, key: jax.Array) -> Trained:
     """Trains the online network of `fit`, whose weights are one network or a pair; a target follows after every step.
 
-    `alpha` gives the target's decay after the step on a batch. The carry of the result is like `fit`.
+    The carry of the result is like `fit`.
     """
     online, target = networks.networks(fit.weights)
     paired, anchor = networks.is_pair(fit.weights), online.params
@@ -199,13 +182,13 @@ def train_pair(
     def step(carry: tuple[Fit, Any], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, Any], Metrics]:
         one, target = carry
         gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
-        one = local.apply_gradients(task, training, one, gradients, learning_rate, anchor=anchor)
+        one = local.apply_gradients(task, training, one, gradients, steps.learning_rate, anchor=anchor)
         if paired:
-            target = networks.follow(task, target, one.weights, target_stats, alpha(batch))
+            target = networks.follow(task, target, one.weights, target_stats, steps.alpha(batch))
         return (one, target), gradients.metrics
 
     start = training.start(online, fit.optimizer), target if paired else ()
-    trained = local.train(start, step, schedule, key)
+    trained = local.train(start, step, steps.schedule, key)
     (online, optimizer), target = trained.carry
     weights = networks.join(online, target) if paired else online
     return trained._replace(carry=Fit(weights, training.stored(optimizer)))
@@ -214,8 +197,8 @@ def train_pair(
 def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> PairGradient:
     """The gradient of L + beta_k J for the online network on a batch (Eq. 7).
 
-    `epochs` int32 scalar are the client's local epochs before this training. If J has no weight, there is no forward pass of
-    the target, whose statistics are then those of the online network.
+    `epochs` are the client's local epochs before this training. If J has no weight, there is no forward pass of the target,
+    whose statistics are then those of the online network.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
     released = options.normalization == "released"
@@ -270,8 +253,8 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
         def alpha(batch: Batch) -> jax.Array:
             return ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1))
 
-        start, rate = Fit(state.weights, state.fine_tune), training.learning_rate(data.round)
-        trained = train_pair(task, training, gradient, start, schedule, alpha, learning_rate=rate, key=train_key)
+        steps = Steps(training.learning_rate(data.round), schedule, alpha)
+        trained = train_pair(task, training, gradient, Fit(state.weights, state.fine_tune), steps, train_key)
         weights, optimizer = trained.carry
         return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
 

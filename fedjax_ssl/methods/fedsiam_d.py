@@ -26,9 +26,7 @@ from fedjax_ssl.ssl import siamese
 class FedSiamDOptions(FedSiamMTOptions):
     """Options of FedSiam-D: those of FedSiam-MT, and which layers are uploaded."""
 
-    curve: Literal["linear", "rectangle"] = Field(
-        default="linear", description="Curve of the uploaded share tau (Eqs. 11, 12)."
-    )
+    curve: Literal["linear", "rectangle"] = Field(default="linear", description="Curve of tau, the share sent (Eqs. 11, 12).")
     saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
     pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
@@ -37,9 +35,8 @@ class FedSiamDOptions(FedSiamMTOptions):
         """The options with `pi_rounds` and `end_round` as numbers of rounds, checked for the rectangle."""
         linear = self.curve == "linear"
         pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
-        end_round = rounds_of(
-            "end_round", self.end_round, rounds, maximum=max(rounds + 1, int(self.end_round) if linear else 0)
-        )
+        last = max(rounds + 1, int(self.end_round) if linear else 0)
+        end_round = rounds_of("end_round", self.end_round, rounds, maximum=last)
         if not linear:
             check_rectangle(pi_rounds, end_round, self.saved, rounds)
         return self.model_copy(update={"pi_rounds": pi_rounds, "end_round": end_round})
@@ -51,17 +48,13 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     Clients send the distances of all layers (FSM, Eq. 10). A layer is uploaded if its distance reaches the boundary, the
     (1 - tau)-quantile of the distances of the last rounds; otherwise the average takes the target's layer instead.
     `comm/bytes_up` counts the target, the chosen layers and the distances, `comm/bytes_down` both networks and the boundary.
-    `client/upload_fraction` is the share of chosen layers, `client/upload_bytes_fraction` the bytes of chosen layers and
-    distances over those of one network.
+    `client/upload_fraction` is the share of chosen layers, `client/upload_bytes_fraction` that of bytes, distances included.
     """
-    method = method_of(
-        task,
-        client,
-        server,
-        options,
-        lambda number: jnp.where(number > options.pi_rounds, options.alpha_max, 0.0),
-        with_distances,
-    )
+
+    def alpha_max(number: jax.Array) -> jax.Array:
+        return jnp.where(number > options.pi_rounds, options.alpha_max, 0.0)
+
+    method = method_of(task, client, server, options, alpha_max, with_distances)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         state, clients = method.init(key, spec)
@@ -115,8 +108,8 @@ def choose(
 ) -> tuple[ServerState, Aggregate, Metrics]:
     """The weighted mean (Eq. 2) of both networks, with the target's layers in place of online layers that are not uploaded.
 
-    `stacked` is an Upload with leading axis M, and weights [M]; `tau` is the share of online layers to upload. If not
-    `both_sent`, tau is 0 and distances are not recorded. Returns the state with the new window, the aggregate, and metrics.
+    `stacked` is an Upload with leading axis M, `tau` the share of online layers to upload. If not `both_sent`, tau is 0 and
+    distances are not recorded. Returns the state with the new window, the aggregate, and metrics.
     """
     update, distances = stacked.update
     took_part = stacked.weight > 0

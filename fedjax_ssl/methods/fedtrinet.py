@@ -7,19 +7,16 @@ label from then on. Training starts from the joined network, and the whole netwo
 
 The settings are those of the released code. Different from it:
 
-- All three networks make pseudo-labels, on plain images and in evaluation mode. By default the code drops one of them, under a
-  threshold made for three, and its networks are in training mode at batch size 1.
-- The first blocks are two convolutions throughout, and frozen in fine-tuning, with their statistics. The code splits in places
-  after one, and freezes nothing there.
+- All three networks make pseudo-labels, on plain images and in evaluation mode (the code: two, in training mode).
+- The first blocks are two convolutions throughout, and frozen in fine-tuning, with their statistics (the code: not everywhere).
 - The base confidence is measured on all data of the clients of the next round, not on the test set.
 - Fine-tuning and CE_l are on labeled examples alone. The code adds pseudo-labeled ones, in fine-tuning with their true labels.
 - An epoch on pairs of batches goes through the larger set. The code's ends with the smaller one.
-- The code trains every client once before the first phase. Here a client that the first phase never draws trains once on its
-  labels in the second, from the global model of that time.
+- A client that the first phase never draws trains once on its labels in the second, from the global model of that time. The
+  code trains every client once before the first phase.
 - A client without labels takes no part in the first phase; its last network is the global one until it has trained.
 
-FedProx's term (`method.prox_mu`) pulls a training towards its start, the global or the joined network; fine-tuning has no such
-term.
+FedProx's term pulls a training towards its start, the global or the joined network; fine-tuning has no such term.
 """
 
 from __future__ import annotations
@@ -61,28 +58,21 @@ class FedTriNetOptions(Options):
 
 
 class FedTriNetBroadcast(NamedTuple):
-    """The global model, the threshold q on sums of three probabilities, the learning rate, and the round of the second phase.
-
-    The round counts from 0; it is negative in the first phase.
-    """
+    """The global model, the threshold q on sums of three probabilities, the learning rate, the round of the second phase."""
 
     weights: Weights
     threshold: jax.Array
     learning_rate: jax.Array
-    round: jax.Array
+    round: jax.Array  # from 0; negative in the first phase
 
 
 class FedTriNetClientState(NamedTuple):
-    """A client's state.
+    """A client's networks and pseudo-labels, and its optimizer state."""
 
-    `last` is the network that it uploaded last, if it has been `seen`; `pseudo` int32 [n] its pseudo-labels, -1 for none;
-    `weighed` whether it has gained ENOUGH of them in one round.
-    """
-
-    seen: jax.Array
-    last: Weights
-    pseudo: jax.Array
-    weighed: jax.Array
+    seen: jax.Array  # whether it has uploaded a network
+    last: Weights  # which it uploaded last
+    pseudo: jax.Array  # int32 [n], -1 for none
+    weighed: jax.Array  # whether it has gained ENOUGH pseudo-labels in one round
     optimizer: PyTree
 
 
@@ -111,11 +101,9 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         )
         return state._replace(own=jnp.zeros(())), clients
 
-    def server_update(
-        state: ServerState, aggregate: Aggregate, data: ServerData, key: jax.Array
-    ) -> tuple[ServerState, Metrics]:
+    def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         """The usual work; at the end of the first phase also measures the base confidence m, the state's `own`."""
-        state, metrics = method.server_update(state, aggregate, data, key)
+        state, metrics = method.server_update(state, update, data, key)
 
         def measure() -> jax.Array:
             examples = flatten(data.next_cohort)
@@ -226,9 +214,7 @@ def train_on_both(
     """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
     Both are one set until a client has gained ENOUGH pseudo-labels in one round; then steps take pairs of batches, with the
-    loss (CE_l + alpha CE_p) / 2. The metrics are `loss` (of one set, or CE_l) and `unlabeled_loss` (CE_p).
-
-    `labels` are the pseudo-labels, int32 [n], and whether they are weighed by alpha, a bool scalar.
+    loss (CE_l + alpha CE_p) / 2. `labels` are the pseudo-labels, and whether alpha weighs them.
     """
     one_keys, pair_keys = jax.random.split(key, (2, 2))
     (task, client, *_), (pseudo, weighed) = setup, labels

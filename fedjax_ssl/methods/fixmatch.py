@@ -4,8 +4,7 @@ The default is the baseline of (FL)^2: clients pseudo-label with the global mode
 threshold, and train on strong views; the server averages them uniformly and fine-tunes on its labels.
 
 FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`: in each step the current local weights label a
-batch's weak views, and the loss of the accepted ones is divided by the whole batch. With labels at the clients a step takes a
-labeled batch, too.
+batch's weak views. With labels at the clients a step takes a labeled batch, too.
 """
 
 from __future__ import annotations

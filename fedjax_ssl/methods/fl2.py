@@ -22,8 +22,7 @@ from fedjax_ssl.metrics import Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
-MIN_WEIGHT = 1e-20
-"""The smallest LSAA weight, of a client whose tau_k is 1: negligible beside others, and equal weights where all are 1."""
+MIN_WEIGHT = 1e-20  # the LSAA weight where tau_k is 1: negligible beside others, and equal weights where all are 1
 
 
 class FL2Options(Options):
@@ -89,10 +88,9 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
+    accepted = confident
     if options.threshold == "cat":
         accepted = mask & thresholds.passes(confidence, adaptive.per_class[label], strict=options.strict)
-    else:
-        accepted = confident
     consistent = {
         "confident": confident,
         "confident_accepted": confident & accepted,
@@ -106,9 +104,8 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
     """The gradient of a local step on strong views: L_a alone (Eq. 10), or with SACR (Eq. 14)."""
 
     def perturb(params: PyTree, grad: PyTree) -> PyTree:
-        if options.perturbation == "asam":
-            return sharpness.asam_perturbation(params, grad, options.rho)
-        return sharpness.sam_perturbation(grad, options.rho)
+        asam, rho = options.perturbation == "asam", options.rho
+        return sharpness.asam_perturbation(params, grad, rho) if asam else sharpness.sam_perturbation(grad, rho)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         at = batch.positions
@@ -116,14 +113,13 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
         accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
         if options.consistency == "none":
             return local.cross_entropy_gradients(task, weights, views, labeling.label[at], accepted, batch.mask, key)
+
+        def forward(params: PyTree) -> tuple[jax.Array, PyTree]:  # with one key, passes at W and at W* drop the same units
+            return task.train_logits(weights._replace(params=params), views, batch.mask, dropout_key(key))
+
+        targets, factors = sharpness.Targets(labeling.label[at], accepted, consistent), (1.0, options.consistency_weight)
         grad, values, batch_stats = sharpness.consistency_gradient(
-            # One dropout key, so that the forward passes at W and at W* drop the same units.
-            lambda params: task.train_logits(weights._replace(params=params), views, batch.mask, dropout_key(key)),
-            weights.params,
-            sharpness.Targets(labeling.label[at], accepted, consistent),
-            perturb,
-            objective=options.consistency,
-            weights=(1.0, options.consistency_weight),
+            forward, weights.params, targets, perturb, objective=options.consistency, weights=factors
         )
         weight = jnp.sum(accepted, dtype=jnp.float32)
         metrics = {"loss": values.accepted, "consistency_loss": values.second}

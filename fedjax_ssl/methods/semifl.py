@@ -78,10 +78,9 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
         L = CE(s(x), y) + lambda CE(x_mix, y) + (1 - lambda) CE(x_mix, y')
         x_mix = lambda w(x) + (1 - lambda) w(x')
 
-    y is the pseudo-label of x (`label` int32 [n], confident or not), s and w are a strong and a weak view, lambda ~ Beta(a, a),
-    each mean is over the batch, and each x' is drawn uniformly with replacement from all of the client's examples. As in the
-    released code, strong views and mixtures are separate forward passes, so that batch norm normalizes each by its own
-    statistics, and running statistics are those of strong views.
+    y is the pseudo-label of x (confident or not), s and w are a strong and a weak view, lambda ~ Beta(a, a), each mean is over
+    the batch, and each x' is drawn uniformly with replacement from all of the client's examples. As in the released code, views
+    and mixtures have separate forward passes, and running statistics are those of strong views.
     """
 
     def mixed(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:

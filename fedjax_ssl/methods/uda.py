@@ -56,14 +56,8 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
             metrics = semi_supervised.step_metrics(label, used, shard, batch)
             return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 
-        objective = Objective(
-            unlabeled,
-            drawn=shard.unlabeled.mask,
-            weak=True,
-            weight=options.unlabeled_weight,
-            batch_size=options.unlabeled_batch_size,
-            selection=selection(shared.round, shared.rounds),
-        )
+        weight, size, selected = options.unlabeled_weight, options.unlabeled_batch_size, selection(shared.round, shared.rounds)
+        objective = Objective(unlabeled, shard.unlabeled.mask, True, weight, size, selected)
         return semi_supervised.client_output(task, client, shared, optimizer, shard, objective, jax.random.split(key))
 
     def annealed(data: ServerData) -> GradientFn:

@@ -16,18 +16,14 @@ EPSILON = 1e-5
 
 
 class Decision(NamedTuple):
-    """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's.
+    """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's."""
 
-    The fields are argmax s*, max s*, whether s* is the local expert's, whether argmax s- is the label, h(s-) / h(s*) in [0, 1],
-    and the logits of s-.
-    """
-
-    label: Int32[Array, " B"]
-    confidence: PerExample
-    local: Bool[Array, " B"]
-    agreed: Bool[Array, " B"]
-    ratio: PerExample
-    other: Logits
+    label: Int32[Array, " B"]  # argmax s*
+    confidence: PerExample  # max s*
+    local: Bool[Array, " B"]  # whether s* is the local expert's
+    agreed: Bool[Array, " B"]  # whether argmax s- is the label
+    ratio: PerExample  # h(s-) / h(s*), in [0, 1]
+    other: Logits  # of s-
 
 
 def variance(probs: Probs) -> PerExample:

@@ -18,10 +18,7 @@ def cross_entropy(logits: Logits, labels: Labels) -> PerExample:
 
 
 def kl_divergence(target_logits: Logits, logits: Logits) -> PerExample:
-    """KL(softmax(target_logits) || softmax(logits)), in nats; no gradient reaches the target.
-
-    (FL)^2, Eq. 13; FedSiam, Eq. 5; FedLabel, Eq. 6 in the usual order.
-    """
+    """KL(softmax(target) || softmax(logits)), in nats; no gradient reaches the target ((FL)^2, Eq. 13; FedSiam, Eq. 5)."""
     target, output = _log_probs(target_logits, logits)
     return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
 
@@ -40,10 +37,7 @@ def _log_probs(target_logits: Logits, logits: Logits) -> tuple[Float32[Array, "B
 
 
 def sharpened_kl(weak_logits: Logits, strong_logits: Logits, temperature: float) -> PerExample:
-    """UDA's consistency loss, KL(softmax(z_weak / T) || softmax(z_strong)), in nats; no gradient reaches the weak side.
-
-    Xie et al. 2020, Eq. 1 and Section 3.2.
-    """
+    """UDA's KL(softmax(z_weak / T) || softmax(z_strong)), in nats; no gradient reaches z_weak (Xie et al. 2020, Eq. 1)."""
     return kl_divergence(weak_logits.astype(jnp.float32) / temperature, strong_logits)
 
 

@@ -32,10 +32,8 @@ def init(key: Key, num_classes: int) -> Params:
 
     def linear(key: Key, fan_in: int, features: int) -> Params:
         kernel_key, bias_key = jax.random.split(key)
-        return {
-            "kernel": torch.linear_kernel(kernel_key, (fan_in, features)),
-            "bias": torch.bias(fan_in)(bias_key, (features,)),
-        }
+        kernel = torch.linear_kernel(kernel_key, (fan_in, features))
+        return {"kernel": kernel, "bias": torch.bias(fan_in)(bias_key, (features,))}
 
     hidden_key, output_key = jax.random.split(key)
     return {"hidden": linear(hidden_key, num_classes, HIDDEN), "output": linear(output_key, HIDDEN, 1)}
@@ -56,10 +54,7 @@ def direct_gradient(
     `loss` is (w, z) -> G, `outputs` is z, `change` is J v, and `rate` the learning rate eta of the look-ahead.
     """
 
-    def along(w: Params) -> Scalar:
-        return -rate * jax.jvp(lambda z: loss(w, z), (outputs,), (change,))[1]
-
-    return jax.grad(along)(w)
+    return jax.grad(lambda w: -rate * jax.jvp(lambda z: loss(w, z), (outputs,), (change,))[1])(w)
 
 
 def nested_gradient(
@@ -70,12 +65,9 @@ def nested_gradient(
     `loss` is (w, phi) -> G, `labeled_loss` is phi -> CE(y, f(x; phi)), and `rate` the learning rate eta of the look-ahead.
     """
 
-    def ahead(w: Params) -> Scalar:
-        return labeled_loss(look_ahead(phi, jax.grad(loss, 1)(w, phi), rate))
-
-    return jax.grad(ahead)(w)
+    return jax.grad(lambda w: labeled_loss(look_ahead(phi, jax.grad(loss, 1)(w, phi), rate)))(w)
 
 
 def look_ahead(phi: Params, gradient: Params, rate: float) -> Params:
-    """phi- = phi - rate gradient, plain gradient descent (Eq. 4)."""
+    """phi- = phi - rate gradient, plain gradient descent (Eq. 4), or a step along another direction."""
     return jax.tree.map(lambda p, g: p - rate * g, phi, gradient)

@@ -76,18 +76,9 @@ def consistency_gradient(
         L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i), 0 if none is    (Eq. 13)
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
-    Q_i and Q*_i are the outputs on the same strong view at W and W*.
-
-    Args:
-        forward: params -> (logits, auxiliary), the outputs on strong views in training mode.
-        params: W.
-        targets: the batch's pseudo-labels and masks.
-        perturb: (params, gradient of L_p) -> eps.
-        objective: `sacr`, or `sam` for the standard SAM objective, L_p at W*, in place of L_cs (Figure 4).
-        weights: (w_a, w_cs).
-
-    Returns:
-        (g, StepLosses, auxiliary of the forward pass at W).
+    Q_i and Q*_i are the outputs on the same strong view at W, `params`, and W*; `forward` gives them with an auxiliary output,
+    which is returned for W. `perturb` makes eps of W and grad L_p. The objective is `sacr`, or `sam` for the standard SAM
+    objective, L_p at W*, in place of L_cs (Figure 4). `weights` are (w_a, w_cs).
     """
 
     def clean(p: Params) -> tuple[tuple[Array, Array], tuple[Array, PyTree]]:

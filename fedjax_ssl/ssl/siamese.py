@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Int, Int32, PyTree
 from fedjax_ssl.arrays import Array, Number, Params, Scalar
 from fedjax_ssl.ssl import losses
 
-MIN_NORM = 1e-12
-"""The norm of a layer is at least this in FSM, which is then finite."""
+MIN_NORM = 1e-12  # the norm of a layer is at least this in FSM, which is then finite
 Rounds = Int[Array, "..."]
 Shares = Float[Array, "..."]
 
@@ -42,10 +41,7 @@ def layer_bytes(names: tuple[str, ...], *trees: Params) -> Int32[np.ndarray, " J
 
 
 def layer_distances(target: Params, online: Params) -> Float[Array, " J"]:
-    """The distance FSM[j] = ||theta_t[j] - theta_s[j]|| / ||theta_s[j]|| of each layer (FedSiam, Eq. 10).
-
-    theta_t is the target network, theta_s the online network, and norms are Euclidean.
-    """
+    """The distance FSM[j] = ||theta_t[j] - theta_s[j]|| / ||theta_s[j]|| of each layer, Euclidean (FedSiam, Eq. 10)."""
     chex.assert_trees_all_equal_shapes(target, online)
     names = layers(online)
 
@@ -63,8 +59,7 @@ def linear_share(number: Rounds, *, saved: float, pi_rounds: float, rounds: int 
 
         tau = 0 for R_g <= phi_g, else 2 (1 - mu) R_G (R_G - R_g) / (R_G - phi_g)^2, cut to [0, 1]
 
-    R_g is `number`, the round; R_G is `rounds`, phi_g < R_G is `pi_rounds`, and mu in [0, 1] is `saved`, the share of layers
-    that is not uploaded: before it is cut, tau adds up to (1 - mu) R_G over a run.
+    R_g is `number`, the round; R_G is `rounds`, phi_g is `pi_rounds` < R_G, mu is `saved`. Uncut, tau adds up to (1 - mu) R_G.
     """
     tau = 2.0 * (1.0 - saved) * rounds / (rounds - pi_rounds) ** 2 * (rounds - number)
     return jnp.where(number <= pi_rounds, 0.0, jnp.clip(tau, 0.0, 1.0))

@@ -1,5 +1,8 @@
 """The comparison with peers: who is timed, and what the peers are handed. No peer is installed here."""
 
+import shutil
+import types
+
 import jax
 import numpy as np
 import optax
@@ -16,13 +19,12 @@ SECONDS = {OURS: 0.2, "pfl, 1 processes": 0.5, "pfl, 2 processes": 0.4, "Flower,
 def compared(monkeypatch, tmp_path):
     """Compares programs that take given seconds a round and change the model by given amounts: (results, what was run)."""
 
-    def run(seconds, changes=(), repeats=3):
+    def run(seconds, changes=()):
         ran = []
 
         def report(name, job, folder):
             ran.append((name, job))
-            change = dict(changes).get(name, 1.0)
-            np.savez(folder / "weights.npz", a=np.full(3, 1 + change))
+            np.savez(folder / "weights.npz", a=np.full(3, 1 + dict(changes).get(name, 1.0)))
             if isinstance(seconds[name], str):
                 return {"error": seconds[name]}
             turn = sum(past == name and of["warm_up"] for past, of in ran)
@@ -35,7 +37,7 @@ def compared(monkeypatch, tmp_path):
         monkeypatch.setattr(compare, "run_ours", ours)
         monkeypatch.setattr(compare, "run_peer", lambda rival, job, folder, peers: report(rival.name, job, folder))
         own = {"device": "cpu", "threads": 2, "precision": "float32"}
-        results = compare.compared("cnn", own, repeats, tmp_path, tmp_path / "scratch")
+        results = compare.compared("cnn", own, 3, tmp_path, tmp_path / "scratch")
         return {(r["case"]["cohort"], r["case"]["name"]): r for r in results}, ran
 
     return run
@@ -74,71 +76,64 @@ def test_a_peer_that_cannot_be_installed_says_why(tmp_path):
     assert compare.run_peer(compare.Rival("pfl", "pfl"), {}, tmp_path, tmp_path)["error"].startswith("not installed: ")
 
 
-def test_a_wide_resnets_weights_have_pytorchs_names():
-    weights = models.build("wide_resnet", num_classes=10, depth=10).init(jax.random.key(0), (32, 32, 3))
-    got = programs.torch_wide_resnet(type("Weights", (), dict(zip(("params", "stats"), weights, strict=True))))
+def test_weights_have_pytorchs_names_and_layouts():
+    params, stats = models.build("wide_resnet", num_classes=10, depth=10).init(jax.random.key(0), (32, 32, 3))
+    got = programs.torch_wide_resnet(types.SimpleNamespace(params=params, stats=stats))
     norm = ("weight", "bias", "running_mean", "running_var")
     blocks = {f"blocks.{b}.norm{i}.{key}" for b in range(3) for i in (1, 2) for key in norm}
     convs = {f"blocks.{b}.{name}.weight" for b in range(3) for name in ("conv1", "conv2", "shortcut")}
     assert set(got) == blocks | convs | {"conv.weight", "linear.weight", "linear.bias", *(f"norm.{key}" for key in norm)}
-    np.testing.assert_array_equal(
-        got["blocks.1.conv1.weight"][5, 7, 0, 2], weights[0]["Block_1"]["Conv_0"]["kernel"][0, 2, 7, 5]
-    )
+    assert got["blocks.1.conv1.weight"][5, 7, 0, 2] == params["Block_1"]["Conv_0"]["kernel"][0, 2, 7, 5]
+    params, _ = models.build("emnist_cnn", num_classes=10).init(jax.random.key(0), (32, 32, 3))
+    got = programs.torch_cnn(types.SimpleNamespace(params=params))
+    channel, row, column = 5, 3, 9
+    ours = params["Dense_0"]["kernel"][(row * 14 + column) * 64 + channel, 100]
+    assert got["linear1.weight"][100, (channel * 14 + row) * 14 + column] == ours
 
 
-def params_of(arrays):
-    """The CNN's parameters from PyTorch's layouts."""
-
-    def conv(name):
-        return {"kernel": arrays[f"{name}.weight"].transpose(2, 3, 1, 0), "bias": arrays[f"{name}.bias"]}
-
-    kernel = arrays["linear1.weight"].T.reshape(64, 14, 14, 128).transpose(1, 2, 0, 3).reshape(12544, 128)
-    dense = {"Dense_0": {"kernel": kernel, "bias": arrays["linear1.bias"]}}
-    return {"Conv_0": conv("conv1"), "Conv_1": conv("conv2"), **dense} | {
-        "Dense_1": {"kernel": arrays["linear2.weight"].T, "bias": arrays["linear2.bias"]}
-    }
+def job_of(kind, **changes):
+    fixed = {"kind": kind, "warm_up": 0, "precision": "float32", "checked": True, "device": "cpu"}
+    return compare.JOBS[kind] | compare.CHECKED[kind] | fixed | changes
 
 
 @pytest.mark.slow
 def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_path):
-    job = compare.JOBS["cnn"] | compare.CHECKED["cnn"] | {"kind": "cnn", "warm_up": 0, "precision": "float32", "checked": True}
-    job |= {"cohort": 10, "clients": 10, "per_client": 4, "batch_size": 2, "rounds": 1, "learning_rate": 0.2, "device": "cpu"}
-    report = compare.run_ours(job, tmp_path)
-    assert len(report["seconds"]) == 1
-    with np.load(tmp_path / "data.npz") as data, np.load(tmp_path / "weights.npz") as end:
+    job = job_of("cnn", cohort=10, clients=10, per_client=4, batch_size=2, rounds=1, learning_rate=0.2)
+    assert len(compare.run_ours(job, tmp_path)["seconds"]) == 1
+    with np.load(tmp_path / "data.npz") as data:
         images, labels = data["images"], data["labels"]
         inputs = (np.float32(images) / 255 - data["mean"]) / data["std"]
-        start = params_of({name.removeprefix("w:"): data[name] for name in data.files if name.startswith("w:")})
-        got = params_of(end)
     assert all(len(np.unique(one.reshape(4, -1), axis=0)) == 1 for one in images)
     assert sorted(labels[:, 0]) == list(range(10))
     model = models.build("emnist_cnn", num_classes=10, conv="xla", variant="plain")
 
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, {}, x, train=True)[0], y).mean()
+
     @jax.jit
     def trained(params, x, y):
-        def loss(params):
-            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, {}, x, train=True)[0], y).mean()
-
         for _ in range(2):  # two batches of the same image
-            params = jax.tree.map(lambda w, g: w - job["learning_rate"] * g, params, jax.grad(loss)(params))
+            params = jax.tree.map(lambda w, g: w - job["learning_rate"] * g, params, jax.grad(loss)(params, x, y))
         return params
 
+    session = programs.Session()
+    session.build(compare.config_of(job), {"count": 40, "shape": (32, 32, 3), "sorted_by_class": True})
+    start = session.experiment.start()[0].server.weights.params
     ends = [trained(start, x[:2], y[:2]) for x, y in zip(inputs, labels, strict=True)]
     mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *ends)
-    both = [
-        np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.tree.map(np.subtract, one, start))]) for one in (got, mean)
-    ]
-    assert np.linalg.norm(both[0] - both[1]) < 1e-4 * np.linalg.norm(both[1])
+    expected = tmp_path / "expected"
+    expected.mkdir()
+    shutil.copy(tmp_path / "data.npz", expected)
+    np.savez(expected / "weights.npz", **programs.torch_cnn(types.SimpleNamespace(params=mean)))
+    assert compare.difference(expected, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [{"rho": 0.101}, {"confidence": 0.5}])
 def test_no_part_of_fl2_can_be_otherwise_within_the_tolerance(tmp_path, part):
-    job = compare.JOBS["fl2"] | compare.CHECKED["fl2"] | {"kind": "fl2", "warm_up": 0, "precision": "float32", "checked": True}
-    job |= {"cohort": 2, "device": "cpu"}
     folders = [tmp_path / name for name in ("whole", "other", "again")]
     for folder, own in zip(folders, ({}, part, {}), strict=True):
         folder.mkdir()
-        assert "error" not in compare.run_ours(job | own, folder)
+        assert "error" not in compare.run_ours(job_of("fl2", cohort=2, **own), folder)
     assert compare.difference(folders[0], folders[2]) < compare.TOLERANCE / 3
     assert compare.difference(folders[0], folders[1]) > 10 * compare.TOLERANCE

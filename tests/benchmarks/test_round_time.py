@@ -1,7 +1,6 @@
 """Rounds of five networks: their arithmetic, and turns of layouts and checkouts."""
 
 import argparse
-import json
 import shutil
 import sys
 
@@ -29,7 +28,7 @@ def test_a_workload_is_a_config_with_as_many_images_as_it_asks_for(name):
     assert (settings.eval_every, settings.rounds) == (10**6, 10**6)
 
 
-class Stand:
+class Stand(harness.Worker):
     """A worker whose rounds take as long as its checkout's name says; the layout `conv=none` fails."""
 
     def __init__(self, package):
@@ -46,9 +45,6 @@ class Stand:
             costs = {"cost/forward_passes": 5 * self.passes, "cost/backward_passes": 2 * self.passes}
             return [{"seconds": self.seconds, **costs}] * arguments["number"]
         return {"about": {"program_bytes": 1, "compile_s": 2.0, "device": "2 x cpu"}, "forward_flops": 1e8}[request]
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         pass
@@ -77,12 +73,11 @@ def test_layouts_and_checkouts_take_turns_and_are_compared_with_the_first(monkey
 def test_a_real_run_in_two_checkouts(monkeypatch, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(harness.ROOT / "fedjax_ssl", other / "fedjax_ssl", ignore=shutil.ignore_patterns("__pycache__"))
-    words = ["--workloads", "fl2_cnn", "--layouts", "usual", "--cohort", "2"]
+    words = ["--workloads", "fl2_cnn", "--layouts", "usual", "--cohort", "2", f"--compare-with={other}"]
     monkeypatch.setattr(round_time, "SECONDS", 0.0)
-    path = tmp_path / "results.json"
-    monkeypatch.setattr(sys, "argv", ["round_time.py", *words, f"--compare-with={other}", f"--json={path}"])
+    monkeypatch.setattr(sys, "argv", ["round_time.py", *words, f"--json={tmp_path / 'results.json'}"])
     round_time.main()
-    (run,) = json.loads(path.read_text())["runs"]
+    (run,) = harness.load(tmp_path / "results.json")
     this, copy = run["results"]
     assert this["repeats"] == copy["repeats"] >= round_time.LEAST
     assert 0.1 < copy["ratio"] < 10

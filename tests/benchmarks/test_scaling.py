@@ -31,39 +31,31 @@ def test_an_interval_of_95_percent_holds_the_exponent_about_as_often():
 def test_the_interval_of_a_slope_is_students():
     rng = np.random.default_rng(0)
     x, y = np.arange(6.0), np.arange(6.0) + rng.standard_normal(6)
-    design = np.stack([x, np.ones(6)], axis=1)
-    solution, (residual,), *_ = np.linalg.lstsq(design, y)
-    half = 2.776445 * np.sqrt(residual / 4 * np.linalg.inv(design.T @ design)[0, 0])  # t of 4 degrees of freedom, .975
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    half = 2.776445 * np.sqrt(covariance[0, 0])  # t of 4 degrees of freedom, .975
     fit = scaling.power_law(np.exp(x), np.exp(y), fixed=False)
-    assert fit["exponent"] == pytest.approx(solution[0])
-    assert fit["interval"] == pytest.approx((solution[0] - half, solution[0] + half))
+    assert fit == {"exponent": pytest.approx(slope), "interval": pytest.approx((slope - half, slope + half))}
     assert scaling.power_law([1, 2], [1, 2], fixed=False)["interval"] is None
-
-
-def points(x, seconds, sizes, repeats=1):
-    of = zip(x, seconds, sizes, strict=True)
-    return {x: repeats * [{"seconds": s, "program_bytes": size, "peak_bytes": 7}] for x, s, size in of}
 
 
 def test_all_processes_count_for_seconds_and_medians_for_bytes():
     sizes = noisy([1e7 + 1e5 * x for x in COHORTS], 0, 0.05)
     seconds = noisy([0.02 + 2e-3 * x for x in COHORTS], 1)
-    once, thrice = (scaling.fits("cohort", points(COHORTS, seconds, sizes, repeats)) for repeats in (1, 3))
+    points = [{"seconds": s, "program_bytes": size, "peak_bytes": 7} for s, size in zip(seconds, sizes, strict=True)]
+    once, thrice = (scaling.fits("cohort", {x: n * [of] for x, of in zip(COHORTS, points, strict=True)}) for n in (1, 3))
     assert thrice["program_bytes"] == once["program_bytes"]
     assert np.diff(thrice["seconds"]["interval"]) < 0.6 * np.diff(once["seconds"]["interval"])
     assert "peak_bytes" not in once  # the same for all
-    x = (100, 1_000, 10_000)
-    of_clients = scaling.fits("clients", points(x, [1.0, 2.0, 4.0], [1] * 3))["seconds"]
-    assert of_clients["exponent"] == pytest.approx(np.log10(2))  # without a fixed cost
+    doubling = {10**n: [{"seconds": 2.0**n, "program_bytes": 1, "peak_bytes": 7}] for n in (2, 3, 4)}
+    assert scaling.fits("clients", doubling)["seconds"]["exponent"] == pytest.approx(np.log10(2))  # without a fixed cost
 
 
 def test_a_point_that_fails_is_named_and_the_others_are_fitted(monkeypatch):
     def measure(point, *, on_cpu):
         assert on_cpu
         ran.append(point["devices"])
-        if point["devices"] == 4:
-            return {"error": "no such device"}
-        return {"seconds": 2.0 * point["devices"], "program_bytes": 1, "peak_bytes": 1, "device": "1 x cpu"}
+        ran_well = {"seconds": 2.0 * point["devices"], "program_bytes": 1, "peak_bytes": 1, "device": "1 x cpu"}
+        return {"error": "no such device"} if point["devices"] == 4 else ran_well
 
     ran = []
     monkeypatch.setattr(scaling, "measure", measure)

@@ -15,41 +15,29 @@ from fedjax_ssl.experiment.settings import Settings
 CELL = {"config": "configs/digits.py:fl2", "overrides": {"method.rho": 0.2}}
 
 
-def config_of(cell):
-    path, _, argument = cell["config"].partition(":")
-    config = importlib.import_module(path.removesuffix(".py").replace("/", ".")).get_config(argument)
-    config.update_from_flattened_dict(cell["overrides"])
-    return config
-
-
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_every_cell_is_an_experiment_and_no_two_are_the_same(table):
-    cells = list(tables.cells(table))
-    assert len({json.dumps(cell["case"]) for cell in cells}) == len(cells)
-    configs = [config_of(cell).to_dict() for cell in cells]
-    for config in configs:
-        Settings.from_dict(config).method_options()
-    assert len({json.dumps(config, sort_keys=True) for config in configs}) == len(cells)
-
-
-def result(seed, accuracy, **changes):
-    found = {"pseudo_label_accuracy": 0.5, "bytes_up": 2e6, "bytes_down": 4e6, "seconds": 30.0}
-    return {"seed": seed, "accuracy": accuracy, **found, **changes}
-
-
-def columns(runs, paper=None):
-    return tables.rows({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})[0]
+    cases, configs = [], []
+    for cell in tables.cells(table):
+        path, _, argument = cell["config"].partition(":")
+        config = importlib.import_module(path.removesuffix(".py").replace("/", ".")).get_config(argument)
+        config.update_from_flattened_dict(cell["overrides"])
+        Settings.from_dict(config.to_dict()).method_options()
+        cases.append(json.dumps(cell["case"]))
+        configs.append(json.dumps(config.to_dict(), sort_keys=True))
+    assert len(set(cases)) == len(set(configs)) == len(configs)
 
 
 def test_a_line_has_means_and_sample_deviations_in_percent_and_the_difference_to_the_paper():
-    got = columns([result(0, 0.9), result(1, 0.8, pseudo_label_accuracy=0.7, seconds=50.0)], 86.2)
+    def columns(*runs, paper=None):
+        return tables.rows({"case": {"row": "fl2", "column": "IID"}, "runs": runs, "paper": paper})[0]
+
+    one = {"seed": 0, "accuracy": 0.9, "pseudo_label_accuracy": 0.5, "bytes_up": 2e6, "bytes_down": 4e6, "seconds": 30.0}
+    got = columns(one, one | {"accuracy": 0.8, "pseudo_label_accuracy": 0.7, "seconds": 50.0}, paper=86.2)
     deviation = np.std([90, 80], ddof=1)
     assert got == ["fl2", "IID", f"85.0 ± {deviation:.1f}", "86.20 (-1.20)", "60.0 ± 14.1", "2 / 4", "40"]
-    assert columns([result(0, 0.9, pseudo_label_accuracy=None)])[2:5] == ["90.0", "-", "-"]
-
-
-def test_no_mean_is_taken_over_a_run_that_failed():
-    assert columns([result(0, 0.9), {"seed": 1, "error": "what went wrong"}])[2] == "seed 1: what went wrong"
+    assert columns(one | {"pseudo_label_accuracy": None})[2:5] == ["90.0", "-", "-"]
+    assert columns(one, {"seed": 1, "error": "what went wrong"})[2] == "seed 1: what went wrong"  # no mean is taken over it
 
 
 def finish(folder, accuracies, last=0.9, **changes):
