@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
 
+from fedjax_ssl.arrays import Array, Key, Scalar
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
@@ -34,8 +35,8 @@ def train_client(
     shared: Any,
     optimizer: PyTree,
     *,
-    weight: jax.Array,
-    key: jax.Array,
+    weight: Scalar,
+    key: Key,
 ) -> ClientOutput:
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
@@ -49,12 +50,12 @@ def train_client(
     return ClientOutput(update, weight, trained.carry.optimizer, metrics)
 
 
-def trainable(accepted: jax.Array, mask: jax.Array, batches: str) -> jax.Array:
+def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str) -> Bool[Array, " n"]:
     """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted`; none where none is accepted."""
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
 
 
-def data_weight(task: Task, shard: Shard) -> jax.Array:
+def data_weight(task: Task, shard: Shard) -> Scalar:
     """A client's aggregation weight by its data, float32 scalar; 0 without data.
 
     Where clients have labels: |D_s| + |D_u| (FedAvg, FedDure). Where the server alone has them: 1, a uniform average

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float32
 
+from fedjax_ssl.arrays import Array, Key
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local.task import Task, Weights
@@ -26,7 +28,7 @@ def forward_batches_of(size: int) -> Iterator[None]:
         _batch_size.reset(token)
 
 
-def class_probabilities(task: Task, weights: Weights, examples: Examples, key: jax.Array | None) -> jax.Array:
+def class_probabilities(task: Task, weights: Weights, examples: Examples, key: Key | None) -> Float32[Array, "n C"]:
     """Softmax outputs outside of training, float32 [n, C], of n examples; rows beyond `examples.count` are unspecified.
 
     Example i has a weak view drawn from fold_in(key, i), whatever batch it is in; without a key it has the plain view.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import Number
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import ema
 
@@ -40,7 +41,7 @@ def networks(weights: Weights) -> Networks:
     return Networks(*(Weights(params, stats) for params, stats in zip(weights.params, weights.stats, strict=True)))
 
 
-def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: jax.Array) -> Weights:
+def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: Number) -> Weights:
     """The target after a step: theta_t <- alpha theta_t + (1 - alpha) theta_s, over parameters (FedSiam, Eqs. 3 and 9).
 
     `batch_stats` are the norm statistics of the target's own batch, `()` without one. `decay` is alpha in [0, 1); where it is 0

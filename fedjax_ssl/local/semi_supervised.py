@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jaxtyping import Bool
 
+from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
@@ -29,14 +31,14 @@ PyTree = Any
 class UnlabeledOutputs(NamedTuple):
     """Logits [B_u, C] of an unlabeled batch's weak views ([0, C] where the objective asks for none) and strong views."""
 
-    weak: jax.Array
-    strong: jax.Array
+    weak: Logits
+    strong: Logits
 
 
 class UnlabeledLoss(NamedTuple):
     """An unlabeled batch's loss L_u, float32 scalar; its mean per example, as a metric; and other metrics of the step."""
 
-    value: jax.Array
+    value: Scalar
     mean: Mean
     metrics: Metrics
 
@@ -45,21 +47,21 @@ class Objective(NamedTuple):
     """What a client's local steps minimize."""
 
     unlabeled: Callable[[UnlabeledOutputs, Batch], UnlabeledLoss]  # L_u, of the outputs on an unlabeled batch
-    drawn: jax.Array  # bool [n], the unlabeled examples that batches are drawn from
+    drawn: Bool[Array, " n"]  # the unlabeled examples that batches are drawn from
     weak: bool  # whether L_u reads the weak views' outputs
     weight: float  # w, the weight of L_u
     batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
     selection: Selection | None = None  # which labeled examples L_s is over; None: all
 
 
-def step_metrics(label: jax.Array, accepted: jax.Array, shard: Shard, batch: Batch) -> Metrics:
+def step_metrics(label: Labels, accepted: Mask, shard: Shard, batch: Batch) -> Metrics:
     """Diagnostics of one step's pseudo-labels int32 [B_u], accepted bool [B_u]; an example counts as often as it is drawn."""
     true_labels = shard.true_labels[batch.positions]
     return {**pseudo_labels.diagnostics(label, true_labels, accepted, batch.mask), "mask_rate": mean(accepted, batch.mask)}
 
 
 def client_output(
-    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, key: jax.Array
+    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, key: Key
 ) -> ClientOutput:
     """A client's round of local training on `objective`, weighted by its data; `key` has PRNG keys [2], of batches and steps.
 

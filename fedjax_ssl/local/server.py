@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.arrays import Key, Number
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.local.objectives import supervised_gradient
@@ -52,7 +53,7 @@ class Broadcast(NamedTuple):
     """What every client receives: the global model, the round's learning rate and number (from 0), and the number of rounds."""
 
     weights: Weights
-    learning_rate: jax.Array
+    learning_rate: Number
     round: Array = 0
     rounds: Array = 1
 
@@ -78,13 +79,13 @@ class ServerWork(NamedTuple):
     pretrain: int  # how many trainings come before round 1
     average_with_server: Callable[[Any, Any, Aggregate], Aggregate] | None = None  # None: the server trains after the clients
 
-    def prepare(self, state: Any, data: ServerData, key: jax.Array) -> tuple[Any, Metrics]:
+    def prepare(self, state: Any, data: ServerData, key: Key) -> tuple[Any, Metrics]:
         """The work before round 1: trainings, each with a key of its own, then the first statistics."""
         if self.pretrain:
             state = jax.lax.fori_loop(0, self.pretrain, lambda i, s: self.train(s, data, jax.random.fold_in(key, i))[0], state)
         return self.statistics(state, data), {}
 
-    def finish_round(self, state: Any, aggregate: Aggregate, data: ServerData, key: jax.Array) -> tuple[Any, Metrics]:
+    def finish_round(self, state: Any, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[Any, Metrics]:
         """The work at the end of a round: the aggregation step and the training, then the statistics."""
         if self.average_with_server is None:
             state, metrics = self.train(self.step(state, aggregate), data, key)
@@ -93,7 +94,7 @@ class ServerWork(NamedTuple):
             state = self.step(trained, self.average_with_server(state, trained, aggregate))
         return self.statistics(state, data), metrics
 
-    def train_alone(self, state: Any, data: ServerData, key: jax.Array) -> tuple[Any, Metrics]:
+    def train_alone(self, state: Any, data: ServerData, key: Key) -> tuple[Any, Metrics]:
         """The work of a round without clients: the training, then the statistics."""
         state, metrics = self.train(state, data, key)
         return self.statistics(state, data), metrics
@@ -107,7 +108,7 @@ def server_work(task: Task, server: Server, objective: Callable[[ServerData], Gr
         weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
         return state._replace(weights=weights, optimizer=optimizer)
 
-    def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+    def train(state: ServerState, data: ServerData, key: Key) -> tuple[ServerState, Metrics]:
         if "server" not in task.labels_at:
             return state, {}
         order_key, train_key = jax.random.split(key)
@@ -140,7 +141,7 @@ def averaging_method(
     """
     work = work or server_work(task, server)
 
-    def init_all(key: jax.Array, spec: DataSpec) -> tuple[ServerState, PyTree]:
+    def init_all(key: Key, spec: DataSpec) -> tuple[ServerState, PyTree]:
         state = init(task, server, key, spec)
         return state, client.init_clients(state.weights.params, spec.num_clients)
 
@@ -187,7 +188,7 @@ def method_without_clients(
     )
 
 
-def init(task: Task, server: Server, key: jax.Array, spec: DataSpec) -> ServerState:
+def init(task: Task, server: Server, key: Key, spec: DataSpec) -> ServerState:
     """The server's state before round 1."""
     weights = task.init(key, spec.image_shape)
     optimizer = server.fine_tune.init(weights.params) if "server" in task.labels_at else ()

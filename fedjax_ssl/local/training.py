@@ -6,13 +6,14 @@ The steps change a carry: a `Fit`, to which a method may add an average of the w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Key, Mask
+from fedjax_ssl.arrays import Array, Count, Key, Mask, Number
 from fedjax_ssl.data import batching
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
@@ -35,12 +36,13 @@ class Gradients(NamedTuple):
     grad: PyTree
     batch_stats: PyTree
     metrics: Metrics
-    taken: jax.Array | None = None  # whether the step is taken, a bool scalar; None: always
+    taken: Bool[Array, ""] | None = None  # whether the step is taken; None: always
 
 
 GradientFn = Callable[[Weights, Any, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """Which examples each local step sees; see `fedjax_ssl.data.batching`."""
 
@@ -89,9 +91,9 @@ class Training(NamedTuple):
 
     def paired_schedule(
         self,
-        key: jax.Array,
-        labeled: jax.Array,
-        unlabeled: jax.Array,
+        key: Key,
+        labeled: Bool[Array, " n"],
+        unlabeled: Bool[Array, " m"],
         unlabeled_batch_size: int,
         *,
         larger_counts: bool = False,
@@ -107,11 +109,11 @@ class Trained(NamedTuple):
 
     carry: Any
     metrics: Metrics
-    images: jax.Array
+    images: Count
 
 
 def train(
-    carry: Carry, step: Callable[[Carry, Any, jax.Array], tuple[Carry, Metrics]], schedule: Schedule, key: jax.Array
+    carry: Carry, step: Callable[[Carry, Any, jax.Array], tuple[Carry, Metrics]], schedule: Schedule, key: Key
 ) -> Trained:
     """Runs `step` on (carry, a Batch or Pair, its key) for each batch of the schedule; step s has the key fold_in(key, s)."""
 
@@ -135,7 +137,7 @@ def apply_gradients(
     training: Training,
     fit: Fit,
     gradients: Gradients,
-    learning_rate: jax.Array,
+    learning_rate: Number,
     *,
     anchor: PyTree = None,
 ) -> Fit:
@@ -153,7 +155,7 @@ def apply_gradients(
 
 
 def minimize(
-    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: Schedule, *, learning_rate: jax.Array, key: Key
+    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: Schedule, *, learning_rate: Number, key: Key
 ) -> Trained:
     """Gradient steps of one network: `train` with a Fit as its carry, which has the stored optimizer state before and after."""
     anchor = fit.weights.params
