@@ -117,16 +117,8 @@ def paired(
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
     Exactly one of `epochs` and `steps` is positive. `epochs` counts those through the labeled examples, or through the
-    unlabeled ones of a client without labels.
-
-    Args:
-        key: PRNG key.
-        masks: the labeled and the unlabeled examples to use.
-        batch_sizes: (B, B_u).
-        epochs: number of epochs, or 0.
-        steps: number of steps, or 0.
-        larger_counts: whether `epochs` counts those through the set that has more batches.
-        entries: the client's own size of an unlabeled batch, in [1, B_u], the rest of which is masked; None: B_u.
+    unlabeled ones of a client without labels; with `larger_counts` those through the set that has more batches. `entries` is
+    the client's own size of an unlabeled batch, in [1, B_u], the rest of which is masked; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:

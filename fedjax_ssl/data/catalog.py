@@ -11,25 +11,19 @@ from typing import NamedTuple
 class Known(NamedTuple):
     """A dataset that is known by name, its publication to cite, and its terms of use as far as its source, `url`, states them.
 
-    Attributes:
-        kind: how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`.
-        weak: default weak view, a key of `presets.WEAK_VIEWS`.
-        strong: default strong view, one of `presets.STRONG_VIEWS`.
-        mean: per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
-        std: likewise.
-        get: the file to download from `url`, unless it is a TFDS dataset.
+    Mean and std are per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
     """
 
-    kind: str
+    kind: str  # how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`
     classes: int
-    weak: str
-    strong: str
+    weak: str  # the default view, a key of `presets.WEAK_VIEWS`
+    strong: str  # likewise, one of `presets.STRONG_VIEWS`
     citation: str
     terms: str
     url: str
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    get: str = ""
+    get: str = ""  # the file to download from `url`, unless it is a TFDS dataset
 
 
 _CIFAR10 = Known(

@@ -38,21 +38,15 @@ class Table(NamedTuple):
 
 
 class FederatedData(NamedTuple):
-    """A dataset, split: the training pool with index tables into it, and the test pool.
-
-    Attributes:
-        server: the server's labeled examples, one row.
-        client_data: all examples of each client, each once, its labeled ones first.
-        pooled: every unlabeled training example, also those that no client has, one row.
-    """
+    """A dataset, split: the training pool with index tables into it, and the test pool."""
 
     train: Pool
     test: Pool
-    server: Table
+    server: Table  # its labeled examples, one row
     labeled: Table
     unlabeled: Table
-    client_data: Table
-    pooled: Table
+    client_data: Table  # all examples of each client, each once, its labeled ones first
+    pooled: Table  # every unlabeled training example, also those that no client has, one row
 
     @property
     def num_clients(self) -> int:

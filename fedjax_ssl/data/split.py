@@ -49,18 +49,13 @@ class Split:
 
 
 class Assignment(NamedTuple):
-    """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
-
-    Attributes:
-        pooled: every unlabeled training example, also those that no client has.
-        unassigned: the number of training examples that neither the server nor a client has.
-    """
+    """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`."""
 
     server: Positions
     labeled: Rows
     unlabeled: Rows
-    pooled: Positions
-    unassigned: int
+    pooled: Positions  # every unlabeled training example, also those that no client has
+    unassigned: int  # training examples that neither the server nor a client has
     notes: tuple[str, ...]
 
 

@@ -53,26 +53,16 @@ def _either_sign(values: float | Float[np.ndarray, " levels"]) -> Magnitude:
 
 
 class Variant(NamedTuple):
-    """One version of RandAugment.
+    """One version of RandAugment."""
 
-    Attributes:
-        slots: operations drawn per image, independently and with replacement; each is applied with a `probability`.
-        ops: the operations to draw from, all equally likely, and their magnitudes.
-        translate: side of the image in pixels -> magnitude of TranslateX and TranslateY, two more operations.
-        cutout: the end of the strong view.
-        fill: value of pixels from outside of the image.
-        bilinear: whether shears interpolate; rotations take the nearest pixel.
-        ops_first: whether the operations come before flip and crop.
-    """
-
-    slots: int
-    probability: float
-    ops: Mapping[Op, Magnitude]
-    translate: Callable[[int], Magnitude]
-    cutout: Augmentation = compose()
-    fill: float = 0.0
-    bilinear: bool = False
-    ops_first: bool = False
+    slots: int  # operations drawn per image, independently and with replacement
+    probability: float  # with which each is applied
+    ops: Mapping[Op, Magnitude]  # to draw from, all equally likely
+    translate: Callable[[int], Magnitude]  # side of the image in pixels -> that of TranslateX and -Y, two more
+    cutout: Augmentation = compose()  # the end of the strong view
+    fill: float = 0.0  # value of pixels from outside of the image
+    bilinear: bool = False  # whether shears interpolate; rotations take the nearest pixel
+    ops_first: bool = False  # whether the operations come before flip and crop
 
 
 def _ops(

@@ -26,14 +26,7 @@ _CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, 
 def xla_conv(images: Images, kernel: Kernel, stride: int, padding: int) -> Images:
     """Cross-correlation of images and kernel by XLA's own convolution: a grouped one where kernels are vmapped.
 
-    Args:
-        images: inputs.
-        kernel: weights, of the same dtype.
-        stride: step in both directions, >= 1.
-        padding: zeros added on each of the four sides, as PyTorch counts it.
-
-    Returns:
-        Outputs of the same dtype, of height (H + 2 padding - kh) // stride + 1.
+    All are of one dtype. Zeros are added on all four sides: outputs have height (H + 2 padding - kh) // stride + 1.
     """
     return _convolution(images, kernel, stride, (padding, padding))
 
@@ -57,17 +50,15 @@ def _product(x: Array, kernel: Array, dtype: DTypeLike) -> Array:
     return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _product_forward(x: Array, kernel: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, kernel, dtype), (x.astype(dtype), kernel.astype(dtype))
-
-
 def _product_backward(dtype: DTypeLike, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = residuals
     rows, cotangents = x.reshape(-1, x.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1])
     return product(cotangent, kernel.T, dtype), product(rows.T, cotangents, dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(
+    lambda x, kernel, dtype: (_product(x, kernel, dtype), (x.astype(dtype), kernel.astype(dtype))), _product_backward
+)
 
 
 def _im2col(images: Array, kernel: Array, stride: int, padding: int) -> Array:
@@ -104,10 +95,6 @@ def _hybrid(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     return xla_conv(images, kernel, stride, padding)
 
 
-def _hybrid_forward(images: Array, kernel: Array, stride: int, padding: int) -> tuple[Array, tuple[Array, Array]]:
-    return xla_conv(images, kernel, stride, padding), (images, kernel)
-
-
 def _hybrid_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     images, kernel = residuals
     kh, kw, _, _ = kernel.shape
@@ -141,7 +128,7 @@ def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], str
     return total.T.reshape(*size, images.shape[-1], features).astype(images.dtype)
 
 
-_hybrid.defvjp(_hybrid_forward, _hybrid_backward)
+_hybrid.defvjp(lambda *arguments: (xla_conv(*arguments), arguments[:2]), _hybrid_backward)
 
 
 def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
@@ -324,13 +311,8 @@ AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gp
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
     """The lowering that `execution.conv` stands for: a key of LOWERINGS, `auto` by the table AUTO.
 
-    Args:
-        conv: "auto" or a key of LOWERINGS.
-        platform: as `jax.default_backend()` names it: "cpu", "gpu", "tpu".
-        kernels_vmapped: whether clients with parameters of their own are trained under `vmap`.
-
-    Raises:
-        ValueError: `conv` is none of these, or `cpu` on another platform, where sums of products may be less precise.
+    Kernels are vmapped where clients with parameters of their own are trained under `vmap`. ValueError for another `conv`, or
+    `cpu` on another platform (as `jax.default_backend()` names it), where sums of products may be less precise.
     """
     if conv == "auto":
         return AUTO.get((platform, kernels_vmapped), "xla")

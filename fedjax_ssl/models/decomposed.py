@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int32
+
+from fedjax_ssl.arrays import Array, Count, Scalar
 
 PyTree = Any
 PSI_FACTOR = 0.2
@@ -13,27 +16,17 @@ PSI_FACTOR = 0.2
 
 
 class Parts(NamedTuple):
-    """The parameters of any network, in two parts.
-
-    Attributes:
-        sigma: float32 pytree like the network's parameters, learned from labels.
-        psi: the same, learned from unlabeled data; sparse.
-    """
+    """The parameters of any network in two parts: sigma, learned from labels, and psi, sparse, learned from unlabeled data."""
 
     sigma: PyTree
     psi: PyTree
 
 
 class Message(NamedTuple):
-    """New values of arrays that the receiver knows an older version of.
-
-    Attributes:
-        value: pytree like the arrays: what the receiver has then.
-        entries: int32 scalar, the entries that are sent.
-    """
+    """New values of arrays: what the receiver, who knows an older version, has then, and how many entries are sent."""
 
     value: PyTree
-    entries: jax.Array
+    entries: Count
 
 
 def split(params: PyTree) -> Parts:
@@ -51,8 +44,8 @@ def sparse(psi: PyTree, threshold: float) -> PyTree:
     return jax.tree.map(lambda x: jnp.where(jnp.abs(x) > threshold, x, 0.0), psi)
 
 
-def penalty(parts: Parts, l1: float, l2: float) -> jax.Array:
-    """l1 ||psi||_1 + l2 ||sigma - psi||_2^2, sums over all entries (FedMatch's loss of psi); float32 scalar.
+def penalty(parts: Parts, l1: float, l2: float) -> Scalar:
+    """l1 ||psi||_1 + l2 ||sigma - psi||_2^2, sums over all entries (FedMatch's loss of psi).
 
     The gradient of |x| is taken as 0 at x = 0, where JAX has 1.
     """
@@ -68,35 +61,21 @@ def changed(new: PyTree, known: PyTree, *, threshold: float, delta: float) -> Me
     """The message with which a client sends `new` to the server, which knows `known`.
 
     An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. What is sent is the entry as it
-    is, not made sparse.
-
-    Args:
-        new: float32 pytree.
-        known: pytree like `new`.
-        threshold: of `sparse`; 0 for a part that is not sparse.
-        delta: the smallest change that counts, >= 0.
+    is, not made sparse. `threshold` is that of `sparse`, 0 for a part that is not sparse.
     """
     sent = jax.tree.map(lambda x, y: jnp.abs(x - y) > delta, sparse(new, threshold), known)
     return Message(jax.tree.map(jnp.where, sent, new, known), _count(sent))
 
 
-def differing(new: PyTree, known: PyTree) -> jax.Array:
-    """Number of entries in which `new` differs from `known` at all, int32 scalar: to be sent for an exact copy of `new`."""
+def differing(new: PyTree, known: PyTree) -> Count:
+    """Number of entries in which `new` differs from `known` at all: to be sent for an exact copy of `new`."""
     return _count(jax.tree.map(jnp.not_equal, new, known))
 
 
-def _count(marks: PyTree) -> jax.Array:
+def _count(marks: PyTree) -> Count:
     return sum((jnp.sum(x, dtype=jnp.int32) for x in jax.tree.leaves(marks)), jnp.zeros((), jnp.int32))
 
 
-def message_bytes(entries: jax.Array, size: int) -> jax.Array:
-    """Bytes of a message of float32 entries: 4 of the value and 4 of the position each, or the whole array if that is less.
-
-    Args:
-        entries: int32 scalar, the entries sent.
-        size: the entries of the whole array.
-
-    Returns:
-        int32 scalar.
-    """
+def message_bytes(entries: Int32[Array, "*k"], size: int) -> Int32[Array, "*k"]:
+    """Bytes of a message of float32 entries: 4 of the value and 4 of the position each, or all `size` values if fewer."""
     return jnp.minimum(8 * entries, 4 * size).astype(jnp.int32)

@@ -55,13 +55,7 @@ def zero_bias(fan_in: int) -> Initializer:
 
 
 class Initialization(NamedTuple):
-    """How the layers of a network start; batch norm starts at scale 1 and bias 0 in all of them.
-
-    Attributes:
-        conv_kernel: initializer of a convolution's kernel.
-        linear_kernel: initializer of a linear layer's kernel.
-        bias: fan_in -> initializer of a bias.
-    """
+    """How the layers of a network start (`bias` of its fan-in); batch norm starts at scale 1 and bias 0 in all of them."""
 
     conv_kernel: Initializer
     linear_kernel: Initializer

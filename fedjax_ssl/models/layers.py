@@ -24,16 +24,8 @@ _LARGE_KERNEL = 2**18  # float32: a megabyte, what a core's cache holds
 class Conv(nn.Module):
     """Two-dimensional convolution with one parameter `kernel` float32 [kh, kw, ch, F] and, if asked for, `bias` [F].
 
-    Attributes:
-        features: F, output channels.
-        kernel_size: kh = kw.
-        strides: step in both directions.
-        padding: zeros on each side, as PyTorch counts it: 1 keeps the size of a 3x3 kernel's image at stride 1.
-        lowering: key of LOWERINGS.
-        dtype: "float32" or "bfloat16", in which inputs and kernel are multiplied and the result is returned.
-        use_bias: whether a bias is added.
-        kernel_init: initializer of the kernel.
-        bias_init: fan_in -> initializer of the bias.
+    Padding is counted as in PyTorch: 1 keeps the size of a 3x3 kernel's image at stride 1. Inputs and kernel are multiplied in
+    `dtype`. `bias_init` is given the fan-in.
     """
 
     features: int
@@ -137,13 +129,7 @@ def dropout(network: nn.Module, x: jax.Array, rate: float, *, per_channel: bool 
     """Zeros with probability `rate` and scales what is left by 1 / (1 - rate), where `network` was given a dropout key.
 
     A draw takes 16 random bits, half of what flax's takes, as random numbers are a large part of a small network's step: `rate`
-    is rounded to a multiple of 2^-16.
-
-    Args:
-        network: the network that calls it; without a key (`ModelFns.apply`) x is returned.
-        x: [B, ..., F].
-        rate: in [0, 1).
-        per_channel: whether whole channels of an example are dropped, as PyTorch's Dropout2d does; x is [B, H, W, F] then.
+    is rounded to a multiple of 2^-16. `per_channel` drops whole channels of an example [H, W, F], as PyTorch's Dropout2d does.
     """
     if rate == 0 or not network.has_rng("dropout"):
         return x

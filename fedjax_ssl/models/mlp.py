@@ -1,52 +1,47 @@
-"""Networks without convolution or batch norm: quick to compile, and small enough to compute by hand."""
+"""Networks without convolutions, quick to compile, and BYOL's predictor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import jax.numpy as jnp
+import jax
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Mask, Outputs
-from fedjax_ssl.models.initializers import INITIALIZATIONS, torch_uniform
-from fedjax_ssl.models.layers import Conv, dense
+from fedjax_ssl.arrays import Inputs, Mask
+from fedjax_ssl.models.initializers import INITIALIZATIONS
+from fedjax_ssl.models.layers import dense
+from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.norm import BatchNorm
 
 
-class Linear(nn.Module):
+class Linear(Network):
     """Multinomial logistic regression on the flattened input."""
 
-    num_classes: int
-    conv: Callable[..., nn.Module] = Conv
-
-    @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
-        """Inputs float32 [B, ...] -> logits float32 [B, C], or the inputs [B, D] as they are: its features."""
-        x = images.reshape(images.shape[0], -1)
-        if features_only:
-            return x.astype(jnp.float32)
-        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(x)
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """The inputs as they are."""
+        return images.reshape(images.shape[0], -1)
 
 
-class MLP(nn.Module):
-    """One hidden layer of ReLU units on the flattened input.
+class MLP(Network):
+    """One hidden layer of ReLU units on the flattened input."""
 
-    Attributes:
-        hidden: units of the hidden layer.
-    """
-
-    num_classes: int
-    conv: Callable[..., nn.Module] = Conv
+    shared_layers = ("Dense_0",)
     hidden: int = 64
 
-    @nn.nowrap
-    def first_blocks(self) -> frozenset[str]:
-        """See ModelFns."""
-        return frozenset({"Dense_0"})
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """The hidden units."""
+        return nn.relu(dense(images.reshape(images.shape[0], -1), self.hidden, INITIALIZATIONS["kaiming"]))
+
+
+class Predictor(nn.Module):
+    """Linear, batch norm, ReLU, linear, back to the number of features it was given (Grill et al. 2020, Section 3.3).
+
+    FedCon's 12,288 hidden units on 4,096 features make 100,704,256 parameters.
+    """
+
+    hidden: int
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
-        """Inputs float32 [B, ...] -> logits float32 [B, C], or the hidden units [B, hidden]."""
-        x = images.reshape(images.shape[0], -1)
-        x = nn.relu(dense(x, self.hidden, INITIALIZATIONS["kaiming"]))
-        x = x.astype(jnp.float32)
-        return x if features_only else nn.Dense(self.num_classes, kernel_init=torch_uniform)(x)
+    def __call__(self, features: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """Features float32 [B, F] -> [B, F]."""
+        init = INITIALIZATIONS["torch"]
+        x = nn.relu(BatchNorm()(dense(features, self.hidden, init), mask, train))
+        return dense(x, features.shape[-1], init)

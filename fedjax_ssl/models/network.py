@@ -1,22 +1,52 @@
-"""A `flax.linen` module as pure functions that know of padded examples: `pure(module)` gives `ModelFns`."""
+"""The package's networks as modules, and any `flax.linen` module as pure functions that know of padded examples."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from fedjax_ssl.arrays import Inputs
+from fedjax_ssl.arrays import Inputs, Mask, Outputs
 from fedjax_ssl.models.flax_layers import aware_of
+from fedjax_ssl.models.initializers import torch_uniform
+from fedjax_ssl.models.layers import Conv
 
 PyTree = Any
+Features = Float[Array, "B F"]
+
+
+class Network(nn.Module):
+    """A network of the package: `classifier(features(images))`, with `ModelFns.first_blocks` of `shared_layers`."""
+
+    shared_layers: ClassVar[tuple[str, ...]] = ()
+    num_classes: int
+    conv: Callable[..., nn.Module] = Conv
+
+    @nn.nowrap
+    def first_blocks(self) -> frozenset[str]:
+        """See ModelFns."""
+        return frozenset(self.shared_layers)
+
+    @nn.compact
+    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
+        """Logits, or the features before the classifier, of images [B, H, W, ch] or, if it takes them, vectors."""
+        x = self.features(images, mask, train)
+        return x.astype(jnp.float32) if features_only else self.classifier(x)
+
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """What the classifier gets, in the dtype of the activations."""
+        raise NotImplementedError
+
+    def classifier(self, x: Features) -> Features:
+        """A linear layer that starts as PyTorch's, with bias 0."""
+        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(x.astype(jnp.float32))
 
 
 class Apply(Protocol):
@@ -28,14 +58,14 @@ class Apply(Protocol):
         stats: PyTree,
         images: Inputs,
         *,
-        mask: Bool[Array, " B"] | None = None,
+        mask: Mask | None = None,
         train: bool = False,
         key: Array | None = None,
-    ) -> tuple[Float[Array, "B outputs"], PyTree]:
+    ) -> tuple[Features, PyTree]:
         """See ModelFns."""
 
 
-def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: Any) -> tuple[Float[Array, "B D"], PyTree]:
+def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: Any) -> tuple[Features, PyTree]:
     """The features of a network that is all classifier: its flattened inputs."""
     del params
     return images.reshape(images.shape[0], -1), stats
@@ -80,12 +110,8 @@ def pure(
     A module that takes `mask` computes in the dtype of x and looks after padded examples itself. Of others the parameters are
     given in `dtype`; in all, flax's own layers are made aware of padding and of `conv` (see `flax_layers.aware_of`).
 
-    Args:
-        module: called with images or features, and whether it trains.
-        num_classes: C, if its outputs are logits: their shape is checked when it is initialized.
-        conv: lowering of flax's own convolutions, a key of LOWERINGS.
-        dtype: "float32" or "bfloat16".
-        first_blocks: see ModelFns; none: what the module's method of that name says, if it has one.
+    With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are by default those
+    that the module's method of that name gives, if it has one.
     """
     takes = arguments(type(module))
 
@@ -111,10 +137,10 @@ def pure(
             stats: PyTree,
             images: Inputs,
             *,
-            mask: Bool[Array, " B"] | None = None,
+            mask: Mask | None = None,
             train: bool = False,
             key: Array | None = None,
-        ) -> tuple[Float[Array, "B outputs"], PyTree]:
+        ) -> tuple[Features, PyTree]:
             if mask is not None:
                 # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
                 images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
@@ -144,15 +170,9 @@ def pure(
 
 
 def arguments(module: type[nn.Module]) -> frozenset[str]:
-    """Which of `train`, `mask` and `features_only` a module takes in addition to its input.
-
-    Raises:
-        ValueError: it is not called with an input, or needs another argument.
-    """
+    """Which of `train`, `mask` and `features_only` a module takes; ValueError if it takes no input, or needs others."""
     names = ("train", "mask", "features_only")
-    call = module.__dict__.get("__call__") or next(
-        (c.__dict__["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None
-    )
+    call = next((vars(c)["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None)
     accepted = f"(x, train), and {' or '.join(names[1:])} if the network takes them"
     if call is None:
         raise ValueError(f"{module.__name__}.__call__: got none, accepted: {accepted}")

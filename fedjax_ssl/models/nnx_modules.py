@@ -21,14 +21,10 @@ from fedjax_ssl.models.norm import Norm, normalize
 def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
     """The linen module of an nnx module, to be registered or built like any other.
 
-    Args:
-        factory: the class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`. `image_shape`,
-            the shape of one input, may be left out; other arguments have defaults, and are options. Instances are called with
-            x, and with `train` if they take it; `train()` and `eval()` are called before in any case. Variables are
-            `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
-
-    Raises:
-        ValueError: an argument is missing.
+    `factory` is its class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`; ValueError if one
+    of the first two is missing. `image_shape`, the shape of one input, may be left out; other arguments have defaults, and are
+    options. Instances are called with x, and with `train` if they take it; `train()` and `eval()` are called before in any
+    case. Variables are `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
     """
     made_by: Callable[..., Any] = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     arguments = inspect.signature(made_by).parameters
@@ -38,12 +34,9 @@ def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
     options = [p for p in arguments.values() if p.name not in ("self", "num_classes", "rngs", "image_shape")]
     fields = {"num_classes": int, "conv": Callable, **{p.name: hints.get(p.name, Any) for p in options}}
     values = {p.name: p.default for p in options if p.default is not p.empty}
-    static = {
-        "factory": staticmethod(factory),
-        "options": tuple(p.name for p in options),
-        "of_shape": "image_shape" in arguments,
-    }
-    return type(factory.__name__, (_NNX,), {"__annotations__": fields, "conv": Conv, **values, **static})
+    static = {"options": tuple(p.name for p in options), "of_shape": "image_shape" in arguments}
+    body = {"__annotations__": fields, "conv": Conv, **values, "factory": staticmethod(factory), **static}
+    return type(factory.__name__, (_NNX,), body)
 
 
 class _BatchNorm(nnx.BatchNorm):

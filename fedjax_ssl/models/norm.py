@@ -50,13 +50,8 @@ def normalize(
 
     In training mean and (biased) var are those of the batch's real examples. The statistics to report are then the batch's mean
     and unbiased variance, as PyTorch stores them, without gradient; the layer's own if no example is real, or in evaluation.
-    Padded examples become zeros: scaled by a variance that is not theirs, layer after layer, they could overflow.
-
-    Args:
-        x: inputs.
-        mask: which examples are real; None: all.
-        layer: statistics and parameters.
-        train: whether to normalize by the batch.
+    Padded examples become zeros: scaled by a variance that is not theirs, layer after layer, they could overflow. Without a
+    mask all examples are real.
     """
     real = jnp.ones((), bool) if mask is None else mask.reshape(mask.shape + (1,) * (x.ndim - 1))
     mean, var = lax.stop_gradient((layer.mean, layer.var))
@@ -70,11 +65,7 @@ def normalize(
 
 
 class BatchNorm(nn.Module):
-    """`normalize` as a layer: parameters `scale` and `bias`, and statistics `mean` and `var` in the collection `batch_stats`.
-
-    Attributes:
-        epsilon: added to the variance.
-    """
+    """`normalize` as a layer: parameters `scale` and `bias`, statistics `mean` and `var` in the collection `batch_stats`."""
 
     epsilon: float = 1e-5
 

@@ -15,9 +15,8 @@ from flax import linen as nn
 from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.layers import DTYPES, Conv
-from fedjax_ssl.models.mlp import MLP, Linear
+from fedjax_ssl.models.mlp import MLP, Linear, Predictor
 from fedjax_ssl.models.network import ModelFns, arguments, pure
-from fedjax_ssl.models.predictor import Predictor
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
@@ -52,18 +51,17 @@ def register_model(
 ) -> None:
     """Makes a network known as `model.name`; a network of one's own gives way to another of its name.
 
+    The module is a class with a field `num_classes`, whose instances are called with (x, train): images [B, H, W, ch] or
+    features [B, D], and whether they train (positional or keyword, may be missing). It returns logits [B, C]. Batch norm and
+    dropout are flax's own. Other fields have defaults: they are its options, `model.<field>`; but `conv` and `dtype` are set
+    from `execution`. It may take `mask` and `features_only` too (see `pure`). A `flax.nnx` module: `from_nnx`.
+
     Args:
-        name: of letters, digits and underscores, and of none of the package's networks.
-        module: class with a field `num_classes`, whose instances are called with (x, train): images [B, H, W, ch] or features
-            [B, D], and whether they train (positional or keyword, may be missing). It returns logits [B, C]. Batch norm and
-            dropout are flax's own. Other fields have defaults: they are its options, `model.<field>`; but `conv` and `dtype`
-            are set from `execution`. It may take `mask` and `features_only` too (see `pure`). A `flax.nnx` module: `from_nnx`.
+        name: of letters, digits and underscores, and of none of the package's networks; else ValueError.
+        module: see above; ValueError for another kind.
         image_size: side of the images it is made for, to which smaller ones are padded; 0: it takes any.
         features: whether it takes vectors [B, D] too.
         first_blocks: the layers that FedTriNet shares, as named at the top of its parameters.
-
-    Raises:
-        ValueError: the name is taken, or the module is of another kind.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_model: got the name {name!r}, accepted: a new name of letters, digits and underscores")
@@ -79,19 +77,12 @@ def build(
     dtype: str = "float32",
     **options: Any,
 ) -> ModelFns:
-    """The network `name` for C classes.
+    """The network `name` for C classes: a key of MODELS, a module's class as for `register_model`, an instance, or ModelFns.
 
-    Args:
-        name: key of MODELS, or a network itself: a module's class as for `register_model`, an instance, or ModelFns.
-        num_classes: C.
-        conv: how convolutions are computed, a key of LOWERINGS (`resolve_conv` gives the one that is fast on a platform).
-        dtype: of the arithmetic and the activations, "float32" or "bfloat16"; the last layer of our own networks, parameters,
-            statistics and logits are float32 always.
-        **options: what `default_options` names.
-
-    Raises:
-        ValueError: unknown name, option, conv or dtype, an option's value that its annotation excludes, or a module that is not
-            as `register_model` describes.
+    `conv` is a key of LOWERINGS (`resolve_conv` gives a platform's fast one). `dtype` is that of the arithmetic and
+    the activations, one of DTYPES; the last layer of our own networks, parameters, statistics and logits are float32 always.
+    `default_options` names the options. ValueError for unknown arguments, an option's value that its annotation excludes, or a
+    module that is not as `register_model` describes.
     """
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
@@ -101,17 +92,22 @@ def build(
         return name if isinstance(name, ModelFns) else pure(name, num_classes=num_classes, conv=conv, dtype=dtype)
     model = _find(name) if isinstance(name, str) else Model(name)
     title = name if isinstance(name, str) else getattr(name, "__name__", str(name))
-    _check_options(title, model.module, {"num_classes": num_classes, **options})
-    fields = {field.name for field in dataclasses.fields(model.module)}
-    given = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
-    given = {field: value for field, value in given.items() if field in fields}
+    check_options(title, {"num_classes": num_classes, **options}, model.module)
+    execution = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
+    given = {f.name: execution[f.name] for f in dataclasses.fields(model.module) if f.name in execution}
     module = model.module(num_classes=num_classes, **given, **options)
     return pure(module, num_classes=num_classes, conv=conv, dtype=dtype, first_blocks=model.first_blocks)
 
 
-def check_options(name: str, options: dict[str, Any]) -> None:
-    """Raises ValueError where network `name` of MODELS has no such option, or none of such a value."""
-    _check_options(name, _find(name).module, options)
+def check_options(name: str, options: dict[str, Any], module: Any = None) -> None:
+    """ValueError where network `name` of MODELS, or this module, has no such option, or none of such a value."""
+    module = module or _find(name).module
+    known, accepted = _options(module), get_type_hints(module)
+    for option, value in options.items():
+        if option not in {"num_classes", *known}:
+            raise ValueError(f"model.{option}={value!r}: no option of {name}; accepted: {', '.join(known) or 'none'}")
+        if not _fits(value, accepted[option]):
+            raise ValueError(f"model.{option}={value!r} for {name}: accepted: {_described(accepted[option])}")
 
 
 def accepted_options(name: str) -> dict[str, str]:
@@ -119,15 +115,6 @@ def accepted_options(name: str) -> dict[str, str]:
     module = _find(name).module
     hints = get_type_hints(module)
     return {option: _described(hints[option]) for option in _options(module)}
-
-
-def _check_options(title: str, module: type[nn.Module], options: dict[str, Any]) -> None:
-    known, accepted = _options(module), get_type_hints(module)
-    for option, value in options.items():
-        if option not in {"num_classes", *known}:
-            raise ValueError(f"model.{option}={value!r}: no option of {title}; accepted: {', '.join(known) or 'none'}")
-        if not _fits(value, accepted[option]):
-            raise ValueError(f"model.{option}={value!r} for {title}: accepted: {_described(accepted[option])}")
 
 
 def name_of(module: type[nn.Module]) -> str:

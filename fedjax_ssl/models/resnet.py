@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
+from fedjax_ssl.arrays import Inputs, Maps, Mask
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
-from fedjax_ssl.models.layers import Conv, check_images, dense
+from fedjax_ssl.models.layers import check_images, dense
+from fedjax_ssl.models.network import Features, Network
 from fedjax_ssl.models.norm import BatchNorm
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
@@ -21,13 +22,9 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blo
 class ResidualBlock(nn.Module):
     """ReLU(shortcut(x) + convolutions(x)), batch norm after each convolution, ReLU between them.
 
-    The convolutions are two 3x3 ones, or in the bottleneck form 1x1, 3x3 and 1x1, the last with four times the channels. The
-    shortcut is a 1x1 convolution with batch norm where the number of channels changes, as it does at stride 2, else x itself.
-
-    Attributes:
-        features: channels, before the bottleneck's factor of four.
-        stride: of the first 3x3 convolution and of the shortcut.
-        bottleneck: which form.
+    The convolutions are two 3x3 ones, or in the bottleneck form 1x1, 3x3 and 1x1, the last with four times the channels
+    (`features`). The stride is that of the first 3x3 convolution and of the shortcut: a 1x1 convolution with batch norm where
+    the number of channels changes, as it does at stride 2, else x itself.
     """
 
     features: int
@@ -56,19 +53,14 @@ class ResidualBlock(nn.Module):
         return nn.relu(x + y)
 
 
-class ResNet(nn.Module):
+class ResNet(Network):
     """ResNet-18, -34 or -50 with a 3x3 stem of 64 at stride 1 and no pool after it.
 
     Four stages of 64, 128, 256 and 512 channels at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and 32x32), linear.
-    Convolutions have no bias. Parameters: 11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
-
-    Attributes:
-        depth: 18, 34, or 50 with bottleneck blocks.
-        initialization: a key of INITIALIZATIONS; the released code keeps PyTorch's defaults.
+    Convolutions have no bias; 50 has bottleneck blocks. The released code keeps PyTorch's initialization. Parameters:
+    11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
     """
 
-    num_classes: int
-    conv: Callable[..., nn.Module] = Conv
     depth: Literal[18, 34, 50] = 18
     initialization: InitializationName = "torch"
 
@@ -77,9 +69,8 @@ class ResNet(nn.Module):
         """See ModelFns."""
         return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
 
-    @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
-        """Images [B, H, W, ch] -> logits float32 [B, C], or 512 features (50: 2048)."""
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """The 512 averages over each image (50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel)
@@ -88,5 +79,8 @@ class ResNet(nn.Module):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, mask, train)
-        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
-        return pooled if features_only else dense(pooled, self.num_classes, init)
+        return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+
+    def classifier(self, x: Features) -> Features:
+        """A linear layer."""
+        return dense(x, self.num_classes, INITIALIZATIONS[self.initialization])

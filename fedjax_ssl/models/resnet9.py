@@ -9,12 +9,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array
-from jaxtyping import Float32
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
-from fedjax_ssl.models.initializers import INITIALIZATIONS
-from fedjax_ssl.models.layers import Conv, check_images, dense, max_pool
+from fedjax_ssl.arrays import Inputs, Maps, Mask
+from fedjax_ssl.models.initializers import INITIALIZATIONS, Initialization
+from fedjax_ssl.models.layers import check_images, dense, max_pool
+from fedjax_ssl.models.network import Features, Network
 from fedjax_ssl.models.norm import BatchNorm
 from fedjax_ssl.models.wide_resnet import Block
 
@@ -22,7 +21,7 @@ from fedjax_ssl.models.wide_resnet import Block
 _PAPER_INITIALIZATION = {"feddure": "torch", "fedmatch": "flax", "semifl": "kaiming"}
 
 
-class ResNet9(nn.Module):
+class ResNet9(Network):
     """ResNet-9, of which three papers have three.
 
     `feddure` (6,575,370 parameters for 3 channels and 10 classes): 3x3 convolutions with bias, batch norm, ReLU:
@@ -32,14 +31,9 @@ class ResNet9(nn.Module):
     with 2x2 max pools after the ReLU and no ReLU after the sums. `fedmatch` (6,568,640): the same without batch norm and
     without any bias, the linear layer's included. `semifl` (4,901,450): a stem of 64, then one pre-activation block each of 64,
     128, 256 and 512 channels at strides 1, 2, 2, 2 as in WideResNet, batch norm, ReLU, global average pool, linear.
-
-    Attributes:
-        variant: whose, see above.
-        initialization: a key of INITIALIZATIONS, or `paper`: that of the variant's own code.
+    Initialization `paper` is that of the variant's own code.
     """
 
-    num_classes: int
-    conv: Callable[..., nn.Module] = Conv
     variant: Literal["feddure", "fedmatch", "semifl"] = "feddure"
     initialization: Literal["paper", "torch", "flax", "kaiming"] = "paper"
 
@@ -51,23 +45,23 @@ class ResNet9(nn.Module):
         layers = ("Conv", "BatchNorm") if self.variant == "feddure" else ("Conv",)
         return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
 
-    @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
-        """Images [B, H, W, ch], H and W at least 8 (the papers': 32) -> logits float32 [B, C], or 512 features."""
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """512, of images with H and W at least 8 (the papers': 32)."""
         check_images("resnet9", images, least=8)
-        paper = _PAPER_INITIALIZATION[self.variant]
-        init = INITIALIZATIONS[paper if self.initialization == "paper" else self.initialization]
+        init = self._initialization()
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel, bias_init=init.bias)
         features = self._preactivation if self.variant == "semifl" else self._postactivation
-        pooled = features(conv, images, mask, train).astype(jnp.float32)
-        if features_only:
-            return pooled
-        return dense(pooled, self.num_classes, init, use_bias=self.variant != "fedmatch")
+        return features(conv, images, mask, train)
 
-    def _postactivation(
-        self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool
-    ) -> Float32[Array, "B 512"]:
-        """Images -> features [B, 512] of `feddure` and `fedmatch`."""
+    def classifier(self, x: Features) -> Features:
+        """A linear layer."""
+        return dense(x.astype(jnp.float32), self.num_classes, self._initialization(), use_bias=self.variant != "fedmatch")
+
+    @nn.nowrap
+    def _initialization(self) -> Initialization:
+        return INITIALIZATIONS[_PAPER_INITIALIZATION[self.variant] if self.initialization == "paper" else self.initialization]
+
+    def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool) -> Features:
         normed = self.variant == "feddure"
 
         def layer(x: jax.Array, features: int) -> jax.Array:
@@ -83,10 +77,7 @@ class ResNet9(nn.Module):
         # The 4x4 pool: at 32x32 it covers the whole image, and so it does here at every size.
         return jnp.max(x, axis=(1, 2))
 
-    def _preactivation(
-        self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool
-    ) -> Float32[Array, "B 512"]:
-        """Images -> features [B, 512] of `semifl`."""
+    def _preactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool) -> Features:
         x = conv(64)(x)
         for features, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             x = Block(features, stride, conv)(x, mask, train)

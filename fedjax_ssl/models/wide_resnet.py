@@ -8,23 +8,17 @@ from typing import Literal
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask, Outputs
-from fedjax_ssl.models.initializers import torch_uniform
-from fedjax_ssl.models.layers import Conv, check_images
+from fedjax_ssl.arrays import Inputs, Maps, Mask
+from fedjax_ssl.models.layers import check_images
+from fedjax_ssl.models.network import Features, Network
 from fedjax_ssl.models.norm import BatchNorm
 
 
 class Block(nn.Module):
-    """Pre-activation residual block of two 3x3 convolutions.
+    """Pre-activation residual block of two 3x3 convolutions, the first with the stride, and leaky ReLU of `negative_slope`.
 
-    Where the number of channels changes, the 1x1 shortcut sees the activated input, as the first convolution does, or the raw
-    one; otherwise the raw input is added.
-
-    Attributes:
-        features: output channels.
-        stride: of the first convolution and of the shortcut.
-        negative_slope: of the leaky ReLU; 0: ReLU.
-        raw_shortcut: whether the 1x1 shortcut sees the raw input.
+    Where the number of channels changes, a 1x1 shortcut of the same stride sees the activated input, as the first convolution
+    does, or the raw one (`raw_shortcut`); otherwise the raw input is added.
     """
 
     features: int
@@ -44,21 +38,17 @@ class Block(nn.Module):
         return x + y
 
 
-class WideResNet(nn.Module):
+class WideResNet(Network):
     """WRN-depth-width: a 3x3 stem of 16, three stages of 16, 32, 64 times `width` channels, strides 1, 2, 2.
 
     Ends in batch norm, ReLU, global average pool and a linear layer; no dropout. Initialization: Kaiming normal (fan out) for
-    convolutions, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) and bias 0 for the linear layer.
+    convolutions, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) and bias 0 for the linear layer. A depth of 6 n + 4 makes n blocks a stage;
+    (FL)^2's is 28. The width is 2 for CIFAR-10 and SVHN (1,467,610 parameters), 8 for CIFAR-100 (23,401,012).
 
-    Attributes:
-        depth: 6 n + 4, n blocks a stage: 28 is (FL)^2's.
-        width: 2 for CIFAR-10 and SVHN (1,467,610 parameters), 8 for CIFAR-100 (23,401,012).
-        variant: `fl2` ((FL)^2, SemiFL): ReLU, and every 1x1 shortcut sees the activated input; `fixmatch`: leaky
-            ReLU of slope .1, and only the first stage's does (also FreeMatch). The parameters are the same.
+    `fl2` ((FL)^2, SemiFL): ReLU, and every 1x1 shortcut sees the activated input. `fixmatch` (also FreeMatch): leaky ReLU of
+    slope .1, and only the first stage's shortcut does. The parameters are the same.
     """
 
-    num_classes: int
-    conv: Callable[..., nn.Module] = Conv
     depth: int = 28
     width: int = 2
     variant: Literal["fl2", "fixmatch"] = "fl2"
@@ -73,9 +63,8 @@ class WideResNet(nn.Module):
         """See ModelFns."""
         return frozenset({"Conv_0", *(f"Block_{i}" for i in range((self.depth - 4) // 6))})
 
-    @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
-        """Images float32 [B, H, W, ch] -> logits float32 [B, C], or 64 times `width` features."""
+    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+        """The 64 `width` averages over each image."""
         check_images("wide_resnet", images, least=1)
         slope = 0.1 if self.variant == "fixmatch" else 0.0
         x = self.conv(16)(images)
@@ -85,7 +74,4 @@ class WideResNet(nn.Module):
                 raw_shortcut = self.variant == "fixmatch" and stage > 0
                 x = Block(16 * self.width * 2**stage, stride, self.conv, slope, raw_shortcut)(x, mask, train)
         x = nn.leaky_relu(BatchNorm()(x, mask, train), slope)
-        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
-        if features_only:
-            return pooled
-        return nn.Dense(self.num_classes, kernel_init=torch_uniform)(pooled)
+        return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)

@@ -25,14 +25,11 @@ GENERIC = ("npz", "image_folder", "text_features")
 def load(
     name: str, *, data_dir: str | None = None, path: str | None = None, resplit: Sequence[float] | None = None, seed: int = 0
 ) -> Dataset:
-    """Loads a dataset by name; never downloads.
+    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name. No downloads.
 
-    Args:
-        name: a name of `fedjax_ssl.data.catalog.DATASETS`, another TFDS name, `synthetic`, or one of GENERIC.
-        data_dir: for TFDS names: the folder of prepared datasets; None: TFDS's own default.
-        path: for other names: the file or folder, as `fedjax_ssl/data/README.md` describes it.
-        resplit: see `resplit.with_splits`; None for `digits`, `synthetic` and text features.
-        seed: draws `resplit` and `synthetic`.
+    TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
+    `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
+    text features. The seed draws `resplit` and `synthetic`.
 
     Raises:
         FileNotFoundError: `path`, `data_dir` or the prepared dataset in it does not exist; the message says what to get where.
