@@ -19,8 +19,14 @@ from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
 ETA_S, ETA_W, THRESHOLD, SHARE = 0.2, 0.05, 0.7, 0.3
-SHAPES = {"hidden": {"bias": (128,), "kernel": (lc.CLASSES, 128)}, "output": {"bias": (1,), "kernel": (128, 1)}}
-SIZE = 128 + lc.CLASSES * 128 + 1 + 128
+# F-reg's parameters in the order in which they are in the flat vector.
+SHAPES = {
+    ("hidden", "kernel"): (lc.CLASSES, 128),
+    ("hidden", "bias"): (128,),
+    ("output", "kernel"): (128, 1),
+    ("output", "bias"): (1,),
+}
+SIZES = [int(np.prod(shape)) for shape in SHAPES.values()]
 
 
 class SGD:
@@ -58,13 +64,14 @@ def ce(z, y):
 
 def unflat(w):
     """F-reg's parameters by name, from the flat vector."""
-    shapes, tree = jax.tree.flatten(SHAPES, is_leaf=lambda shape: isinstance(shape, tuple))
-    parts = np.split(w, np.cumsum([np.prod(shape) for shape in shapes])[:-1])
-    return jax.tree.unflatten(tree, [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+    tree = {"hidden": {}, "output": {}}
+    for (layer, name), part in zip(SHAPES, np.split(w, np.cumsum(SIZES)[:-1]), strict=True):
+        tree[layer][name] = part.reshape(SHAPES[layer, name])
+    return tree
 
 
 def flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    return np.concatenate([np.ravel(tree[layer][name]) for layer, name in SHAPES])
 
 
 def f_reg(w, s):
@@ -204,7 +211,8 @@ def got(client, options, optimizer, w, adam, stats):
 def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
     rng, client, rates = np.random.default_rng(1), lc.Client(), {"eta_s": ETA_S, "eta_w": ETA_W}
     options = FedDureOptions(confidence=THRESHOLD, unlabeled_batch_size=lc.UNLABELED_BATCH, **rates, **changes)
-    w, m, v = rng.standard_normal(SIZE) / 4, 1e-3 * rng.standard_normal(SIZE), 1e-5 * rng.uniform(0.5, 1, SIZE)
+    size = sum(SIZES)
+    w, m, v = rng.standard_normal(size) / 4, 1e-3 * rng.standard_normal(size), 1e-5 * rng.uniform(0.5, 1, size)
     stats = {"mean": 0.3 * rng.standard_normal(lc.SIDE**2), "var": rng.uniform(0.3, 0.9, lc.SIDE**2)} if norm else {}
     in_numpy, in_jax = OPTIMIZERS[optimizer]
     expected = Expected(client, options, in_numpy, w, Adam(m, v, 7), stats)
