@@ -1,5 +1,9 @@
 """How tests run a method's experiment: under a strategy, with another method in place of its own, for some rounds."""
 
+import pathlib
+import subprocess
+import sys
+
 import jax
 import numpy as np
 
@@ -47,6 +51,14 @@ def distance(a, b) -> float:
         return 0.0
     a, b = map(np.concatenate, flat)
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def run_python(*words, environment=None) -> str:
+    """What a Python prints that is run with these words in the repository's root, and has to succeed."""
+    root = pathlib.Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def changes(experiment, factors, rounds):

@@ -1,10 +1,6 @@
 """What only an accelerator can show: its arithmetic and its memory, and that it runs what a CPU runs. `pytest -m gpu`."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +13,8 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
-from tests.engine import copied, distance, same_bits
+from tests.engine import copied, distance, run_python, same_bits
 
-ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.gpu
 
 
@@ -176,16 +171,9 @@ print(experiment.simulator.execution.chunk_size, experiment.simulator.memory_byt
 """
 
 
-def run_python(*words, **environment):
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_a_cohort_larger_than_memory_runs_in_chunks():
-    chunk, needs, there = map(int, run_python("-c", LARGE, XLA_PYTHON_CLIENT_MEM_FRACTION="0.015").split()[-3:])
+def test_a_cohort_larger_than_memory_runs_in_chunks(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.015")
+    chunk, needs, there = map(int, run_python("-c", LARGE).split()[-3:])
     assert 1 <= chunk < 200
     assert needs < there < 3e9
 
@@ -199,10 +187,10 @@ def rows_of(folder):
 WORDS = ["-m", "launch.run", "--config=configs/digits.py:fl2", "--config.rounds=2", "--config.eval_every=1"]
 
 
-def test_the_command_goes_on_with_the_same_bits_though_all_is_compiled_again(tmp_path):
+def test_the_command_goes_on_with_the_same_bits_though_all_is_compiled_again(monkeypatch, tmp_path):
     for name, launch in (("whole", []), ("parts", ["--stop_after=1"]), ("parts", [])):
-        cache = tmp_path / f"cache-{name}-{len(launch)}"
-        run_python(*WORDS, f"--workdir={tmp_path / name}", *launch, JAX_COMPILATION_CACHE_DIR=str(cache))
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / f"cache-{name}-{len(launch)}"))
+        run_python(*WORDS, f"--workdir={tmp_path / name}", *launch)
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert [row["round"] for row in whole] == [1, 2]
     assert whole == parts

@@ -1,9 +1,6 @@
 """What a round must not spend: dispatches, waiting for the host, compiling again, steps that clients do not have."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +13,8 @@ from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.simulator import Simulator
-from tests import tiny, toy
+from tests import engine, tiny, toy
 from tests.jaxprs import equations
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -127,9 +122,7 @@ def test_a_second_launch_takes_every_program_from_the_cache(tmp_path):
     small = ["--config.rounds=2", "--config.cohort_size=2", "--config.client.epochs=1", "--config.server.epochs=1"]
 
     def programs_after(launch):
-        command = [sys.executable, "-m", "launch.run", config, *small, f"--workdir={tmp_path / launch}"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        engine.run_python("-m", "launch.run", config, *small, f"--workdir={tmp_path / launch}", environment=environment)
         return {path.name for path in (tmp_path / "fedjax_ssl").glob("*-cache")}
 
     first = programs_after("first")

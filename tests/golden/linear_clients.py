@@ -21,12 +21,9 @@ from fedjax_ssl.simulation.costs import with_passes
 
 SIDE, CLASSES, LABELED, UNLABELED = 3, 3, 5, 7
 BATCH, UNLABELED_BATCH, EPOCHS, RATE, MOMENTUM, DECAY = 3, 4, 2, 0.05, 0.9, 0.1
-STEPS = [  # what each step sees: two epochs over five labels, the second batch of each partial
-    (np.arange(0, 3), np.arange(0, 4)),
-    (np.arange(3, 5), np.arange(4, 7)),
-    (np.arange(0, 3), np.arange(0, 4)),
-    (np.arange(3, 5), np.arange(4, 7)),
-]
+# What each step sees: two epochs over five labels, the second batch of each partial.
+STEPS = 2 * [(np.arange(0, 3), np.arange(0, 4)), (np.arange(3, 5), np.arange(4, 7))]
+BYTES = 4 * (SIDE * SIDE * CLASSES + CLASSES)  # of a linear network's parameters
 # Softmax outputs of the unlabeled images at the broadcast model.
 OUTPUTS = np.reshape([96, 3, 1, 60, 25, 15, 5, 91, 4, 2, 1, 97, 30, 62, 8, 10, 5, 85, 40, 25, 35], (7, 3)) / 100
 LABELS = np.array([0, 2, 1, 1, 0])
@@ -45,6 +42,45 @@ def plain(images):
 def gradient(x, residual):
     """Of a linear layer, for the residual of its outputs."""
     return {"kernel": x.T @ residual, "bias": residual.sum(0)}
+
+
+def outputs(w, x):
+    """Of a linear softmax network."""
+    return softmax(x @ w["kernel"] + w["bias"])
+
+
+def cross_entropy(p, y):
+    """Of each output, by its label."""
+    return -np.log(p[np.arange(len(y)), y])
+
+
+def residual(p, y):
+    """The gradient of `cross_entropy` in the logits."""
+    return p - np.eye(CLASSES)[y]
+
+
+def sgd(w, g, m, rate=RATE, *, decay=0.0, nesterov=False):
+    """(w, m) after a step of PyTorch's SGD: g <- g + decay w, m <- mu m + g, w <- w - rate (g + mu m), or - rate m."""
+    g = jax.tree.map(lambda g, w: g + decay * w, g, w)
+    m = jax.tree.map(lambda m, g: MOMENTUM * m + g, m, g)
+    return jax.tree.map(lambda w, g, m: w - rate * (g + MOMENTUM * m if nesterov else m), w, g, m), m
+
+
+class Adam:
+    """Kingma and Ba 2015, Algorithm 1, with PyTorch's constants and before the learning rate."""
+
+    def __init__(self, m=0.0, v=0.0, t=0):
+        self.m, self.v, self.t = m, v, t
+
+    def __call__(self, g):
+        self.t, self.m, self.v = self.t + 1, 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
+        return self.m / (1 - 0.9**self.t) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
+
+
+def random_layer(rng, scale=1.0, bias=None):
+    """Parameters of the linear network; the bias is of the kernel's scale unless given."""
+    kernel = scale * rng.standard_normal((SIDE * SIDE, CLASSES))
+    return {"kernel": kernel, "bias": (scale if bias is None else bias) * rng.standard_normal(CLASSES)}
 
 
 def combine(function, *trees):
@@ -159,9 +195,8 @@ class Client:
             parts = gradients(w, labeled, unlabeled)
             g = combine(lambda *of_parts: sum(of_parts), *(gradient(*part) for part in parts))
             # d/dw of mu/2 ||w - w_t||^2, towards the broadcast model and not towards the last step's.
-            g = {name: g[name] + prox_mu * (w[name] - self.params[name]) + DECAY * w[name] for name in w}
-            m = {name: MOMENTUM * m[name] + g[name] for name in w}
-            w = {name: w[name] - RATE * (g[name] + MOMENTUM * m[name]) for name in w}
+            g = {name: g[name] + prox_mu * (w[name] - self.params[name]) for name in w}
+            w, m = sgd(w, g, m, decay=DECAY, nesterov=True)
         return {name: self.params[name] - w[name] for name in w}, m
 
     def got(
@@ -181,26 +216,23 @@ class Client:
         return output.update.params["Dense_0"], output.weight, momentum["Dense_0"], output.metrics
 
 
-def assert_same(got, expected):
-    """Updates or momenta, relative to their norm."""
-    scale = np.sqrt(sum(np.sum(leaf**2) for leaf in expected.values()))
-    for name, leaf in expected.items():
-        np.testing.assert_allclose(got[name], leaf, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+def assert_same(got, expected, tolerance=1e-5):
+    """Two trees, such as updates or momenta; beside rtol, the tolerance is relative to the norm of the whole tree."""
+    atol = tolerance * np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(expected)))
+    jax.tree.map(lambda x, leaf: np.testing.assert_allclose(x, leaf, rtol=1e-4, atol=atol), got, expected)
 
 
-def assert_metrics(got, expected):
+def assert_metrics(got, expected, rtol=1e-4):
     """Metrics as (total, weight) or (total,)."""
     assert set(got) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=1e-6, err_msg=name)
 
 
-def traffic(images: int, rows: int):
-    """What every client of this network reports besides; rows: that every step takes forward and back."""
-    size = 4 * (SIDE * SIDE * CLASSES + CLASSES)
-    sent = {"comm/bytes_down": (size,), "comm/bytes_up": (size,), "perf/client_images": (images,)}
-    passes = (len(STEPS) * rows,)
-    return sent | {"cost/forward_passes": passes, "cost/backward_passes": passes}
+def costs(down, up, images, forward, backward):
+    """What every client reports besides: bytes, images, and rows that pass the network."""
+    names = ("comm/bytes_down", "comm/bytes_up", "perf/client_images", "cost/forward_passes", "cost/backward_passes")
+    return {name: (value,) for name, value in zip(names, (down, up, images, forward, backward), strict=True)}
 
 
 def ratios(right, used, total):
@@ -227,5 +259,6 @@ def assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at):
     of_labeled, of_unlabeled = (sum(loss), len(loss)), (sum(unlabeled_loss), len(unlabeled_loss))
     losses = {"client/loss": of_labeled, "client/unlabeled_loss": of_unlabeled} if paired else {"client/loss": of_unlabeled}
     images = sum((len(a) if paired else 0) + len(b) for a, b in STEPS)
-    rows = 2 * UNLABELED_BATCH + (BATCH if paired else 0)
-    assert_metrics(metrics, diagnostics(*zip(*seen, strict=True)) | losses | traffic(images, rows))
+    passes = len(STEPS) * (2 * UNLABELED_BATCH + (BATCH if paired else 0))
+    expected = diagnostics(*zip(*seen, strict=True)) | costs(BYTES, BYTES, images, passes, passes)
+    assert_metrics(metrics, expected | losses)

@@ -5,8 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.local.task import Task
+from fedjax_ssl import models
+from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Task, Weights, networks, server
+from fedjax_ssl.method import ServerData
+from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
+from tests.golden.normalizing import normalize
 
 B, REAL, H, W, F = 6, 4, 3, 5, 2
 MASK = np.arange(B) < REAL
@@ -129,20 +135,66 @@ def test_a_task_tracks_statistics_as_pytorch_does_with_its_own_momentum_where_it
     np.testing.assert_allclose(running(old, new)["mean"], [0.9 * 1.0 + 0.1 * 3.0], rtol=1e-6)
 
 
-def test_cumulative_average_weighs_batches():
-    params, stats = layer()
-    batches, weights = [batch(seed)[:REAL] for seed in range(3)], [1.0, 3.0, 0.5]
-    cumulative = start(stats)
-    for x, weight in zip(batches, weights, strict=True):
-        cumulative = add(cumulative, train(params, stats, x, None)[1], weight)
-    static = finish(cumulative, stats)
-    means = [x.reshape(-1, F).mean(0) for x in batches]
-    variances = [x.reshape(-1, F).var(0, ddof=1) for x in batches]
-    np.testing.assert_allclose(static["mean"], np.average(means, axis=0, weights=weights), rtol=1e-5)
-    np.testing.assert_allclose(static["var"], np.average(variances, axis=0, weights=weights), rtol=1e-5)
-    # A batch of weight 0 is left out.
-    garbage = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), stats)
-    cumulative = add(start(stats), garbage, 0.0)
+def test_cumulative_average_leaves_out_a_batch_of_weight_zero():
+    _, stats = layer()
+    cumulative = add(start(stats), jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), stats), 0.0)
     jax.tree.map(np.testing.assert_array_equal, finish(cumulative, stats), stats)
     one = {"mean": np.float32([1, 2]), "var": np.float32([3, 4])}
     jax.tree.map(np.testing.assert_array_equal, finish(add(cumulative, one, 2.0), stats), one)
+
+
+def norm_of_scaled(params, stats, images, *, mask=None, train=False, key=None):
+    """A network that is one batch norm on pixels times a number: its statistics are those of the images, times that number."""
+    return normalize(stats, params["scale"] * images, mask, train)
+
+
+def norm_task(labels_at: str) -> Task:
+    plain = Views(lambda images: images.astype(jnp.float32), None, None, None)
+    return Task(models.ModelFns(None, norm_of_scaled), plain, 2, "static", 4, labels_at=(labels_at,))
+
+
+def norm_weights(scale: float) -> Weights:
+    return Weights({"scale": jnp.float32(scale)}, {"mean": jnp.zeros(3), "var": jnp.ones(3)})
+
+
+@pytest.mark.parametrize("weighting", ["examples", "batches"])
+@pytest.mark.parametrize(
+    ("data", "labels_at"), [("cohort", "server"), ("all", "server"), ("labeled", "server"), ("cohort", "clients")]
+)
+def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, labels_at, weighting):
+    settings = server.StaticNorm(data, weighting, labeled_batch_size=3, unlabeled_batch_size=4)
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 256, (40, 1, 3, 1)).astype(np.uint8)
+    labeled, pooled = np.arange(5), np.arange(5, 40)  # batches of 3 and 2, and of 4 with a last one of 3
+    cohort = [np.array([7, 9, 30]), np.array([11, 12, 13, 14, 15, 16]), np.array([20])]
+    index = np.array([np.pad(row, (0, 6 - len(row))) for row in cohort])
+
+    def examples(rows: np.ndarray, counts) -> Examples:
+        return Examples(jnp.asarray(images), jnp.int32(rows), jnp.int32(counts), None)
+
+    own = examples(np.append(labeled, [0, 0]), 5 if labels_at == "server" else 0)
+    given = ServerData(own, examples(pooled, 35), None, examples(index, [3, 6, 1]), jnp.int32(0))
+    got = server.with_statistics(norm_task(labels_at), settings, norm_weights(1.0), given).stats
+
+    pixels = images.reshape(40, 3).astype(float)
+    clients = {"cohort": np.concatenate(cohort), "all": pooled, "labeled": np.zeros(0, int)}[data]
+    labeled_batches = np.split(pixels[labeled], [3]) if labels_at == "server" else []
+    batches = labeled_batches + np.split(pixels[clients], np.arange(4, len(clients), 4))
+    batches = [b for b in batches if len(b)]
+    share = [len(b) if weighting == "examples" else 1 for b in batches]
+    np.testing.assert_allclose(got["mean"], np.average([b.mean(0) for b in batches], 0, share), rtol=1e-5)
+    np.testing.assert_allclose(got["var"], np.average([b.var(0, ddof=1) for b in batches], 0, share), rtol=1e-4)
+
+
+def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():
+    rng = np.random.default_rng(4)
+    images = rng.integers(0, 256, (7, 1, 3, 1)).astype(np.uint8)
+    data = ServerData(Examples(jnp.asarray(images), jnp.arange(7), jnp.int32(7), None), None, None, None, jnp.int32(0))
+    settings = server.Server(None, None, 0, server.StaticNorm("labeled", "examples", 7, 7))
+    scales = (2.0, -0.5)  # of the online network and of the target
+    state = server.ServerState(networks.join(*map(norm_weights, scales)), (), ())
+    got = fedsiam.server_work(norm_task("server"), settings, lambda _: 0.99).statistics(state, data).weights
+    for stats, scale in zip(got.stats, scales, strict=True):
+        inputs = scale * images.reshape(7, 3)
+        np.testing.assert_allclose(stats["mean"], inputs.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(stats["var"], inputs.var(0, ddof=1), rtol=1e-4)

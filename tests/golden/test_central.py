@@ -16,7 +16,6 @@ from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
-from fedjax_ssl.methods.central import step_inputs
 from tests.golden import linear_clients as lc
 
 SIDE, CLASSES, BATCH, MU, STEPS, ROUNDS, ROUND = 3, 3, 2, 3, 3, 4, 2
@@ -49,7 +48,7 @@ class Central:
         self.unlabeled = np.array([8, 2, 7, 0, 9, 3, 14, 12, 15])
         self.labeled_batches = np.array([[0, 1], [2, 3], [1, 3]])
         self.batches = np.array([[0, 4, 2, 7, 1, 3], [5, 8, 6, 0, 4, 2], [7, 1, 3, 5, 8, 6]])
-        self.params = {"kernel": 0.7 * rng.standard_normal((SIDE * SIDE, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
+        self.params = lc.random_layer(rng, 0.7, bias=0.3)
         self.average = {name: leaf + 0.1 * rng.standard_normal(leaf.shape) for name, leaf in self.params.items()}
         self.momentum = {name: 0.2 * rng.standard_normal(leaf.shape) for name, leaf in self.params.items()}
         self.status = [0.6, np.array([0.5, 0.3, 0.2]), np.array([0.7, 0.3, 0.0])]
@@ -64,10 +63,10 @@ class Central:
         order_shows = False
         for s in range(STEPS):
             x = images[self.labeled[self.labeled_batches[s]]].reshape(BATCH, -1)
-            y = np.eye(CLASSES)[self.labels[self.labeled_batches[s]]]
+            y = self.labels[self.labeled_batches[s]]
             rows = self.unlabeled[self.batches[s]]
             weak, strong = images[rows][:, :, ::-1].reshape(MU * BATCH, -1), images[rows][:, ::-1].reshape(MU * BATCH, -1)
-            supervised, q, outputs = (lc.softmax(v @ w["kernel"] + w["bias"]) for v in (x, weak, strong))
+            supervised, q, outputs = (lc.outputs(w, view) for view in (x, weak, strong))
             confidence, label = q.max(1), q.argmax(1)
             threshold = 0.55
             if adaptive:  # SAT: the status first, then the mask
@@ -83,17 +82,14 @@ class Central:
             accepted = confidence >= threshold
             assert np.abs(confidence - threshold).min() > 2e-3  # no decision hangs on float32
             assert 0 < accepted.sum() < len(q)
-            n, onehot = len(q), np.eye(CLASSES)[label]
-            loss = -np.log((supervised * y).sum(1)).mean() - np.log((outputs * onehot).sum(1))[accepted].sum() / n
-            residual = (outputs - onehot) * accepted[:, None] / n
+            loss = lc.cross_entropy(supervised, y).mean() + lc.cross_entropy(outputs, label)[accepted].sum() / len(q)
+            residual = lc.residual(outputs, label) * accepted[:, None] / len(q)
             if adaptive:
                 fairness, of_fairness = saf(outputs, accepted, status)
                 loss, residual = loss + options.fairness_weight * fairness, residual + options.fairness_weight * of_fairness
-            of_labeled = (supervised - y) / BATCH
-            g = lc.combine(np.add, lc.gradient(x, of_labeled), lc.gradient(strong, residual))
+            g = lc.combine(np.add, lc.gradient(x, lc.residual(supervised, y) / BATCH), lc.gradient(strong, residual))
             g["kernel"] = g["kernel"] + DECAY * w["kernel"]  # not on biases
-            m = lc.combine(lambda m, g: MOMENTUM * m + g, m, g)
-            w = lc.combine(lambda w, g, m, s=s: w - rate(ROUND * STEPS + s) * (g + MOMENTUM * m), w, g, m)
+            w, m = lc.sgd(w, g, m, rate(ROUND * STEPS + s), nesterov=True)
             average = lc.combine(lambda a, w: EMA * a + (1 - EMA) * w, average, w)
             metrics["server/loss"].append(loss)
             metrics["server/mask_rate"].append(accepted.mean())
@@ -167,8 +163,7 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
     state, got_metrics, logits = central.got(name, options, monkeypatch)
     kept = lc.with_leaves(state.average, state.optimizer)
     for got, expected in ((state.weights.params, w), (state.average, average), (kept, momentum)):
-        for leaf in ("kernel", "bias"):
-            np.testing.assert_allclose(got["Dense_0"][leaf], expected[leaf], rtol=1e-4, atol=1e-5)
+        lc.assert_same(got["Dense_0"], expected)
     for got, expected in zip(state.status, status, strict=False):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert bool(state.status) == (name == "freematch_central")
@@ -179,18 +174,3 @@ def test_a_round_is_what_the_equations_say(monkeypatch, name, own):
     # What is evaluated is the average.
     x = lc.plain(central.pool.astype(float)).reshape(16, -1)
     np.testing.assert_allclose(logits, x @ average["kernel"] + average["bias"], rtol=1e-3, atol=1e-4)
-
-
-def test_the_learning_rate_follows_the_schedule_from_step_to_step():
-    four = lc.examples(np.zeros((4, SIDE, SIDE, 1), np.uint8), np.arange(4), 4, np.zeros(4, np.int32))
-    training = build._server(SETTINGS).fine_tune
-
-    @jax.jit
-    def of_round(number):
-        data = ServerData(four, four, None, four, number, ROUNDS)
-        return step_inputs(training, MU, data, jax.random.key(0)).learning_rate
-
-    got = [of_round(jnp.int32(number)) for number in range(ROUNDS)]
-    np.testing.assert_allclose(np.ravel(got), [rate(t) for t in range(STEPS * ROUNDS)], rtol=1e-5)
-    assert rate(0) == RATE
-    assert rate(STEPS * ROUNDS) == pytest.approx(RATE * np.cos(7 * np.pi / 16))

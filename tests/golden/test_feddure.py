@@ -19,35 +19,29 @@ from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
 ETA_S, ETA_W, THRESHOLD, SHARE = 0.2, 0.05, 0.7, 0.3
+# F-reg's parameters in the order in which they are in the flat vector.
 SHAPES = {
     ("hidden", "kernel"): (lc.CLASSES, 128),
     ("hidden", "bias"): (128,),
     ("output", "kernel"): (128, 1),
     ("output", "bias"): (1,),
 }
-
-
-class Adam:
-    """Kingma and Ba 2015, before the learning rate."""
-
-    def __init__(self, m=0.0, v=0.0, t=0):
-        self.m, self.v, self.t = m, v, t
-
-    def __call__(self, w, g):
-        self.t, self.m, self.v = self.t + 1, 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
-        return self.m / (1 - 0.9**self.t) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
+SIZES = [int(np.prod(shape)) for shape in SHAPES.values()]
 
 
 class SGD:
     """With Nesterov momentum and weight decay."""
 
-    def __init__(self):
-        self.m = 0.0
+    m = 0.0
 
-    def __call__(self, w, g):
-        g = g + lc.DECAY * w
-        self.m = lc.MOMENTUM * self.m + g
-        return g + lc.MOMENTUM * self.m
+    def step(self, w, g, rate):
+        w, self.m = lc.sgd(w, g, self.m, rate, decay=lc.DECAY, nesterov=True)
+        return w
+
+
+class Adam(lc.Adam):
+    def step(self, w, g, rate):
+        return w - rate * self(g)
 
 
 OPTIMIZERS = {
@@ -65,15 +59,13 @@ def matrix(layer):
 
 
 def ce(z, y):
-    return -np.log(lc.softmax(z)[np.arange(len(y)), y])
+    return lc.cross_entropy(lc.softmax(z), y)
 
 
 def unflat(w):
     """F-reg's parameters by name, from the flat vector."""
-    sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
-    parts = np.split(w, np.cumsum(sizes)[:-1])
     tree = {"hidden": {}, "output": {}}
-    for (layer, name), part in zip(SHAPES, parts, strict=True):
+    for (layer, name), part in zip(SHAPES, np.split(w, np.cumsum(SIZES)[:-1]), strict=True):
         tree[layer][name] = part.reshape(SHAPES[layer, name])
     return tree
 
@@ -92,11 +84,11 @@ def f_reg(w, s):
 
 def pseudo_gradient(phi, w, u, y, passed, options):
     """grad_phi G(w, phi), G = mean_i F(f(u_i; phi); w) CE(y_i, f(u_i; phi))."""
-    s, onehot = lc.softmax(u @ phi), np.eye(lc.CLASSES)[y]
+    s = lc.softmax(u @ phi)
     if options.regulators == "no_f":
-        return u.T @ (passed[:, None] * (s - onehot)) / len(y)
+        return u.T @ (passed[:, None] * lc.residual(s, y)) / len(y)
     h, slope = f_reg(w, s)
-    residual = h[:, None] * (s - onehot)
+    residual = h[:, None] * lc.residual(s, y)
     if not options.detach_freg_input:
         residual += ce(u @ phi, y)[:, None] * s * (slope - (slope * s).sum(1, keepdims=True))
     return u.T @ residual / len(y)
@@ -119,12 +111,12 @@ class Expected:
         self.options, self.seen, self.stats = options, [], stats
         self.w, self.f_optimizer = w, adam
         begin = matrix(client.params)
-        theta, self.phi, descend = begin, begin, optimizer()
-        self.c_optimizer = optimizer()
+        theta, self.phi = begin, begin
+        optimizer_of_theta, self.c_optimizer = optimizer(), optimizer()
         for labeled, unlabeled in lc.STEPS:
-            self.seen.append({"labels": lc.LABELS[labeled], "true_labels": lc.TRUE_LABELS[unlabeled]})
+            self.seen.append({"true_labels": lc.TRUE_LABELS[unlabeled]})
             views = client.labeled[labeled], client.weak[unlabeled], client.strong[unlabeled]
-            theta = theta - lc.RATE * descend(theta, self.gradient(theta, *views, lc.LABELS[labeled]))
+            theta = optimizer_of_theta.step(theta, self.gradient(theta, *views, lc.LABELS[labeled]), lc.RATE)
         self.update = {"kernel": (begin - theta)[:-1], "bias": (begin - theta)[-1]}
 
     def inputs(self, *views):
@@ -146,15 +138,15 @@ class Expected:
         reward, m = 0.0, passed.astype(float)
         if options.regulators != "no_f":
             meta = meta_gradient(phi, self.w, of_strong, y, of_x, labels, options)  # Eqs. 4, 5
-            self.w = self.w - ETA_W * self.f_optimizer(self.w, meta)
+            self.w = self.f_optimizer.step(self.w, meta, ETA_W)
             m = f_reg(self.w, lc.softmax(strong @ theta))[0]  # Eq. 6
         if options.regulators != "no_c":
-            new = phi - ETA_S * self.c_optimizer(phi, pseudo_gradient(phi, self.w, of_strong, y, passed, options))  # Eq. 2
+            new = self.c_optimizer.step(phi, pseudo_gradient(phi, self.w, of_strong, y, passed, options), ETA_S)  # Eq. 2
             reward = ce(of_x @ phi, labels).mean() - ce(of_x @ new, labels).mean()  # Eq. 3
             self.phi = new
         ce_s, ce_u = ce(x @ theta, labels), ce(strong @ theta, y)
         self.seen[-1] |= {"y": y, "passed": passed, "m": m, "reward": reward, "ce_s": ce_s, "ce_u": ce_u}
-        p, q = lc.softmax(x @ theta) - np.eye(lc.CLASSES)[labels], lc.softmax(strong @ theta) - np.eye(lc.CLASSES)[y]
+        p, q = lc.residual(lc.softmax(x @ theta), labels), lc.residual(lc.softmax(strong @ theta), y)
         return x.T @ p / len(x) + strong.T @ (m[:, None] * q) / len(q) + reward * strong.T @ q / len(q)  # Eqs. 7 to 10
 
     def metrics(self):
@@ -173,11 +165,9 @@ class Expected:
             of_labels["client/reward"] = (sum(step["reward"] for step in self.seen), steps)
         for name, of in (("client/loss", "ce_s"), ("client/unlabeled_loss", "ce_u")):
             of_labels[name] = (all_of(of).sum(), len(all_of(of)))
-        for name, rows in zip(("forward", "backward"), self.rows(), strict=True):
-            of_labels[f"cost/{name}_passes"] = (rows * steps,)
         size = sum(4 * leaf.size for leaf in (*self.update.values(), *self.stats.values()))
-        sent = {"comm/bytes_down": (size,), "comm/bytes_up": (size,)}
-        return lc.traffic(sum(len(a) + len(b) for a, b in lc.STEPS), 0) | sent | of_labels
+        forward, backward = self.rows()
+        return of_labels | lc.costs(size, size, sum(len(a) + len(b) for a, b in lc.STEPS), forward * steps, backward * steps)
 
     def rows(self):
         """Rows that a step takes forward and back: theta's, and phi's strong and labeled views."""
@@ -221,7 +211,7 @@ def got(client, options, optimizer, w, adam, stats):
 def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
     rng, client, rates = np.random.default_rng(1), lc.Client(), {"eta_s": ETA_S, "eta_w": ETA_W}
     options = FedDureOptions(confidence=THRESHOLD, unlabeled_batch_size=lc.UNLABELED_BATCH, **rates, **changes)
-    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    size = sum(SIZES)
     w, m, v = rng.standard_normal(size) / 4, 1e-3 * rng.standard_normal(size), 1e-5 * rng.uniform(0.5, 1, size)
     stats = {"mean": 0.3 * rng.standard_normal(lc.SIDE**2), "var": rng.uniform(0.3, 0.9, lc.SIDE**2)} if norm else {}
     in_numpy, in_jax = OPTIMIZERS[optimizer]
@@ -244,12 +234,13 @@ def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
         return
     adam = expected.f_optimizer
     assert state.w_optimizer.count == adam.t == 7 + len(lc.STEPS)
-    for value, wanted in (
-        (flat(state.w) - w, expected.w - w),
-        (flat(state.w_optimizer.mu), adam.m),
-        (flat(state.w_optimizer.nu), adam.v),
+    for tree, before, wanted in (
+        (state.w, w, expected.w),
+        (state.w_optimizer.mu, 0, adam.m),
+        (state.w_optimizer.nu, 0, adam.v),
     ):
-        np.testing.assert_allclose(value, wanted, rtol=2e-3, atol=1e-4 * np.abs(wanted).max())
+        moved = wanted - before
+        np.testing.assert_allclose(flat(tree) - before, moved, rtol=2e-3, atol=1e-4 * np.abs(moved).max())
     weights = [step["m"] for step in expected.seen]
     assert max(map(np.ptp, weights)) > 0.05  # examples differ in weight
 
@@ -281,7 +272,7 @@ def test_both_forms_of_the_meta_gradient_are_equal():
         before = Regulators(phi.params, optax.EmptyState(), w, optax.scale_by_adam().init(w))
         step = jax.jit(lambda before, setup=setup: regulate(setup, seen, label, passed, theta, before, jax.random.key(0)))
         after, _ = step(before)
-        gradients.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(after.w_optimizer.mu)]))
+        gradients.append(flat(after.w_optimizer.mu))
     direct, nested = gradients
     assert np.isfinite(direct).all()
     assert np.linalg.norm(nested) > 1e-6

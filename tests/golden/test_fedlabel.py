@@ -1,4 +1,4 @@
-"""FedLabel against NumPy: a whole client update of each variant, and the server's two halves.
+"""FedLabel against NumPy: a whole client update of each variant, the server's two halves, and what experts decide.
 
 The network normalizes its inputs as batch norm does and is linear after that: each gradient is written out, and it shows whose
 statistics are used and tracked. The views draw nothing: the strong one mirrors an image from left to right, the weak one from
@@ -22,10 +22,11 @@ from fedjax_ssl.local.server import StaticNorm, mean_of_stack
 from fedjax_ssl.method import Aggregate, ServerData, Shard
 from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
+from fedjax_ssl.ssl import experts
 from tests.golden import linear_clients as lc
 from tests.golden.normalizing import EPSILON, normalize, normalized, tracked
 
-SIDE, CLASSES, LABELED, UNLABELED, BATCH, TAU = 3, 3, 3, 9, 4, 3
+CLASSES, LABELED, UNLABELED, BATCH, TAU = lc.CLASSES, 3, 9, 4, 3
 RATE, MOMENTUM, DECAY, SHARE = 0.1, 0.9, 0.1, 0.3
 LABELS = np.array([2, 0, 1, 0])  # the fourth row is padding, as is the tenth here
 TRUE_LABELS = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
@@ -61,6 +62,18 @@ def apply(params, stats, images, *, mask=None, train=False, key=None):
     return inputs @ params["kernel"] + params["bias"], stats
 
 
+def variance(p):
+    return ((p - 1 / CLASSES) ** 2).sum(-1) / (CLASSES - 1)
+
+
+def inverse_entropy(p):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 / (-np.where(p > 0, p * np.log(p), 0).sum(-1) + 1e-5)
+
+
+MEASURES = {"variance": variance, "entropy": inverse_entropy}
+
+
 class Net:
     """The network and its optimizer in float64."""
 
@@ -69,18 +82,17 @@ class Net:
 
     def evaluated(self, x):
         normed = (x - self.v["mean"]) / np.sqrt(self.v["var"] + EPSILON)
-        return lc.softmax(normed @ self.w["kernel"] + self.w["bias"])
+        return lc.outputs(self.w, normed)
 
     def trained(self, x):
         """(outputs, normalized inputs) in training mode; the statistics are tracked."""
         normed, self.v = normalized(x), tracked(self.v, x, SHARE)
-        return lc.softmax(normed @ self.w["kernel"] + self.w["bias"]), normed
+        return lc.outputs(self.w, normed), normed
 
     def step(self, *parts, more=None):
         """One step along the gradients of (normalized inputs, residuals of the logits), and of `more`."""
         g = lc.combine(lambda *of_parts: sum(of_parts), *(lc.gradient(*part) for part in parts), *([more] if more else []))
-        self.m = lc.combine(lambda m, g, w: MOMENTUM * m + g + DECAY * w, self.m, g, self.w)
-        self.w = lc.combine(lambda w, m: w - self.rate * m, self.w, self.m)
+        self.w, self.m = lc.sgd(self.w, g, self.m, self.rate, decay=DECAY)
 
 
 class Problem:
@@ -88,10 +100,10 @@ class Problem:
 
     def __init__(self):
         rng = np.random.default_rng(SEED)
-        self.pool = rng.integers(0, 256, (16, SIDE, SIDE, 1)).astype(np.uint8)
+        self.pool = rng.integers(0, 256, (16, lc.SIDE, lc.SIDE, 1)).astype(np.uint8)
         order = rng.permutation(16)
         self.labeled_rows, self.rows = order[:4], order[4:14][PLACES]
-        self.w = {"kernel": 0.6 * rng.standard_normal((9, CLASSES)), "bias": 0.3 * rng.standard_normal(CLASSES)}
+        self.w = lc.random_layer(rng, 0.6, bias=0.3)
         self.v = {"mean": 0.3 * rng.standard_normal(9), "var": rng.uniform(0.3, 0.9, 9)}
         self.momenta = [lc.combine(lambda x: 0.2 * rng.standard_normal(x.shape), self.w) for _ in range(2)]
 
@@ -102,10 +114,7 @@ class Problem:
         """What is decided on each of the UNLABELED images: (label, kept, local's, agreed, ratio, KL's target)."""
         x = self.view(options.expert_view, self.rows[:UNLABELED])
         s = np.stack([global_.evaluated(x), local.evaluated(x)])
-        if options.measure == "variance":
-            h = ((s - 1 / CLASSES) ** 2).sum(-1) / (CLASSES - 1)
-        else:
-            h = 1 / (1e-5 - (s * np.log(s)).sum(-1))
+        h = MEASURES[options.measure](s)
         assert np.abs(h[0] / h[1] - 1).min() > 1e-3  # no decision hangs on float32
         surer = {"both": (h[1] > h[0]).astype(int), "global": [0] * UNLABELED, "local": [1] * UNLABELED}[options.experts]
         surer, rows = np.array(surer), np.arange(UNLABELED)
@@ -119,11 +128,11 @@ class Problem:
     def expected(self, options):
         """(w_L, w_U, r, metrics) as the equations say."""
         local = Net(self.w, self.v, self.momenta[0], RATE)
-        onehot, loss = np.eye(CLASSES)[LABELS[:LABELED]], 0.0
+        y, loss = LABELS[:LABELED], 0.0
         for _ in range(TAU):
             p, x = local.trained(self.view("labeled", self.labeled_rows[:LABELED]))
-            loss += -np.log((p * onehot).sum(1)).sum()
-            local.step((x, (p - onehot) / LABELED))
+            loss += lc.cross_entropy(p, y).sum()
+            local.step((x, lc.residual(p, y) / LABELED))
 
         net, sent = Net(self.w, self.v, self.momenta[1], options.unlabeled_rate * RATE), Net(self.w, self.v, {}, 0)
         label, passing, of_local, agreed, ratio, target = self.decide(options, sent, local)
@@ -138,9 +147,8 @@ class Problem:
             divisors = (BATCH, BATCH) if options.normalize == "batch" else (len(kept), max(agreeing.sum(), 1))
             strong = self.view("strong" if options.augment == "strong" else options.expert_view, self.rows[kept])
             p, x = net.trained(strong)
-            onehot = np.eye(CLASSES)[label[kept]]
-            ce_sum += -np.log((p * onehot).sum(1)).sum()
-            parts, more = [(x, (p - onehot) / divisors[0])], None
+            ce_sum += lc.cross_entropy(p, label[kept]).sum()
+            parts, more = [(x, lc.residual(p, label[kept]) / divisors[0])], None
             if both:
                 if options.augment == "strong":
                     p, x = net.trained(self.view(options.expert_view, self.rows[kept]))
@@ -156,22 +164,17 @@ class Problem:
 
         drawn = ORDER.ravel()
         used = drawn[passing[drawn]]
-        r = {"draws": TAU * LABELED + len(used), "distinct": LABELED + len(set(used)), "passing": max(len(used), 1)}[
-            options.counts
-        ]
-        self.labels = lc.diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]])
+        counts = {"draws": TAU * LABELED + len(used), "distinct": LABELED + len(set(used)), "passing": max(len(used), 1)}
+        r = counts[options.counts]
         # Forward passes of a step on unlabeled data, and those of them that are trained.
         experts, nets = 2 if both else 1, 2 if both and options.augment == "strong" else 1
         size, models = 4 * (9 * CLASSES + CLASSES + 9 + 9), 2 if options.aggregation == "halves" else 1
+        forward, backward = BATCH * (TAU + len(ORDER) * (experts + nets)), BATCH * (TAU + len(ORDER) * nets)
         metrics = {
-            **self.labels,
+            **lc.diagnostics([label[drawn]], [TRUE_LABELS[drawn]], [passing[drawn]]),
+            **lc.costs(size, models * size + 4, TAU * LABELED + ORDER.size, forward, backward),
             "client/loss": (loss, TAU * LABELED),
             "client/unlabeled_loss": (ce_sum, len(used)),
-            "comm/bytes_down": (size,),
-            "comm/bytes_up": (models * size + 4,),
-            "perf/client_images": (TAU * LABELED + ORDER.size,),
-            "cost/forward_passes": (BATCH * (TAU + len(ORDER) * (experts + nets)),),
-            "cost/backward_passes": (BATCH * (TAU + len(ORDER) * nets),),
         }
         if both:
             metrics["client/consistency_loss"] = (kl_sum, agreed[used].sum())
@@ -220,12 +223,6 @@ def client_of(options):
     return client, lc.with_costs(method.client_update)
 
 
-def assert_near(got, expected, what):
-    for name, leaf in expected.items():
-        scale = np.abs(leaf).max()
-        np.testing.assert_allclose(got[name], leaf, rtol=1e-4, atol=1e-4 * scale, err_msg=f"{what}: {name}")
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_client_update_is_what_the_equations_say(variant):
     problem, options = Problem(), FedLabelOptions(**BASE | VARIANTS[variant])
@@ -238,14 +235,12 @@ def test_a_client_update_is_what_the_equations_say(variant):
         assert output.weight == 1
         assert output.update.used == r
         for got, (params, stats), scale in zip(output.update[:2], deltas, (1, r), strict=True):
-            assert_near(got.params, lc.combine(lambda x, s=scale: s * x, params), "half, parameters")
-            assert_near(got.stats, lc.combine(lambda x, s=scale: s * x, stats), "half, statistics")
+            lc.assert_same(tuple(got), jax.tree.map(lambda x, s=scale: s * x, (params, stats)), 1e-4)
     else:
         assert output.weight == r
-        assert_near(output.update.params, lc.combine(np.add, deltas[0][0], deltas[1][0]), "parameters")
-        assert_near(output.update.stats, lc.combine(lambda a, b: (a + b) / 2, deltas[0][1], deltas[1][1]), "statistics")
-    for state, expected in zip(output.client_state, (local.m, net.m), strict=True):
-        assert_near(lc.with_leaves(expected, state), expected, "momentum")
+        lc.assert_same(output.update.params, lc.combine(np.add, deltas[0][0], deltas[1][0]), 1e-4)
+        lc.assert_same(output.update.stats, lc.combine(lambda a, b: (a + b) / 2, deltas[0][1], deltas[1][1]), 1e-4)
+    lc.assert_same(lc.with_leaves([local.m, net.m], output.client_state), [local.m, net.m], 1e-4)
     lc.assert_metrics(output.metrics, metrics)
 
 
@@ -270,5 +265,34 @@ def test_the_released_aggregate_is_of_two_halves():
     state = ServerState(lc.float32(sent), optax.sgd(1.0).init(lc.float32(sent.params)), ())
     nothing = lc.examples(Problem().pool, [0], 0, [0])
     new, _ = method.server_update(state, aggregate, ServerData(nothing, nothing, None, None, 0), jax.random.key(0))
-    for got, want in zip(new.weights, jax.tree.map(expected, sent, of_l, of_u), strict=True):
-        assert_near(got, want, "server")
+    lc.assert_same(new.weights, jax.tree.map(expected, sent, of_l, of_u), 1e-4)
+
+
+# Softmax outputs of the two experts on six images, and what they decide by variance (of three classes).
+GLOBAL = np.array(
+    [[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.6, 0.4, 0.0], [1 / 3, 1 / 3, 1 / 3]]
+)
+LOCAL = np.array(
+    [[0.1, 0.6, 0.3], [0.05, 0.9, 0.05], [0.2, 0.7, 0.1], [0.5, 0.3, 0.2], [0.05, 0.15, 0.8], [1 / 3, 1 / 3, 1 / 3]]
+)
+SURER_LOCAL = [False, True, False, False, True, False]  # image 3 is a tie, as is 5: the global expert wins
+SHIFT = np.array([[3.0], [3.0], [3.0], [0.0], [3.0], [0.0]])  # a softmax knows of no shift, but for rounding
+LABEL = [0, 1, 1, 0, 2, 0]
+AGREED = [False, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_surer_expert_decides_and_the_global_one_wins_a_tie(name):
+    probs = np.concatenate([GLOBAL, LOCAL, np.eye(3)[:1]])
+    np.testing.assert_allclose(experts.MEASURES[name](jnp.float32(probs)), MEASURES[name](probs), rtol=1e-5, atol=1e-9)
+    got = experts.decide(jnp.float32(np.log(GLOBAL + 1e-90) + SHIFT), jnp.float32(np.log(LOCAL)), name)
+    h = [MEASURES[name](p) for p in (GLOBAL, LOCAL)]
+    assert got.local.tolist() == SURER_LOCAL == (h[1] > h[0] + 1e-9).tolist()
+    assert got.label.tolist() == LABEL
+    assert got.agreed.tolist() == AGREED
+    best = np.where(np.array(SURER_LOCAL)[:, None], LOCAL, GLOBAL)
+    np.testing.assert_allclose(got.confidence, best.max(1), rtol=1e-5)
+    ratio = np.array([1.0 if i == 5 else min(a, b) / max(a, b) for i, (a, b) in enumerate(zip(*h, strict=True))])
+    np.testing.assert_allclose(got.ratio, ratio, rtol=1e-4)
+    other = np.where(np.array(SURER_LOCAL)[:, None], GLOBAL, LOCAL)
+    np.testing.assert_allclose(jax.nn.softmax(got.other), other, atol=1e-6)

@@ -1,4 +1,4 @@
-"""FedMatch against NumPy: whole client updates, the server's training, and who gets which helpers when.
+"""FedMatch against NumPy: whole client updates, uploads, the server's training, who gets which helpers, and what they agree on.
 
 The network is linear, so that each gradient is written out. Batches come in order instead of shuffled, and the views draw
 nothing: the strong one is the image's mirror image, the labeled one its negative, so that one in place of another shows.
@@ -17,12 +17,12 @@ from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods.fedmatch import FedMatchBroadcast, FedMatchClientState, FedMatchOptions, Helpers, fedmatch
+from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
-from tests.golden import linear_clients
 from tests.golden import linear_clients as lc
 
-SIDE, CLASSES, CLIENTS, RATE, MOMENTUM = 3, 3, 6, 0.05, 0.9
+SIDE, CLASSES, CLIENTS, RATE, MOMENTUM = lc.SIDE, lc.CLASSES, 6, lc.RATE, lc.MOMENTUM
 SGD = torch_sgd(momentum=MOMENTUM)
 SIZE = SIDE * SIDE * CLASSES + CLASSES  # parameters
 UNLABELED, BATCH = 7, 4
@@ -38,9 +38,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-VIEWS = linear_clients.VIEWS._replace(
-    weak=lambda key, images: jnp.nan * images, labeled=lambda key, images: -lc.upright(images)
-)
+VIEWS = lc.VIEWS._replace(weak=lambda key, images: jnp.nan * images, labeled=lambda key, images: -lc.upright(images))
 
 
 def outputs(x, *parts):
@@ -51,17 +49,6 @@ def flat(tree):
     return np.concatenate([np.ravel(tree[name]) for name in ("bias", "kernel")])
 
 
-class Sgd:
-    """w <- w - lr m, m <- mu m + g."""
-
-    def __init__(self, momentum):
-        self.m = momentum
-
-    def step(self, w, g):
-        self.m = lc.combine(lambda m, g: MOMENTUM * m + g, self.m, g)
-        return lc.combine(lambda w, m: w - RATE * m, w, self.m)
-
-
 class Problem:
     """Images, parameters, helpers and momenta in float64, and what FedMatch makes of them here and there."""
 
@@ -70,12 +57,9 @@ class Problem:
         self.pool = rng.integers(0, 256, (20, SIDE, SIDE, 1)).astype(np.uint8)
         self.rows, self.labeled_rows = rng.permutation(20)[:8], rng.permutation(20)[:6]
 
-        def draw(scale):
-            return {"kernel": scale * rng.standard_normal((9, CLASSES)), "bias": scale * rng.standard_normal(CLASSES)}
-
-        self.sigma, self.psi, self.known, *self.helpers = draw(0.8), draw(0.3), draw(0.3), draw(0.9), draw(0.9)
+        self.sigma, self.psi, self.known, *self.helpers = (lc.random_layer(rng, scale) for scale in (0.8, 0.3, 0.3, 0.9, 0.9))
         self.known = lc.combine(lambda a, b: np.where(rng.random(a.shape) < 0.7, a, b), self.psi, self.known)
-        self.momenta = [draw(0.2), draw(0.2)]
+        self.momenta = [lc.random_layer(rng, 0.2) for _ in range(2)]
         self.overruled = 0  # labels of confident examples that are not the client's own
 
     def views(self, rows):
@@ -93,9 +77,9 @@ class Problem:
         share = (f / max(f.sum(), 1))[:, None]
         followed = [outputs(x, self.sigma, h) for h in helpers]  # the sigma that the round began with
         votes = sum(np.eye(CLASSES)[o.argmax(1)] for o in [p, *followed])
-        onehot = np.eye(CLASSES)[votes.argmax(1)]
-        self.overruled += int(((votes.argmax(1) != p.argmax(1)) & f).sum())
-        g = lc.gradient(strong, options.lambda_a * (q - onehot) * share)
+        label = votes.argmax(1)
+        self.overruled += int(((label != p.argmax(1)) & f).sum())
+        g = lc.gradient(strong, options.lambda_a * lc.residual(q, label) * share)
         kl = np.zeros(n)
         if helpers:
             kl = sum((o * np.log(o / p)).sum(1) for o in followed) / len(helpers)
@@ -103,13 +87,13 @@ class Problem:
             g = lc.combine(np.add, g, g_i)
         g = lc.combine(lambda g, p: g + options.lambda_l1 * np.sign(p), g, psi)
         g = lc.combine(lambda g, p, s: g + 2 * options.lambda_l2 * (p - s), g, psi, sigma)
-        ce, right = -np.log((q * onehot).sum(1)), votes.argmax(1) == TRUE_LABELS[at]
-        return g, np.array([ce[f].sum(), kl[f].sum() if helpers else 0, f.sum(), n, (right & f).sum()])
+        right = label == TRUE_LABELS[at]
+        return g, np.array([lc.cross_entropy(q, label)[f].sum(), kl[f].sum(), f.sum(), n, (right & f).sum()])
 
     def sigma_gradient(self, options, sigma, psi, at):
-        x, onehot = -self.views(self.labeled_rows[at])[0], np.eye(CLASSES)[LABELS[at]]
+        x, y = -self.views(self.labeled_rows[at])[0], LABELS[at]
         p = outputs(x, sigma, psi)
-        return lc.gradient(x, options.lambda_s * (p - onehot) / len(at)), -np.log((p * onehot).sum(1)).sum()
+        return lc.gradient(x, options.lambda_s * lc.residual(p, y) / len(at)), lc.cross_entropy(p, y).sum()
 
     def expected(self, options, helpers, at_clients, prox_mu):
         """(sigma, psi, momenta, sums for the metrics) after a client's training; FedProx pulls each part to its own start."""
@@ -118,17 +102,16 @@ class Problem:
             return lc.combine(lambda g, w, a: g + prox_mu * (w - a), g, part, start)
 
         sigma, psi = self.sigma, self.psi
-        sgd_sigma, sgd_psi = Sgd(self.momenta[0]), Sgd(self.momenta[-1])
-        batches = [list(range(4)), list(range(4, 7))]
-        labeled = [[0, 1], [2, 3], [4]]
+        m_sigma, m_psi = self.momenta
+        batches, labeled = [list(range(4)), list(range(4, 7))], [[0, 1], [2, 3], [4]]
         sums, labeled_loss = 0, 0.0
         for s in range(EPOCHS[at_clients] * len(labeled if at_clients else batches)):
             if at_clients:
                 g, loss = self.sigma_gradient(options, sigma, psi, labeled[s % 3])
-                sigma, labeled_loss = sgd_sigma.step(sigma, pulled(g, sigma, self.sigma)), labeled_loss + loss
+                (sigma, m_sigma), labeled_loss = lc.sgd(sigma, pulled(g, sigma, self.sigma), m_sigma), labeled_loss + loss
             g, more = self.psi_gradient(options, sigma, psi, batches[s % 2], helpers)
-            psi, sums = sgd_psi.step(psi, pulled(g, psi, self.psi)), sums + more
-        return sigma, psi, [sgd_sigma.m, sgd_psi.m] if at_clients else [sgd_psi.m], sums, labeled_loss
+            (psi, m_psi), sums = lc.sgd(psi, pulled(g, psi, self.psi), m_psi), sums + more
+        return sigma, psi, [m_sigma, m_psi] if at_clients else [m_psi], sums, labeled_loss
 
     def got(self, helpers, at_clients, *, prox_mu=0.0, seen=True):
         update = client_of(at_clients, prox_mu)
@@ -170,10 +153,6 @@ def upload(new, known, threshold, delta):
     return lc.combine(np.where, sent, new, known), int(flat(sent).sum())
 
 
-def assert_same(got, expected, what):
-    np.testing.assert_allclose(flat(got), flat(expected), rtol=1e-4, atol=2e-5, err_msg=what)
-
-
 def message(entries):
     return min(8 * entries, 4 * SIZE)
 
@@ -197,18 +176,17 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox
     assert (problem.overruled > 0) == (num_helpers > 0)
     if at_clients:
         up_sigma, sigma_entries = upload(sigma, problem.sigma, 0.0, options.delta_thres)
-        assert_same(layer(output.update.params.sigma), lc.combine(np.subtract, problem.sigma, up_sigma), "update of sigma")
+        lc.assert_same(layer(output.update.params.sigma), lc.combine(np.subtract, problem.sigma, up_sigma))
         update_psi = output.update.params.psi
     else:
         update_psi = output.update.params  # nothing of sigma
-    assert_same(layer(update_psi), lc.combine(np.subtract, problem.psi, up_psi), "update of psi")
+    lc.assert_same(layer(update_psi), lc.combine(np.subtract, problem.psi, up_psi))
     assert output.weight == 1
 
     state = output.client_state
     assert bool(state.seen)
-    assert_same(layer(state.psi), up_psi, "client's psi")
-    for got, momentum in zip(state.optimizer, momenta, strict=True):
-        assert_same(lc.with_leaves(momentum, got), momentum, "momentum")
+    lc.assert_same(layer(state.psi), up_psi)
+    lc.assert_same(lc.with_leaves(momenta, state.optimizer), momenta)
     noise = lc.plain(np.asarray(agreement.embedding_image((SIDE, SIDE, 1)), float)).reshape(1, -1)
     np.testing.assert_allclose(state.embedding, outputs(noise, up_sigma, up_psi)[0], rtol=1e-4)
 
@@ -253,26 +231,25 @@ class ServerSide:
     def parts(self, state):
         return [layer(part) for part in state.weights.params]
 
-    def trained(self, sigma, psi, sgd, epochs=2):
-        for at in epochs * [[0, 1], [2, 3], [4]]:
-            sigma = sgd.step(sigma, self.problem.sigma_gradient(self.options, sigma, psi, at)[0])
-        return sigma
+    def trained(self, sigma, psi, momentum):
+        """(sigma, its momentum) after two epochs."""
+        for at in 2 * [[0, 1], [2, 3], [4]]:
+            sigma, momentum = lc.sgd(sigma, self.problem.sigma_gradient(self.options, sigma, psi, at)[0], momentum)
+        return sigma, momentum
 
 
 def test_the_server_trains_sigma_before_and_after_every_average_of_psi():
-    side, sgd = ServerSide("server"), Sgd({"kernel": np.zeros((9, CLASSES)), "bias": np.zeros(CLASSES)})
+    side = ServerSide("server")
     sigma, psi = side.parts(side.state)
     np.testing.assert_allclose(flat(psi), 0.2 * flat(sigma), rtol=1e-6)  # psi begins as a fifth of sigma
     prepared, _ = jax.jit(side.method.prepare)(side.state, side.data, jax.random.key(1))
-    sigma = side.trained(sigma, psi, sgd)
-    assert_same(side.parts(prepared)[0], sigma, "prepared sigma")
-    assert_same(side.parts(prepared)[1], psi, "prepared psi")
+    sigma, momentum = side.trained(sigma, psi, {"kernel": 0.0, "bias": 0.0})
+    lc.assert_same(side.parts(prepared), [sigma, psi])
     aggregate = Aggregate(Weights(lc.named(side.problem.psi), ()), jnp.float32(2.0))
     after, metrics = jax.jit(side.method.server_update)(prepared, aggregate, side.data, jax.random.key(2))
     psi = lc.combine(np.subtract, psi, side.problem.psi)
-    sigma = side.trained(sigma, psi, sgd)
-    assert_same(side.parts(after)[0], sigma, "sigma")
-    assert_same(side.parts(after)[1], psi, "psi")
+    sigma, _ = side.trained(sigma, psi, momentum)
+    lc.assert_same(side.parts(after), [sigma, psi])
     assert np.isfinite(metrics["server/loss"].total)
 
 
@@ -281,8 +258,8 @@ def test_with_labels_at_the_clients_the_server_averages_both_parts_and_trains_no
     prepared, _ = jax.jit(side.method.prepare)(side.state, side.data, jax.random.key(1))
     aggregate = Aggregate(Weights(Parts(lc.named(side.problem.sigma), lc.named(side.problem.psi)), ()), jnp.float32(2.0))
     after, metrics = jax.jit(side.method.server_update)(prepared, aggregate, side.data, jax.random.key(2))
-    for was, got, update in zip(side.parts(side.state), side.parts(after), (side.problem.sigma, side.problem.psi), strict=True):
-        assert_same(got, lc.combine(np.subtract, was, update), "average")
+    averaged = jax.tree.map(np.subtract, side.parts(side.state), [side.problem.sigma, side.problem.psi])
+    lc.assert_same(side.parts(after), averaged)
     assert metrics == {}
 
 
@@ -320,3 +297,67 @@ def test_the_cohort_gets_its_helpers_psi_in_every_tenth_round_alone():
         for got, stored in zip(jax.tree.leaves(own.psi), jax.tree.leaves(clients.psi), strict=True):
             np.testing.assert_array_equal(got[0], stored[jnp.array([5, 1])])
             np.testing.assert_array_equal(got[2], stored[jnp.array([3, 5])])
+
+
+def test_an_upload_carries_the_entries_that_changed():
+    #                 same, by delta, up, down, small: by less than delta but 0 once sparse, by more, 0 before, by less
+    known = np.array([0.5, 0.5, 0.5, 0.5, 0.1, 0.5, 0.0, 0.2])
+    new = np.array([0.5, 0.5625, 0.7, 0.3, 0.04, 0.03, 0.04, 0.25])
+    expected = np.array([0.5, 0.5, 0.7, 0.3, 0.04, 0.03, 0.0, 0.2])
+    got = decomposed.changed({"w": jnp.float32(new)}, {"w": jnp.float32(known)}, threshold=0.05, delta=0.0625)
+    np.testing.assert_allclose(got.value["w"], expected, rtol=1e-6)
+    assert int(got.entries) == 4
+    dense = decomposed.changed({"w": jnp.float32(new)}, {"w": jnp.float32(known)}, threshold=0.0, delta=0.0)
+    np.testing.assert_array_equal(dense.value["w"], jnp.float32(new))
+    assert int(dense.entries) == 7
+
+
+def neighbors(embeddings, seen, k, count):
+    """The nearest other clients that have been seen, by distance and then by id; none for a client that has not."""
+    others = [j for j in range(len(seen)) if seen[j] and j != k] if seen[k] else []
+    return sorted(others, key=lambda j: (np.linalg.norm(embeddings[j] - embeddings[k]), j))[:count]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.2])
+def test_helpers_are_the_nearest_other_clients_that_have_been_seen(share):
+    nearest, rng = jax.jit(agreement.nearest, static_argnums=3), np.random.default_rng(3)
+    for _ in range(20):
+        embeddings = rng.dirichlet(np.ones(CLASSES), CLIENTS)
+        embeddings[rng.integers(CLIENTS)] = embeddings[0]  # a copy at distance 0, of itself perhaps
+        seen, ids = rng.random(CLIENTS) < share, rng.permutation(CLIENTS)[:4]
+        got = nearest(jnp.float32(embeddings), jnp.asarray(seen), jnp.asarray(ids), 2)
+        assert got.ids.shape == got.found.shape == (4, 2)
+        for k, who, found in zip(ids, np.asarray(got.ids), np.asarray(got.found), strict=True):
+            assert [int(j) for j in who[found]] == neighbors(embeddings, seen, k, 2)
+
+
+def test_the_embedding_image_is_truncated_noise():
+    image = np.asarray(agreement.embedding_image((100, 100, 3)), float)
+    assert 0 <= image.min() < 1 < 254 < image.max() <= 255
+    # Of N(125, 125^2) between 0 and 255, by numerical integration.
+    x = np.linspace(0, 255, 100_001)
+    density = np.exp(-((x - 125) ** 2) / (2 * 125**2))
+    mean = (x * density).sum() / density.sum()
+    std = np.sqrt((x**2 * density).sum() / density.sum() - mean**2)
+    np.testing.assert_allclose([image.mean(), image.std()], [mean, std], rtol=0.02)
+    np.testing.assert_array_equal(image, agreement.embedding_image((100, 100, 3)))
+
+
+@pytest.mark.parametrize(
+    ("own", "helpers", "available", "expected"),
+    [
+        (2, (2, 0), (1, 1), 2),
+        (0, (2, 2), (1, 1), 2),  # outvoted
+        (2, (1, 0), (1, 1), 0),  # a tie of three: the lowest class
+        (2, (0, 1), (1, 0), 0),  # of two
+        (2, (0, 0), (0, 0), 2),  # nobody to ask
+        (1, (0, 0), (0, 1), 0),
+        (1, (2, 1), (0, 1), 1),
+    ],
+)
+def test_the_majority_labels(own, helpers, available, expected):
+    def logits(c):
+        return jnp.full((1, CLASSES), 5.0).at[0, c].set(7.0)
+
+    got = agreement.label(logits(own), jnp.stack([logits(c) for c in helpers]), jnp.array(available, bool))
+    assert got.tolist() == [expected]

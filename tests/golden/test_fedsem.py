@@ -19,7 +19,6 @@ from tests import toy
 from tests.golden import linear_clients as lc
 
 R1, SGD = 3, torch_sgd(momentum=lc.MOMENTUM)
-SIZE = 4 * (lc.SIDE * lc.SIDE * lc.CLASSES + lc.CLASSES)
 NONE = np.full(lc.UNLABELED + 1, -1, np.int32)
 MADE = np.append(lc.OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
 OTHERS = np.append((lc.TRUE_LABELS + 1) % lc.CLASSES, -1)
@@ -33,12 +32,7 @@ def problem(norm="static"):
     server = Server(optax.sgd(1.0), training, 0, None)
     options = toy.options(FedSemOptions, labeled_rounds=R1, labeled_repeats=2)
     method = fedsem(task=task, client=training, server=server, options=options)
-    rng = np.random.default_rng(5)
-    start = {
-        "kernel": 0.3 * rng.standard_normal((lc.SIDE * lc.SIDE, lc.CLASSES)),
-        "bias": 0.3 * rng.standard_normal(lc.CLASSES),
-    }
-    return method, lc.with_costs(method.client_update), lc.Client(), start
+    return method, lc.with_costs(method.client_update), lc.Client(), lc.random_layer(np.random.default_rng(5), 0.3)
 
 
 def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED):
@@ -58,11 +52,9 @@ def expected(x, y):
     for _ in range(lc.EPOCHS):
         for at in range(0, len(y), lc.BATCH):
             images, labels = x[at : at + lc.BATCH], y[at : at + lc.BATCH]
-            p = lc.softmax(images @ w["kernel"] + w["bias"])
-            loss, seen = loss - np.log(p[np.arange(len(labels)), labels]).sum(), seen + len(labels)
-            residual = (p - np.eye(lc.CLASSES)[labels]) / len(labels)
-            m = lc.combine(lambda m, g: lc.MOMENTUM * m + g, m, lc.gradient(images, residual))
-            w = lc.combine(lambda w, m: w - lc.RATE * m, w, m)
+            p = lc.outputs(w, images)
+            loss, seen = loss + lc.cross_entropy(p, labels).sum(), seen + len(labels)
+            w, m = lc.sgd(w, lc.gradient(images, lc.residual(p, labels) / len(labels)), m)
     return lc.combine(np.subtract, start, w), loss, seen
 
 
@@ -77,27 +69,20 @@ def check(output, x, y, *, down, diagnostics, labeled_rows=0):
     lc.assert_same(params, update)
     assert output.weight == 1
     rows = lc.EPOCHS * -(-len(y) // lc.BATCH) * lc.BATCH
-    expected_metrics = {
-        "client/loss": (loss, seen),
-        "comm/bytes_down": (down,),
-        "comm/bytes_up": (SIZE,),
-        "perf/client_images": (seen,),
-        "cost/forward_passes": (rows + labeled_rows,),
-        "cost/backward_passes": (rows,),
-    }
-    lc.assert_metrics(output.metrics, expected_metrics | diagnostics)
+    costs = lc.costs(down, lc.BYTES, seen, rows + labeled_rows, rows)
+    lc.assert_metrics(output.metrics, {"client/loss": (loss, seen), **costs, **diagnostics})
 
 
 def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
     x, y = np.tile(problem()[2].labeled, (2, 1)), np.tile(lc.LABELS, 2)
     output = got(R1 - 1, NONE)
-    check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, 0, 0))
+    check(output, x, y, down=lc.BYTES, diagnostics=lc.ratios(0, 0, 0))
     np.testing.assert_array_equal(output.client_state.pseudo, NONE)
     assert got(R1 - 1, NONE, labeled=0).weight == 0  # nothing to train on yet
-    assert got(R1 + 1, NONE, unlabeled=0).metrics["comm/bytes_down"].total == SIZE  # nothing to label: no second model
+    assert got(R1 + 1, NONE, unlabeled=0).metrics["comm/bytes_down"].total == lc.BYTES  # nothing to label: no second model
 
 
-@pytest.mark.parametrize(("round", "down"), [(R1, SIZE), (R1 + 1, 2 * SIZE)])
+@pytest.mark.parametrize(("round", "down"), [(R1, lc.BYTES), (R1 + 1, 2 * lc.BYTES)])
 def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
     """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
     client = problem()[2]
@@ -113,7 +98,7 @@ def test_labels_that_were_made_stay():
     client = problem()[2]
     x, y = np.concatenate([client.labeled, flipped(client)]), np.append(lc.LABELS, OTHERS[: lc.UNLABELED])
     output = got(R1 + 1, OTHERS)
-    check(output, x, y, down=SIZE, diagnostics=lc.ratios(0, lc.UNLABELED, lc.UNLABELED))
+    check(output, x, y, down=lc.BYTES, diagnostics=lc.ratios(0, lc.UNLABELED, lc.UNLABELED))
     np.testing.assert_array_equal(output.client_state.pseudo, OTHERS)
 
 

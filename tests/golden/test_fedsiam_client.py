@@ -1,4 +1,4 @@
-"""Whole FedSiam client and server updates against NumPy: L, J, beta_k, both networks' steps, counters, weights and metrics.
+"""FedSiam against NumPy: whole client and server updates of Pi, MT and D, and how D chooses layers.
 
 The network is linear, so that each gradient is written out. Batches come in a fixed order. A view is the image, or its mirror
 image for labeled examples, plus a number drawn from the view's key: two views of an image differ, and a wrong one shows.
@@ -14,16 +14,19 @@ import pytest
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
-from fedjax_ssl.local import Server, Training, Weights, networks
+from fedjax_ssl.local import Server, ServerState, Training, Weights, networks
+from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS, fedsiam
-from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload
+from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
+from fedjax_ssl.ssl import siamese
 from tests import toy
 from tests.golden import linear_clients as lc
 from tests.golden.normalizing import in_front_of, normalized, tracked
 
-SIDE, CLASSES, BATCH, EPOCHS, RATE, MOMENTUM, DECAY, SHARE = 3, 3, 4, 2, 0.1, 0.9, 0.1, 0.3
+SIDE, CLASSES, MOMENTUM = lc.SIDE, lc.CLASSES, lc.MOMENTUM
+BATCH, EPOCHS, RATE, DECAY, SHARE = 4, 2, 0.1, 0.1, 0.3
 STEPS, SO_FAR = 5, 3  # the client's steps and epochs before
 KEY = jax.random.key(7)
 
@@ -52,10 +55,6 @@ class InOrder(Training):
         return Schedule(jnp.tile(positions, (self.epochs, 1)), count, steps, self.batch_size)
 
 
-def outputs(w, x):
-    return lc.softmax(x @ w["kernel"] + w["bias"])
-
-
 VIEWS = Views(
     plain=lc.upright,
     weak=lambda key, images: lc.upright(images) + number(key),
@@ -77,12 +76,6 @@ def momentum_of(state):
     return lc.with_leaves(lc.named({"bias": 0, "kernel": 0}), state)
 
 
-def sgd(w, g, m):
-    """(w, m) after a step with weight decay and momentum."""
-    m = lc.combine(lambda w, g, m: MOMENTUM * m + g + DECAY * w, w, g, m)
-    return lc.combine(lambda w, m: w - RATE * m, w, m), m
-
-
 class Data:
     """Three labeled and four unlabeled images of a pool of twelve, and two networks; float64."""
 
@@ -91,8 +84,7 @@ class Data:
         self.pool = rng.integers(0, 256, (12, SIDE, SIDE, 1)).astype(np.uint8)
         self.labels = np.array([0, 2, 1, 1, 0, 2, 1, 0, 2, 1, 0, 2])
         self.labeled, self.unlabeled = np.array([3, 11, 5, 0]), np.array([8, 1, 2, 7, 0])  # the last of each is padding
-        shapes = {"bias": (CLASSES,), "kernel": (SIDE * SIDE, CLASSES)}
-        self.online, self.target = ({name: 0.5 * rng.standard_normal(s) for name, s in shapes.items()} for _ in range(2))
+        self.online, self.target = (lc.random_layer(rng, 0.5) for _ in range(2))
         self.stats = [{"mean": rng.standard_normal(SIDE**2), "var": rng.uniform(0.5, 2, SIDE**2)} for _ in range(2)]
         self.momentum = {name: 0.5 * leaf[::-1] for name, leaf in self.online.items()}  # where it is kept
         image = lc.plain(self.pool.astype(float))
@@ -109,11 +101,7 @@ class Data:
 
 
 def expected_client(data, name, options, num_labeled, largest, stats):
-    """A client's training by the paper's equations; Pi's target is its online network.
-
-    Returns:
-        (online, target, both networks' statistics, momentum, metrics, steps); inputs are normalized where there are statistics.
-    """
+    """(online, target, statistics, momentum, metrics, steps) by the paper's equations; Pi's target is its online network."""
     w, t, m = dict(data.online), dict(data.target), dict(data.momentum)
     repeats = options.labeled_repeats if num_labeled else 0
     rows = [(i, True) for i in data.labeled[:num_labeled]] * repeats + [(i, False) for i in data.unlabeled[:4]]
@@ -127,24 +115,24 @@ def expected_client(data, name, options, num_labeled, largest, stats):
         keys = jax.random.split(jax.random.fold_in(train_key, s))
         own, other = (np.stack([data.x[labeled][i] for i, labeled in batch]) + float(number(key)) for key in keys)
         has_label = np.array([labeled for _, labeled in batch])
-        onehot = np.eye(CLASSES)[data.labels[[i for i, _ in batch]]]
+        y = data.labels[[i for i, _ in batch]]
         if stats:
             stats = [tracked(its, x, SHARE) for its, x in zip(stats, (own, other), strict=True)]
             stats = stats if largest else [stats[0]] * 2
             own, other = normalized(own), normalized(other)
-        q, p = outputs(w, own), outputs(w if name == "fedsiam_pi" else t, other)
+        q, p = lc.outputs(w, own), lc.outputs(w if name == "fedsiam_pi" else t, other)
         d = q - p
         j, dj = (d**2).sum(1), 2 * q * (d - (d * q).sum(1, keepdims=True))  # Eq. 4
         if options.consistency == "kl":
             j, dj = (p * np.log(p / q)).sum(1), d  # Eq. 5
         elif released:
             j, dj = j / CLASSES, dj / CLASSES
-        ce = -np.log((q * onehot).sum(1))[has_label]
+        ce = lc.cross_entropy(q, y)[has_label]
         ahead = EPOCHS if released else 0
         beta = np.exp(-5 * (1 - min(SO_FAR + ahead + epoch + 1, 10) / 10) ** 2)
         share = has_label / (len(batch) if released else max(has_label.sum(), 1))  # Eq. 6
-        residual = share[:, None] * (q - onehot) + options.consistency_weight * beta / len(batch) * dj  # Eq. 7
-        w, m = sgd(w, lc.gradient(own, residual), m)
+        residual = share[:, None] * lc.residual(q, y) + options.consistency_weight * beta / len(batch) * dj  # Eq. 7
+        w, m = lc.sgd(w, lc.gradient(own, residual), m, RATE, decay=DECAY)
         by_epochs = getattr(options, "alpha_counts", "") == "epochs"
         ramp = SO_FAR + ahead + epoch + 1 if by_epochs else STEPS + s + 1
         alpha = min(1 - 1 / (ramp + 1), largest)
@@ -152,18 +140,13 @@ def expected_client(data, name, options, num_labeled, largest, stats):
         loss, consistency, count = loss + ce.sum(), consistency + j.sum(), count + len(batch)
     size = 4 * sum(leaf.size for leaf in (*w.values(), *(stats[0].values() if stats else ())))
     down = size * (1 if name == "fedsiam_pi" or not largest else 2)
-    metrics = {
-        "client/loss": (loss, EPOCHS * repeats * num_labeled),
-        "client/consistency_loss": (consistency, count),
-        "comm/bytes_down": (down,),
-        "comm/bytes_up": (size if name == "fedsiam_pi" else 2 * size,),
-        "perf/client_images": (count,),
-        "cost/forward_passes": (EPOCHS * len(batches) * 2 * BATCH,),  # of both networks, and back through one
-        "cost/backward_passes": (EPOCHS * len(batches) * BATCH,),
-    }
+    if name == "fedsiam_d" and largest:
+        down += 4  # the boundary
+    up, back = size if name == "fedsiam_pi" else 2 * size, EPOCHS * len(batches) * BATCH  # forward through both networks
+    metrics = lc.costs(down, up, count, 2 * back, back)
+    metrics |= {"client/loss": (loss, EPOCHS * repeats * num_labeled), "client/consistency_loss": (consistency, count)}
     if name == "fedsiam_d":
         del metrics["comm/bytes_up"]  # the server counts them
-        metrics["comm/bytes_down"] = (down + (4 if largest else 0),)  # the boundary
     return w, t, stats, m, metrics, EPOCHS * len(batches)
 
 
@@ -183,8 +166,7 @@ def empty_state(method, cohort_size=1):
 def close(got, expected):
     """Parameters, in one layer, or statistics."""
     layer = next(iter(got.values())) if len(got) == 1 else got
-    for name, leaf in expected.items():
-        np.testing.assert_allclose(layer[name], leaf, rtol=1e-4, atol=1e-5)
+    lc.assert_same(layer, expected)
 
 
 OPTIONS = {"fedsiam_pi": fedsiam.FedSiamPiOptions, "fedsiam_mt": fedsiam.FedSiamMTOptions, "fedsiam_d": FedSiamDOptions}
@@ -294,9 +276,9 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     for s in range(EPOCHS * 2):  # batches of two and one
         at = data.labeled[rows[:2] if s % 2 == 0 else rows[2:]]
         x = data.x[True][at] + float(number(jax.random.fold_in(train_key, s)))
-        q, onehot = outputs(w, x), np.eye(CLASSES)[data.labels[at]]
-        total += -np.log((q * onehot).sum(1)).sum()
-        w, m = sgd(w, lc.gradient(x, (q - onehot) / len(at)), m)  # Eq. 8
+        q, y = lc.outputs(w, x), data.labels[at]
+        total += lc.cross_entropy(q, y).sum()
+        w, m = lc.sgd(w, lc.gradient(x, lc.residual(q, y) / len(at)), m, RATE, decay=DECAY)  # Eq. 8
         steps = 2 * EPOCHS * 2 + s + 1  # two rounds before
         alpha = 0 if one_net else min(1 - 1 / (steps + 1), 0.93)
         t = lc.combine(lambda t, w, a=alpha: a * t + (1 - a) * w, t, w)  # Eq. 9
@@ -341,3 +323,140 @@ def test_the_boundary_of_d_looks_back_on_as_many_rounds_as_pi_has():
         for got, expected in zip(state.weights.params, nets, strict=True):
             close(got, expected)
     assert told_apart.all()
+
+
+def test_fsm_is_a_relative_distance_of_a_module_with_all_its_parameters():
+    rng = np.random.default_rng(1)
+    shapes = {
+        "Conv_0": {"kernel": (2, 3), "bias": 3},
+        "Block_0": {"Conv_0": {"kernel": (4, 1)}},
+        "BatchNorm_0": {"scale": 3, "bias": 3},
+    }
+    target, online = (
+        jax.tree.map(lambda shape: jnp.float32(rng.standard_normal(shape)), shapes, is_leaf=lambda x: not isinstance(x, dict))
+        for _ in range(2)
+    )
+    names = siamese.layers(online)
+    assert names == ("['BatchNorm_0']", "['Block_0']['Conv_0']", "['Conv_0']")
+
+    def flat(tree):
+        parts = [tree["BatchNorm_0"].values(), tree["Block_0"]["Conv_0"].values(), tree["Conv_0"].values()]
+        return [np.concatenate([leaf.ravel() for leaf in part]) for part in parts]
+
+    expected = [np.linalg.norm(t - s) / np.linalg.norm(s) for t, s in zip(flat(target), flat(online), strict=True)]
+    np.testing.assert_allclose(siamese.layer_distances(target, online), expected, rtol=1e-5)
+    assert siamese.layer_bytes(names, online).tolist() == [24, 16, 36]
+    assert siamese.layer_bytes(names, online, {"BatchNorm_0": {"mean": np.zeros(3, np.float32)}}).tolist() == [36, 16, 36]
+
+
+def test_fsm_of_equal_layers_and_of_a_layer_of_zeros_is_finite():
+    zeros, ones = {"a": {"kernel": jnp.zeros(2)}}, {"a": {"kernel": jnp.ones(2)}}
+    assert siamese.layer_distances(zeros, zeros).tolist() == [0]
+    assert 1e6 < float(siamese.layer_distances(ones, zeros)[0]) < np.inf
+
+
+def linear(number: int, mu: float, phi: int, rounds: int) -> float:
+    """Eq. 11 as printed, cut to [0, 1]."""
+    return 0.0 if number <= phi else float(np.clip(-2 * (1 - mu) * rounds / (rounds - phi) ** 2 * (number - rounds), 0, 1))
+
+
+def rectangle(number: int, mu: float, phi: int, varphi: int, rounds: int) -> float:
+    """Eq. 12, cut to [0, 1]."""
+    return min((1 - mu) * rounds / (varphi - phi), 1) if phi < number < varphi else 0.0
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 0.8, 1.0])
+def test_tau_follows_its_curve(mu):
+    for rounds, phi, varphi in ((50, 3, 40), (12, 5, 11), (4, 0, 3)):
+        for number in range(1, rounds + 1):
+            expected = {"linear": linear(number, mu, phi, rounds), "rectangle": rectangle(number, mu, phi, varphi, rounds)}
+            for curve, tau in expected.items():
+                options = FedSiamDOptions().model_copy(
+                    update={"curve": curve, "saved": mu, "pi_rounds": phi, "end_round": varphi}
+                )
+                np.testing.assert_allclose(upload_share(options, rounds, jnp.int32(number)), tau, rtol=1e-5, atol=1e-7)
+
+
+def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window():
+    distances = jnp.array([[0.1, 0.5], [0.3, 0.2]])
+    window = siamese.remember(siamese.empty_window(1, 2, 2), jnp.int32(0), distances, jnp.ones(2, bool))
+    for tau, expected in ((0.0, 0), (1.0, 4)):
+        assert int(siamese.uploaded(distances, siamese.boundary(window, jnp.float32(tau)), jnp.float32(tau)).sum()) == expected
+    empty = siamese.boundary(siamese.empty_window(1, 2, 2), jnp.float32(1))
+    assert not np.any(siamese.uploaded(distances, empty, jnp.float32(1)))
+
+
+class Round:
+    """A round of D with three clients and three layers a, b, c of 8, 8 and 12 bytes; the third client is broken."""
+
+    sizes = (2.0, 1.0, 0.0)
+
+    def __init__(self):
+        rng = np.random.default_rng(4)
+
+        def draw(*lead):
+            shapes = {"a": {"kernel": (2,)}, "b": {"bias": (1,), "kernel": (1,)}, "c": {"kernel": (3, 1)}}
+            return {layer: {n: rng.standard_normal((*lead, *s)) for n, s in own.items()} for layer, own in shapes.items()}
+
+        self.sent, self.local = Networks(draw(), draw()), Networks(draw(3), draw(3))
+        for leaf in jax.tree.leaves(self.local):
+            leaf[2] = np.nan
+
+    def choose(self, distances, tau=0.5, *, sizes=sizes, both_sent=True, stats=Networks({}, {}), update_stats=()):
+        """(state, aggregate, metrics) of `choose` in a round after none."""
+        update = jax.tree.map(lambda sent, local: jnp.float32(sent - local), self.sent, self.local)
+        state = ServerState(Weights(lc.float32(self.sent), stats), (), (), siamese.empty_window(2, 3, 3))
+        aggregate = Aggregate(Upload(Weights(update, update_stats), jnp.float32(distances)), jnp.array(sizes))
+        return CHOOSE(state, aggregate, jnp.float32(tau), round=jnp.int32(0), both_sent=jnp.array(both_sent))
+
+    def assert_averaged(self, update, chosen):
+        """Layer j of client k is the online one's where chosen[k][j], else the target's; both networks are averaged by size."""
+        for layer, taken in zip("abc", np.transpose(chosen), strict=True):
+            online, target = (network[layer] for network in self.local)
+            online = lc.combine(lambda s, t, own=taken: [s[k] if own[k] else t[k] for k in (0, 1)], online, target)
+            for sent, moved, of_clients in zip(self.sent, update, (online, target), strict=True):
+                expected = lc.combine(lambda x: (2 * x[0] + x[1]) / 3, of_clients)
+                lc.assert_same(lc.combine(np.subtract, sent[layer], moved[layer]), expected)
+
+
+CHOOSE = jax.jit(choose)
+DISTANCES = [[0.1, 0.4, 0.2], [0.3, 0.0, 0.6], [np.nan] * 3]
+# tau = .5: the median of (0, .1, .2, .3, .4, .6) is .25.
+CHOSEN = [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
+
+
+def test_d_takes_the_targets_layers_under_the_boundary_and_averages_by_size():
+    example = Round()
+    _, aggregate, metrics = example.choose(DISTANCES)
+    assert aggregate.weight == 3
+    example.assert_averaged(aggregate.update.params, CHOSEN)
+    # The target's 28 bytes, three distances, and layers b; a and c; none.
+    assert metrics["comm/bytes_up"].total.tolist() == [28 + 12 + 8, 28 + 12 + 20, 28 + 12]
+    assert [float(x) for x in metrics["client/upload_fraction"]] == [3, 6]
+    np.testing.assert_allclose(metrics["client/upload_bytes_fraction"], [(20 + 32) / 28, 2], rtol=1e-6)  # of two clients
+
+
+def test_while_one_network_travels_the_target_alone_is_sent_and_becomes_both():
+    example = Round()
+    state, aggregate, metrics = example.choose(np.zeros((3, 3)), 0.0, both_sent=False)
+    assert metrics["comm/bytes_up"].total.tolist() == [28, 28, 28]
+    assert metrics["client/upload_fraction"].total == 0
+    assert not np.any(state.own.used)
+    example.assert_averaged(aggregate.update.params, np.zeros((3, 3)))
+
+
+def test_batch_norm_statistics_go_with_their_layer_where_they_travel():
+    sent = Networks({"b": {"mean": jnp.array([1.0])}}, {"b": {"mean": jnp.array([2.0])}})
+    local = Networks({"b": {"mean": jnp.array([[10.0], [20.0], [5.0]])}}, {"b": {"mean": jnp.array([[11.0], [22.0], [5.0]])}})
+    _, aggregate, metrics = Round().choose(DISTANCES, stats=sent, update_stats=jax.tree.map(jnp.subtract, sent, local))
+    got = [s["b"]["mean"] - u["b"]["mean"] for s, u in zip(sent, aggregate.update.stats, strict=True)]
+    np.testing.assert_allclose(got, [[(2 * 10 + 22) / 3], [(2 * 11 + 22) / 3]], rtol=1e-5)
+    assert metrics["comm/bytes_up"].total.tolist() == [32 + 12 + 12, 32 + 12 + 20, 32 + 12]
+
+
+def test_clients_of_weight_zero_leave_the_model_alone():
+    state, aggregate, metrics = Round().choose(np.full((3, 3), np.nan), 1.0, sizes=(0.0, 0.0, 0.0))
+    assert aggregate.weight == 0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(aggregate.update.params))
+    assert metrics["client/upload_fraction"].weight == 0
+    assert np.all(np.isfinite(state.own.values))

@@ -17,19 +17,13 @@ from fedjax_ssl.local import Server, Task, Weights
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods.fedtrinet import (
-    FedTriNetBroadcast,
-    FedTriNetClientState,
-    FedTriNetOptions,
-    fedtrinet,
-    fine_tune,
-    splice,
-)
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedtrinet import FedTriNetBroadcast, FedTriNetClientState, FedTriNetOptions, fine_tune, splice
 from fedjax_ssl.ssl import thresholds
 from tests import toy
 from tests.golden import linear_clients as lc
 
-SIDE, CLASSES, HIDDEN, R1 = 3, 3, 4, 3
+SIDE, CLASSES, HIDDEN, R1 = lc.SIDE, lc.CLASSES, 4, 3
 LABELED, UNLABELED, BATCH, EPOCHS, RATE, MOMENTUM = 5, 12, 3, 2, 0.3, 0.9
 LABELS = np.array([0, 2, 1, 1, 0])
 LAYERS = {"Dense_0": ("W0", "b0"), "Dense_1": ("W1", "b1")}
@@ -47,9 +41,8 @@ def method():
     """The method and its jitted client update."""
     training = lc.InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
-    made = fedtrinet(
-        task=task_of(hidden=HIDDEN), client=training, server=server, options=toy.options(FedTriNetOptions, labeled_rounds=R1)
-    )
+    options = toy.options(FedTriNetOptions, labeled_rounds=R1)
+    made = METHODS["fedtrinet"](task=task_of(hidden=HIDDEN), client=training, server=server, options=options)
     return made, lc.with_costs(made.client_update, FORWARD)
 
 
@@ -64,7 +57,7 @@ def gradient(net, parts):
     for x, y, weight in parts:
         if len(y):
             hidden, p = outputs(net, x)
-            r = weight * (p - np.eye(CLASSES)[y]) / len(y)
+            r = weight * lc.residual(p, y) / len(y)
             back = (r @ net["W1"].T) * (hidden > 0)
             new = {"W1": hidden.T @ r, "b1": r.sum(0), "W0": x.T @ back, "b0": back.sum(0)}
             total = {name: total[name] + new[name] for name in net}
@@ -169,9 +162,7 @@ def named(net):
 
 
 def assert_close(got, expected):
-    """Parameters, relative to the norm of `expected`."""
-    got, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (got, named(expected)))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * np.linalg.norm(expected))
+    lc.assert_same(got, named(expected), 2e-6)
 
 
 def check(output, trained, pseudo, images, *, weighed, up=SIZE, down=SIZE + 4):
@@ -184,8 +175,8 @@ def check(output, trained, pseudo, images, *, weighed, up=SIZE, down=SIZE + 4):
     assert_close(lc.with_leaves(named(net), state.optimizer), momentum)
     np.testing.assert_array_equal(state.pseudo, np.append(pseudo, -1))
     assert (bool(state.seen), bool(state.weighed), float(output.weight)) == (True, weighed, 1.0)
-    traffic = {"comm/bytes_up": (up,), "comm/bytes_down": (down,), "perf/client_images": (images,)}
-    lc.assert_metrics({name: output.metrics[name] for name in traffic}, traffic)
+    got = tuple(output.metrics[name].total for name in ("comm/bytes_up", "comm/bytes_down", "perf/client_images"))
+    assert got == (up, down, images)
 
 
 def threshold_for(last, gained):

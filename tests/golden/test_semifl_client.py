@@ -10,13 +10,13 @@ import pytest
 
 from fedjax_ssl.methods.semifl import SemiFLOptions, semifl
 from fedjax_ssl.ssl import mixup
-from tests.golden.linear_clients import CLASSES, DECAY, MOMENTUM, VIEWS, assert_same, gradient, ratios, softmax
+from tests.golden import linear_clients as lc
 from tests.golden.test_fl2_client import CONFIDENCE, TRUE_LABELS, Client
 
 RATIO = 0.3
 PARTNERS = np.array([5, 4, 6, 4])  # of the four places of a batch; 4 and 6 are not confident, and 4 comes twice
 EPOCHS, RATE = 2, 0.2
-WITHOUT_LABELED = VIEWS._replace(labeled=lambda key, images: jnp.nan * images)
+WITHOUT_LABELED = lc.VIEWS._replace(labeled=lambda key, images: jnp.nan * images)
 
 
 class SemiFLClient(Client):
@@ -42,42 +42,35 @@ class SemiFLClient(Client):
                     continue
             else:
                 y = label[at]
-            onehot, probs = np.eye(CLASSES)[y], softmax(self.strong[at] @ w["kernel"] + w["bias"])
-            g = gradient(self.strong[at], (probs - onehot) / len(at))
-            loss, used = loss - np.log((probs * onehot).sum(1)).sum(), used + len(at)
+            probs = lc.outputs(w, self.strong[at])
+            g = lc.gradient(self.strong[at], lc.residual(probs, y) / len(at))
+            loss, used = loss + lc.cross_entropy(probs, y).sum(), used + len(at)
             if options.mix == "mixup":
                 partner = PARTNERS[: len(at)]
                 x = RATIO * self.weak[at] + (1 - RATIO) * self.weak[partner]
-                target = RATIO * onehot + (1 - RATIO) * np.eye(CLASSES)[label[partner]]
-                probs = softmax(x @ w["kernel"] + w["bias"])
-                mixed = gradient(x, (probs - target) / len(at))
+                target = RATIO * np.eye(lc.CLASSES)[y] + (1 - RATIO) * np.eye(lc.CLASSES)[label[partner]]
+                probs = lc.outputs(w, x)
+                mixed = lc.gradient(x, (probs - target) / len(at))
                 g = {name: g[name] + mixed[name] for name in g}
                 mix_loss -= (target * np.log(probs)).sum()
-            g = {name: g[name] + DECAY * w[name] for name in w}
-            m = {name: MOMENTUM * m[name] + g[name] for name in w}
-            w = {name: w[name] - RATE * (g[name] + MOMENTUM * m[name]) for name in w}
+            w, m = lc.sgd(w, g, m, RATE, decay=lc.DECAY, nesterov=True)
 
-        size, total = 4 * sum(leaf.size for leaf in w.values()), 7.0
-        if per_batch:
-            total = 7 * EPOCHS
-        else:
+        total = 7 * EPOCHS if per_batch else 7
+        if not per_batch:
             passed, right = accepted.sum(), (accepted & (label == TRUE_LABELS)).sum()
+        # The strong view, and either the mixture, or the weak view to label it; 7 images to label are two batches of 4.
+        forward, backward = (2 * rows, rows) if per_batch else (2 * rows + 8, 2 * rows)
         metrics = {
             "client/loss": (loss, used),
             "client/mask_rate": (passed, total),
-            **ratios(right, passed, total),
-            "comm/bytes_down": (size,),
-            "comm/bytes_up": (size,),
-            "perf/client_images": (EPOCHS * len(order),),
-            # The strong view, and either the mixture, or the weak view to label it; 7 images to label are two batches of 4.
-            "cost/forward_passes": (2 * rows + (0 if per_batch else 8),),
-            "cost/backward_passes": (rows if per_batch else 2 * rows,),
+            **lc.ratios(right, passed, total),
+            **lc.costs(lc.BYTES, lc.BYTES, EPOCHS * len(order), forward, backward),
         } | ({"client/mix_loss": (mix_loss, used)} if options.mix == "mixup" else {})
         return {name: self.params[name] - w[name] for name in w}, m, metrics
 
     def labels(self, x, w, options):
         """Labels of weak views, and which of them are confident: never by a hair's breadth."""
-        probs = softmax(x @ w["kernel"] + w["bias"])
+        probs = lc.outputs(w, x)
         assert np.abs(probs.max(1) - options.confidence).min() > 1e-3
         return probs.argmax(1), probs.max(1) >= options.confidence
 
@@ -117,12 +110,10 @@ def test_a_client_update_is_what_the_equations_say(drawn, options, batch_size):
     if options.pseudo_labels == "batch":
         assert client.decisions[1::4] == [([2], [0]), ([2, 3], [0, 0])]
         assert client.decisions[3] == ([], [])  # no step
-    assert_same(got_update, update)
-    assert_same(got_momentum, momentum)
+    lc.assert_same(got_update, update)
+    lc.assert_same(got_momentum, momentum)
     assert got_weight == 1
-    assert set(got_metrics) == set(metrics)
-    for name, value in metrics.items():
-        np.testing.assert_allclose(got_metrics[name], value, rtol=1e-4, err_msg=name)
+    lc.assert_metrics(got_metrics, metrics)
 
 
 @pytest.mark.parametrize("alpha", [0.75, 2.0])

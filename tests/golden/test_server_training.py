@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl.local import ServerState, Weights, server
 from fedjax_ssl.method import Aggregate, Cohort, ServerData
 from tests import tiny
-from tests.golden.linear_clients import examples, gradient, norm, softmax
+from tests.golden import linear_clients as lc
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
 RATE, MOMENTUM = 0.03, 0.9
@@ -41,7 +41,7 @@ class Server:
 
     def given(self, number: int) -> ServerData:
         """What the server may read at the end of round `number`, counted from 0."""
-        labeled = examples(self.data.train.images, self.rows, LABELS, np.asarray(self.data.train.labels)[self.rows])
+        labeled = lc.examples(self.data.train.images, self.rows, LABELS, np.asarray(self.data.train.labels)[self.rows])
         return ServerData(labeled, labeled, None, labeled, jnp.int32(number), ROUNDS)
 
     def prepared(self) -> dict[str, np.ndarray]:
@@ -50,9 +50,7 @@ class Server:
 
     def trained(self, number: int) -> dict[str, np.ndarray]:
         """The layer after the server's work at the end of a round in which no client took part."""
-        nothing = Aggregate(
-            self.state.weights._replace(params=jax.tree.map(jnp.zeros_like, self.state.weights.params), stats=()), 0.0
-        )
+        nothing = Aggregate(Weights(jax.tree.map(jnp.zeros_like, self.state.weights.params), ()), 0.0)
         state, _ = jax.jit(self.method.server_update)(self.state, nothing, self.given(number), jax.random.key(1))
         return self.layer(state)
 
@@ -65,10 +63,9 @@ class Server:
         """w <- w - rate direction(gradient, w), from the state's weights, on the examples that are kept by their outputs."""
         w = self.layer(self.state)
         for _ in range(steps):
-            p = softmax(self.x @ w["kernel"] + w["bias"])
+            p = lc.outputs(w, self.x)
             keep = kept(p)
-            residual = (p - self.y) * keep[:, None] / max(keep.sum(), 1)
-            d = direction(gradient(self.x, residual), w)
+            d = direction(lc.gradient(self.x, (p - self.y) * keep[:, None] / max(keep.sum(), 1)), w)
             w = {name: w[name] - rate * d[name] for name in w}
         return w
 
@@ -77,7 +74,7 @@ def prepared_gradient(clip: float, decay: float):
     """g <- clip(g), then g <- g + decay w."""
 
     def prepare(g, w):
-        length = norm(g)
+        length = lc.norm(g)
         assert not clip or length > 2 * clip  # clipping acts
         return {name: g[name] * (clip / length if clip else 1) + decay * w[name] for name in w}
 
@@ -90,57 +87,39 @@ def sgd(*, clip: float = 0.0, decay: float = 5e-4, nesterov: bool = True):
 
     def direction(g, w):
         g = prepare(g, w)
-        for name in g:
-            m[name] = MOMENTUM * m[name] + g[name] if name in m else g[name]
+        m.update({name: MOMENTUM * m.get(name, 0) + g[name] for name in g})
         return {name: g[name] + MOMENTUM * m[name] for name in g} if nesterov else dict(m)
 
     return direction
 
 
 def adam(*, clip: float, decay: float):
-    """Adam (Kingma & Ba 2015, Algorithm 1) with PyTorch's constants; weight decay is part of the gradient (not AdamW)."""
-    prepare, m, v, steps = prepared_gradient(clip, decay), {}, {}, []
+    """Weight decay is part of the gradient (not AdamW)."""
+    prepare, of_leaf = prepared_gradient(clip, decay), {"kernel": lc.Adam(), "bias": lc.Adam()}
 
     def direction(g, w):
-        g = prepare(g, w)
-        steps.append(1)
-        for name in g:
-            m[name] = 0.9 * m.get(name, 0) + 0.1 * g[name]
-            v[name] = 0.999 * v.get(name, 0) + 0.001 * g[name] ** 2
-        t = len(steps)
-        return {name: m[name] / (1 - 0.9**t) / (np.sqrt(v[name] / (1 - 0.999**t)) + 1e-8) for name in g}
+        return {name: of_leaf[name](leaf) for name, leaf in prepare(g, w).items()}
 
     return direction
 
 
 def lars(*, clip: float, decay: float):
     """LARS (SimCLR's form): kernels decay and are scaled by .001 ||w|| / ||g||, and m <- mu m + g."""
-    prepare, m = prepared_gradient(clip, 0.0), {}
+    clipped, momentum = prepared_gradient(clip, 0.0), sgd(decay=0.0, nesterov=False)
 
     def direction(g, w):
-        g = prepare(g, w)
+        g = clipped(g, w)
         g["kernel"] = g["kernel"] + decay * w["kernel"]
         g["kernel"] *= 0.001 * np.linalg.norm(w["kernel"]) / np.linalg.norm(g["kernel"])
-        for name in g:
-            m[name] = MOMENTUM * m[name] + g[name] if name in m else g[name]
-        return dict(m)
+        return momentum(g, w)
 
     return direction
 
 
-def assert_same(got, expected):
-    for name in expected:
-        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def with_cosine():
-    return Server(schedule="cosine")
-
-
-@pytest.mark.parametrize("t", [1, ROUNDS // 2 + 1, ROUNDS])
-def test_the_servers_learning_rate_follows_the_cosine(with_cosine, t):
-    assert_same(with_cosine.trained(t - 1), with_cosine.expected(sgd(), cosine(t)))
+def test_the_servers_learning_rate_follows_the_cosine():
+    server = Server(schedule="cosine")
+    for t in (1, ROUNDS // 2 + 1, ROUNDS):
+        lc.assert_same(server.trained(t - 1), server.expected(sgd(), cosine(t)))
 
 
 def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
@@ -150,8 +129,7 @@ def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
         "cosine_7_16": lambda t: RATE * np.cos(7 * np.pi * (t - 1) / 16 / ROUNDS),
     }
     for schedule, expected in rates.items():
-        overrides = {"client__optimizer__schedule": schedule}
-        experiment = tiny.experiment("fixmatch", network="linear", **PLAIN, **overrides)
+        experiment = tiny.experiment("fixmatch", network="linear", **PLAIN, client__optimizer__schedule=schedule)
         method = experiment.method
         server, clients = method.init(jax.random.key(0), experiment.problem.spec)
         for t in (1, ROUNDS // 2 + 1, ROUNDS):
@@ -176,13 +154,13 @@ def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
 )
 def test_optimizers_clip_then_decay_then_accumulate(overrides, direction):
     server = Server(**overrides)
-    assert_same(server.trained(3), server.expected(direction, overrides.get("learning_rate", RATE)))
+    lc.assert_same(server.trained(3), server.expected(direction, overrides.get("learning_rate", RATE)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_pretraining_is_that_many_trainings_with_one_momentum(count):
     server = Server(pretrain=count)
-    assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
+    lc.assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
 
 
 def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
@@ -206,7 +184,7 @@ def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
             expected = own  # the momentum neither moves nor is applied
         parallel.state, metrics = finish(parallel.state, aggregate, parallel.given(number), jax.random.key(1))
         got = parallel.layer(parallel.state)
-        assert_same(got, expected)
+        lc.assert_same(got, expected)
         momentum = parallel.layer(parallel.state._replace(weights=Weights(parallel.state.optimizer[0].trace, {})))
         for leaf in v:
             np.testing.assert_allclose(momentum[leaf], v[leaf], rtol=1e-3, atol=1e-5)

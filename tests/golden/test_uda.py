@@ -6,9 +6,8 @@ import pytest
 
 from fedjax_ssl.methods.uda import UDAOptions, uda
 from fedjax_ssl.ssl import tsa
-from tests.golden.linear_clients import LABELS, TRUE_LABELS, UNLABELED_BATCH, Client, assert_trained, softmax
+from tests.golden import linear_clients as lc
 from tests.golden.test_server_training import RATE, Server, sgd
-from tests.golden.test_server_training import assert_same as assert_same_layer
 
 T, CONFIDENCE = 0.4, 0.7
 
@@ -23,35 +22,35 @@ T, CONFIDENCE = 0.4, 0.7
     ],
 )
 def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, eta, prox_mu):
-    client, loss, unlabeled_loss, seen, kept_counts, sharpened = Client(), [], [], [], [], []
+    client, loss, unlabeled_loss, seen, kept_counts, sharpened = lc.Client(), [], [], [], [], []
 
     def gradients(w, labeled, unlabeled):
-        x, y = client.labeled[labeled], LABELS[labeled]
-        p = softmax(x @ w["kernel"] + w["bias"])
+        x, y = client.labeled[labeled], lc.LABELS[labeled]
+        p = lc.outputs(w, x)
         correct = p[np.arange(len(y)), y]
         kept = correct <= eta
         assert np.abs(correct - eta).min() > 1e-3
         kept_counts.append(kept.sum())
-        supervised = (p - np.eye(3)[y]) * kept[:, None] / max(kept.sum(), 1)
+        supervised = lc.residual(p, y) * kept[:, None] / max(kept.sum(), 1)
         loss.extend(-np.log(correct)[kept])
         z = client.weak[unlabeled] @ w["kernel"] + w["bias"]
-        q, target = softmax(z), softmax(z / T)
+        q, target = lc.softmax(z), lc.softmax(z / T)
         used = q.max(1) > CONFIDENCE
         assert np.abs(q.max(1) - CONFIDENCE).min() > 1e-3
         sharpened.append((target.max(1) > CONFIDENCE) & ~used)
-        seen.append((q.argmax(1), TRUE_LABELS[unlabeled], used))
+        seen.append((q.argmax(1), lc.TRUE_LABELS[unlabeled], used))
         x_u = client.strong[unlabeled]
-        p_u = softmax(x_u @ w["kernel"] + w["bias"])
+        p_u = lc.outputs(w, x_u)
         unlabeled_loss.extend((target * np.log(target / p_u)).sum(1)[used])
         parts = [(x_u, (p_u - target) * used[:, None] / len(q))]  # the target is a constant
         return [(x, supervised), *parts] if labels_at == "clients" else parts
 
     expected = client.trained(gradients, prox_mu)
-    options = UDAOptions(confidence=CONFIDENCE, unlabeled_batch_size=UNLABELED_BATCH, tsa=schedule)
+    options = UDAOptions(confidence=CONFIDENCE, unlabeled_batch_size=lc.UNLABELED_BATCH, tsa=schedule)
     got = client.got(uda, options, prox_mu=prox_mu, round=round, rounds=4, labels_at=(labels_at,))
     assert np.concatenate(sharpened).any()  # the mask of sharpened probabilities would be another
     assert schedule == "none" or (min(kept_counts), max(kept_counts)) != (3, 3)
-    assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at)
+    lc.assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at)
 
 
 def test_the_servers_fine_tuning_is_annealed_too():
@@ -69,7 +68,7 @@ def test_the_servers_fine_tuning_is_annealed_too():
 
         expected = server.expected(sgd(), RATE, kept=kept)
         assert 0 < min(kept_counts) < len(server.y)
-        assert_same_layer(server.trained(number), expected)
+        lc.assert_same(server.trained(number), expected)
 
 
 @pytest.mark.parametrize("num_classes", [2, 10])

@@ -23,18 +23,14 @@ class Client:
         self.experiment = tiny.experiment(method, **overrides)
         self.method, data, spec = self.experiment.method, self.experiment.problem.data, self.experiment.problem.spec
         server, self.clients = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
-        self.server = server._replace(weights=jax.tree.map(lambda x: scale * x, server.weights))
+        self.weights, self.task = jax.tree.map(lambda x: scale * x, server.weights), task_of(self.experiment)
+        self.server = server._replace(weights=self.weights)
         self.kept = jax.tree.map(lambda x: x[0], self.clients)
         self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
         self.labeled, self.unlabeled = (jnp.asarray(table.index[0]) for table in (data.labeled, data.unlabeled))
         in_all = int(data.labeled.count[0]), int(data.unlabeled.count[0])
         self.counts = [own if given is None else given for given, own in zip((labeled, unlabeled), in_all, strict=True)]
         self.update, self.broadcast = with_costs(self.method.client_update), jax.jit(self.method.broadcast)
-
-    @property
-    def weights(self):
-        """The global model."""
-        return self.server.weights
 
     def biased(self, bias: float):
         """Weights whose output is the same for every image: class 3 leads by `bias`."""
@@ -53,24 +49,17 @@ class Client:
         )
 
     def arguments(self, labeled=None, unlabeled=None, *, round=0, weights=None):
-        """Those of its update."""
         server = self.server if weights is None else self.server._replace(weights=weights)
         shared, own = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
         own = jax.tree.map(lambda x: x[0], own)
         return shared, own, self.kept, self.shard(labeled, unlabeled), jax.random.key(1)
 
     def __call__(self, *counts, **call):
-        """What it returns."""
         return self.update(*self.arguments(*counts, **call))
 
     def trace(self):
         """The shapes of what it returns."""
         return jax.eval_shape(self.method.client_update, *self.arguments())
-
-    @property
-    def task(self) -> Task:
-        """What it trains."""
-        return task_of(self.experiment)
 
     def without_what_lies_beyond(self, **call):
         """What it returns where images beyond the counts are white, and all labels but those of its labeled examples wrong."""
@@ -106,18 +95,13 @@ def traced_round(experiment):
 def recorded_passes(monkeypatch) -> list:
     """(examples, mask, dropout key) of all passes in training mode that are traced or run from now on."""
     passes = []
+    for name in ("train_logits", "train_features"):
 
-    def record(name):
-        original = getattr(Task, name)
-
-        def recorded(self, weights, images, mask, key=None):
+        def recorded(self, weights, images, mask, key=None, original=getattr(Task, name)):
             passes.append((len(images), mask, key))
             return original(self, weights, images, mask, key)
 
         monkeypatch.setattr(Task, name, recorded)
-
-    record("train_logits")
-    record("train_features")
     return passes
 
 

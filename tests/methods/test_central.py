@@ -34,10 +34,6 @@ class Server:
     def state(self):
         return self.start(jax.random.key(0))
 
-    @property
-    def data_without_pool(self):
-        return self.data._replace(unlabeled=self.data.unlabeled._replace(count=jnp.int32(0)))
-
     def shapes(self):
         """The state before and after a round, in shapes."""
         before = jax.eval_shape(self.start, jax.random.key(0))
@@ -46,7 +42,8 @@ class Server:
 
 def test_freematch_without_unlabeled_data_trains_on_labels_and_keeps_its_status():
     server = Server("freematch_central")
-    state, metrics = server.round(server.state, server.data_without_pool)
+    without_pool = server.data._replace(unlabeled=server.data.unlabeled._replace(count=jnp.int32(0)))
+    state, metrics = server.round(server.state, without_pool)
     assert np.isfinite(metrics["server/loss"].total)
     assert metrics["server/mask_rate"].weight == 0
     assert not same(state.weights, server.state.weights)

@@ -104,6 +104,7 @@ REFUSED = [
     ("fedcon", {"network": "linear"},
         "model.name: got a network that is one classifier, with method.name=fedcon, accepted: one with layers before its "
         "classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"),
+    ("fedprox", {"method__prox_mu": 0.0}, "method.prox_mu: got 0.0 with method.name=fedprox, accepted: a number > 0"),
     ("fl2", {"method__confidence": 1.5}, "method.confidence: got 1.5, accepted: a number in [0, 1]"),
 ]  # fmt: skip
 
