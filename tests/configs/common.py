@@ -22,6 +22,10 @@ def values(table: str) -> dict:
     return found
 
 
+FIXMATCH = values("method: name=fixmatch pseudo_labels=local divisor=batch strict=False confidence=0.95")
+"""FixMatch as it was published."""
+
+
 def settings(file: str, argument: str | None = None) -> Settings:
     """The settings of a config file, whose argument may also stand behind a colon."""
     file, _, behind = file.partition(":")

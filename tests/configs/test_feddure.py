@@ -5,7 +5,7 @@ import pytest
 
 from configs import common
 from fedjax_ssl.data.split import draw
-from tests.configs.common import check, settings, values
+from tests.configs.common import FIXMATCH, check, settings, values
 
 COMMON = values("""
     method: prox_mu=0.0
@@ -25,26 +25,22 @@ IID = {"data.partition": "class_balanced", "data.labeled_partition": "", "data.u
 IID_DIR = {"data.labeled_partition": "class_balanced", "data.unlabeled_partition": "dirichlet"}
 DIR_DIR = {"data.labeled_partition": "dirichlet", "data.unlabeled_partition": "dirichlet"}
 CIFAR, FASHION, CINIC = ({"data.name": name} for name in ("cifar10", "fashion_mnist", "cinic10"))
-PUBLISHED = values("method: name=fixmatch pseudo_labels=local divisor=batch strict=False")
 UDA, PROX = {"method.name": "uda"}, {"method.prox_mu": 0.01}
+NO_C, NO_F, MANY = {"method.regulators": "no_c"}, {"method.regulators": "no_f"}, {"data.num_labels": 10000}
 CASES = {
     "feddure_cifar10": OURS | CIFAR | IID,
     "feddure_fashion_mnist": OURS | FASHION | IID,
     "feddure_cinic10:feddure,split=dir_dir": OURS | CINIC | DIR_DIR,
     "feddure_cifar10:feddure,split=iid_dir,gamma=0.3": OURS | CIFAR | IID_DIR | {"data.alpha": 0.3},
-    "feddure_cifar10:no_c_reg,split=dir_dir": OURS | CIFAR | DIR_DIR | {"method.regulators": "no_c"},
-    "feddure_cifar10:no_f_reg,clients=20,labels=1000": (
-        OURS | CIFAR | {"method.regulators": "no_f", "cohort_size": 20, "data.num_labels": 1000}
-    ),
+    "feddure_cifar10:no_c_reg,split=dir_dir": OURS | CIFAR | DIR_DIR | NO_C,
+    "feddure_cifar10:no_f_reg,clients=20,labels=1000": OURS | CIFAR | NO_F | {"cohort_size": 20, "data.num_labels": 1000},
     "feddure_cifar10:fedavg": COMMON | {"method.name": "fedavg"},
     "feddure_cifar10:fedavg_sl": COMMON | {"method.name": "fedavg", "data.reveal_labels": True},
     "feddure_cifar10:fedprox_sl": COMMON | {"method.name": "fedprox", "data.reveal_labels": True} | PROX,
-    "feddure_cifar10:fixmatch": COMMON | PUBLISHED | {"method.confidence": 0.95, "method.unlabeled_batch_size": 90},
-    "feddure_fashion_mnist:fedprox_fixmatch": COMMON | PUBLISHED | PROX | {"method.unlabeled_batch_size": 110},
+    "feddure_cifar10:fixmatch": COMMON | FIXMATCH | {"method.unlabeled_batch_size": 90},
+    "feddure_fashion_mnist:fedprox_fixmatch": COMMON | FIXMATCH | PROX | {"method.unlabeled_batch_size": 110},
     "feddure_cinic10:uda": COMMON | UDA | {"method.confidence": 0.8, "method.unlabeled_batch_size": 170},
-    "feddure_cifar10:fedprox_uda,labels=10000": (
-        COMMON | UDA | PROX | {"data.num_labels": 10000, "method.unlabeled_batch_size": 40}
-    ),
+    "feddure_cifar10:fedprox_uda,labels=10000": COMMON | UDA | PROX | MANY | {"method.unlabeled_batch_size": 40},
     "feddure_cifar10:fedmatch": COMMON | values("method: name=fedmatch unlabeled_batch_size=90 lambda_l1=1e-4"),
 }
 

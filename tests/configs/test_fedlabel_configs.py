@@ -39,7 +39,7 @@ CASES = {
     ),
     "fedlabel_cifar10:released": ON_CIFAR10 | FLUTE,
     "fedlabel_cifar10:local_only": ON_CIFAR10 | {"method.experts": "local"},
-    "fedlabel_cifar10:global_only,strong=paper": (ON_CIFAR10 | {"method.experts": "global", "data.strong": "fedlabel_paper"}),
+    "fedlabel_cifar10:global_only,strong=paper": ON_CIFAR10 | {"method.experts": "global", "data.strong": "fedlabel_paper"},
     "fedlabel_cifar10:strong=none": ON_CIFAR10 | {"method.augment": "none", "data.strong": "none"},
     "fedlabel_cifar100:released": METHOD | SETTING | CIFAR100 | FLUTE,
     "fedlabel_emnist": METHOD | SETTING | EMNIST,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.configs.common import check, settings, values, without
+from tests.configs.common import FIXMATCH, check, settings, values, without
 
 BOTH = values("""
     method: name=fedmatch confidence=0.85 helpers=2 helper_period=10 lambda_s=10.0 lambda_i=0.01 lambda_a=0.01 lambda_l2=10.0
@@ -25,9 +25,6 @@ AT_CLIENTS = BOTH | values("""
     method: lambda_l1=0.0001 l1_thres=5e-06 delta_thres=5e-05 unlabeled_batch_size=98
     data: labels_at=clients num_labels=5000
     client: batch_size=10
-""")
-FIXMATCH = values("""
-    method: name=fixmatch confidence=0.95 pseudo_labels=local divisor=batch strict=False
 """)
 UNLABELED = {"data.unlabeled_partition": "batch_imbalanced", "data.labeled_partition": "class_balanced"}
 

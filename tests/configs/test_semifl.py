@@ -6,15 +6,10 @@ As in `test_configs`, the expected values are written out from the papers and th
 import pytest
 
 from fedjax_ssl.data.catalog import DATASETS
+from tests.configs import test_configs as fl2
 from tests.configs.common import check, settings, values, without
-from tests.configs.test_configs import PAPER as FL2
 
-SPLITS = {
-    "iid": {"data.partition": "iid"},
-    "dir0.1": {"data.partition": "dirichlet", "data.alpha": 0.1},
-    "dir0.3": {"data.partition": "dirichlet", "data.alpha": 0.3},
-    "l2": {"data.partition": "class_shards", "data.classes_per_client": 2},
-}
+SPLITS = fl2.SPLITS | {"l2": {"data.partition": "class_shards", "data.classes_per_client": 2}}
 PAPER = values("""
     method: name=semifl prox_mu=0.0 confidence=0.95 pseudo_labels=global mix=mixup mixup_alpha=0.75
     model: name=wide_resnet norm=static depth=28 width=2
@@ -27,14 +22,13 @@ PAPER = values("""
     client.optimizer, server.optimizer: weight_decay=0.0005 clip_norm=1.0 persistent=True
 """)
 CIFAR10 = {"data.name": "cifar10", "data.mean": (0.4914, 0.4822, 0.4465), "data.std": (0.2023, 0.1994, 0.2010)}
-CIFAR100, SVHN = {"data.name": "cifar100", "model.width": 8}, {"data.name": "svhn_cropped"}
 CASES = [  # file, labels, server's batch size, dataset
     ("semifl_cifar10", 250, 10, CIFAR10),
     ("semifl_cifar10", 4000, 250, CIFAR10),
-    ("semifl_cifar100", 2500, 250, CIFAR100),
-    ("semifl_cifar100", 10000, 250, CIFAR100),
-    ("semifl_svhn", 250, 10, SVHN),
-    ("semifl_svhn", 1000, 10, SVHN),
+    ("semifl_cifar100", 2500, 250, fl2.CIFAR100),
+    ("semifl_cifar100", 10000, 250, fl2.CIFAR100),
+    ("semifl_svhn", 250, 10, fl2.SVHN),
+    ("semifl_svhn", 1000, 10, fl2.SVHN),
 ]
 
 
@@ -80,7 +74,7 @@ def test_the_larger_number_of_labels_and_iid_are_the_defaults(file):
 # clipping, no pre-training, and the data of its statistics.
 OWN = {key: value for key, value in PAPER.items() if key.startswith(("method.", "server.sbn_data"))}
 OWN |= {"client.batch_size": 10, "client.optimizer.clip_norm": 1.0, "server.optimizer.clip_norm": 1.0, "server.pretrain": 0}
-COMPARED = without(FL2, "method.") | OWN
+COMPARED = without(fl2.PAPER, "method.") | OWN
 
 
 @pytest.mark.parametrize("file", ["fl2_cifar10", "fl2_cifar100", "fl2_svhn", "fl2_fashion_mnist", "fl2_ag_news"])
