@@ -8,17 +8,9 @@ from PIL import Image, ImageDraw
 
 from fedjax_ssl.data import augment
 from fedjax_ssl.data.randaugment import randaugment, strong_view
+from tests.data.common import many, windows
 
 SIZE = 32
-
-
-def keys(count: int, seed: int = 0) -> jax.Array:
-    return jax.random.split(jax.random.key(seed), count)
-
-
-def many(augmentation, image: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """The augmentation of one image under `count` keys."""
-    return np.asarray(jax.jit(jax.vmap(augmentation, (0, None)))(keys(count, seed), image))
 
 
 def coordinates(height: int = SIZE, width: int = SIZE) -> np.ndarray:
@@ -56,14 +48,9 @@ def test_flip_mirrors_half_of_the_images():
 @pytest.mark.parametrize(("pad", "height", "width"), [(4, 32, 32), (2, 8, 11)])
 def test_crop_is_a_uniformly_placed_window_of_the_padded_image(mode, numpy_mode, pad, height, width):
     image = coordinates(height, width)
-    padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode=numpy_mode)
-    windows = {
-        padded[top : top + height, left : left + width].tobytes(): (top, left)
-        for top in range(2 * pad + 1)
-        for left in range(2 * pad + 1)
-    }
+    expected = windows(image, pad, numpy_mode)
     crops = many(augment.crop(pad, mode), image, 8000)
-    places = np.array([windows[one.tobytes()] for one in crops])  # a KeyError here is a crop that is no window
+    places = np.array([expected[one.tobytes()] for one in crops])  # a KeyError here is a crop that is no window
     for axis in (0, 1):
         assert_uniform(places[:, axis], list(range(2 * pad + 1)))
     assert abs(np.corrcoef(places.T)[0, 1]) < 5 / np.sqrt(len(places))
@@ -118,21 +105,22 @@ def test_clipped_cutout_surrounds_a_uniform_pixel():
         assert_uniform(center, list(range(SIZE)))
 
 
-def test_fill_fits_the_channels():
-    gray = np.zeros((8, 8, 1), np.uint8)
-    luma = Image.new("RGB", (1, 1), (125, 123, 114)).convert("L").getpixel((0, 0))
-    assert set(np.unique(many(augment.cutout(0.5, 0.5, (125, 123, 114)), gray, 8))) == {0, luma}
-    assert set(np.unique(many(augment.cutout(0.5, 0.5, 127), gray, 8))) == {0, 127}
-    assert set(np.unique(many(augment.cutout(0.5, 0.5, (9, 8)), np.zeros((8, 8, 2)), 8))) == {0, 8, 9}
+LUMA = Image.new("RGB", (1, 1), (125, 123, 114)).convert("L").getpixel((0, 0))
+
+
+@pytest.mark.parametrize(
+    ("fill", "channels", "values"), [((125, 123, 114), 1, {0, LUMA}), (127, 1, {0, 127}), ((9, 8), 2, {0, 8, 9})]
+)
+def test_fill_fits_the_channels(fill, channels, values):
+    assert set(np.unique(many(augment.cutout(0.5, 0.5, fill), np.zeros((8, 8, channels)), 8))) == values
 
 
 def test_compose_gives_each_part_its_own_key():
     def add_number(key, image):
         return image + jax.random.uniform(key)
 
-    got = augment.compose(add_number, lambda key, image: 2 * image, add_number)(
-        jax.random.key(3), np.zeros((2, 2, 1), np.float32)
-    )
+    composed = augment.compose(add_number, lambda key, image: 2 * image, add_number)
+    got = composed(jax.random.key(3), np.zeros((2, 2, 1), np.float32))
     parts = [float(jax.random.uniform(key)) for key in jax.random.split(jax.random.key(3), 3)]
     np.testing.assert_allclose(got, 2 * parts[0] + parts[2], rtol=1e-6)
     np.testing.assert_array_equal(augment.compose()(jax.random.key(3), coordinates()), coordinates())
@@ -154,8 +142,7 @@ def test_plain_view_normalizes_and_others_are_functions_of_key_and_image(views):
     np.testing.assert_allclose(views.plain(BATCH), expected, rtol=1e-5, atol=1e-6)
     for view in (views.weak, views.strong):
         first, again, other = (np.asarray(view(jax.random.key(number), BATCH)) for number in (1, 1, 2))
-        assert first.shape == BATCH.shape
-        assert first.dtype == np.float32
+        assert (first.shape, first.dtype) == (BATCH.shape, np.float32)
         np.testing.assert_array_equal(first, again)
         assert np.any(first != other, axis=(1, 2, 3)).mean() > 0.5
 
@@ -191,10 +178,7 @@ def test_view_of_an_example_does_not_depend_on_the_batch(views):
         (lambda: augment.grayscale(1.0)(jax.random.key(0), jnp.zeros((2, 2, 4))), "got an image of 4 channels"),
         (lambda: randaugment("fixmatch2"), "got RandAugment variant 'fixmatch2', accepted: fixmatch, randaugment_mc, usb"),
         (lambda: strong_view("", augment.flip()), "got RandAugment variant ''"),
-        (
-            lambda: randaugment("usb")(jax.random.key(0), np.zeros((8, 8, 2))),
-            r"got an image of 2 channels, accepted .* 1 .* or 3",
-        ),
+        (lambda: randaugment("usb")(jax.random.key(0), np.zeros((8, 8, 2))), r"an image of 2 channels, accepted .* 1 .* or 3"),
         (lambda: make(mean=[0.5], std=[0.5, 0.5]), "one value per channel in both"),
         (lambda: make(mean=[125.0], std=[60.0]), "images scaled to"),
         (lambda: make(mean=[0.5], std=[0.0]), "std > 0"),

@@ -10,9 +10,13 @@ import pytest
 from fedjax_ssl.data import batching
 
 
-def batches(schedule: batching.Schedule, size: int) -> list[list[int]]:
-    taken = [schedule.take(jnp.int32(s)) for s in range(int(schedule.steps))]
-    return [np.asarray(b.positions)[np.asarray(b.mask)].tolist() for b in taken]
+def real(batch: batching.Batch) -> list[list[int]]:
+    """The real entries of many batches [S, B]."""
+    return [positions[mask].tolist() for positions, mask in zip(*map(np.asarray, batch[:2]), strict=True)]
+
+
+def batches(schedule: batching.Schedule) -> list[list[int]]:
+    return real(jax.vmap(schedule.take)(jnp.arange(int(schedule.steps))))
 
 
 def selection(count: int, size: int = 11) -> jax.Array:
@@ -24,7 +28,7 @@ def selection(count: int, size: int = 11) -> jax.Array:
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 def test_every_epoch_goes_through_every_selected_example_once(count):
     mask = selection(count)
-    got = batches(batching.shuffled(jax.random.key(0), mask, 4, epochs=3), 4)
+    got = batches(batching.shuffled(jax.random.key(0), mask, 4, epochs=3))
     per_epoch = -(-count // 4)
     assert len(got) == 3 * per_epoch
     epochs = [[i for batch in got[e * per_epoch : (e + 1) * per_epoch] for i in batch] for e in range(3)]
@@ -43,7 +47,7 @@ def test_the_order_does_not_depend_on_the_largest_client(length):
 
 def test_a_number_of_steps_wraps_into_new_epochs_and_a_batch_knows_its_step_and_epoch():
     schedule = batching.shuffled(jax.random.key(1), jnp.ones(5, bool), 2, steps=7)
-    got, taken = batches(schedule, 2), [schedule.take(jnp.int32(s)) for s in range(7)]
+    got, taken = batches(schedule), [schedule.take(jnp.int32(s)) for s in range(7)]
     assert [len(batch) for batch in got] == [2, 2, 1, 2, 2, 1, 2]
     assert sorted(got[0] + got[1] + got[2]) == [0, 1, 2, 3, 4]
     assert [(int(b.step), int(b.epoch)) for b in taken] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2)]
@@ -91,17 +95,6 @@ def test_a_sweep_covers_the_examples_in_order():
 # --- pairs -------------------------------------------------------------------------------------------------------------
 
 
-def pairs(labeled: int, unlabeled: int, sizes=(4, 3), **budget) -> list[tuple[list[int], list[int]]]:
-    """The pairs of a client with so many examples, in tables with room for 10 labeled and 8 unlabeled ones."""
-    masks = jnp.arange(10) < labeled, jnp.arange(8) < unlabeled
-    schedule = batching.paired(jax.random.key(0), masks, sizes, **budget)
-    taken = [schedule.take(jnp.int32(s)) for s in range(int(schedule.steps))]
-    for pair in taken:
-        assert pair.real == pair.labeled.mask.sum() + pair.unlabeled.mask.sum()
-    real = [[b.positions[b.mask].tolist() for b in pair] for pair in taken]
-    return [(first, second) for first, second in real]
-
-
 PAIRS = [  # labeled and unlabeled examples, batch sizes, budget; sizes of the labeled and of the unlabeled batches
     (9, 8, (4, 3), {"epochs": 2}, [4, 4, 1] * 2, [3, 3, 2] * 2),  # labeled examples count the epochs
     (1, 5, (4, 3), {"epochs": 3}, [1, 1, 1], [3, 2, 3]),
@@ -113,14 +106,24 @@ PAIRS = [  # labeled and unlabeled examples, batch sizes, budget; sizes of the l
     (9, 8, (4, 3), {"steps": 5}, [4, 4, 1, 4, 4], [3, 3, 2, 3, 3]),
     (0, 8, (4, 3), {"steps": 5}, [0] * 5, [3, 3, 2, 3, 3]),
     (9, 0, (4, 3), {"steps": 5}, [4, 4, 1, 4, 4], [0] * 5),
+    (5, 8, (4, 3), {"epochs": 2, "larger_counts": True}, [4, 1] * 3, [3, 3, 2] * 2),  # the set of more batches counts them
+    (9, 2, (4, 3), {"epochs": 2, "larger_counts": True}, [4, 4, 1] * 2, [2] * 6),
+    (1, 8, (1, 1), {"epochs": 3, "larger_counts": True}, [1] * 24, [1] * 24),
+    (0, 7, (4, 3), {"epochs": 2, "larger_counts": True}, [0] * 6, [3, 3, 1] * 2),
+    (7, 0, (4, 3), {"epochs": 2, "larger_counts": True}, [4, 3] * 2, [0] * 4),
+    (0, 0, (4, 3), {"epochs": 2, "larger_counts": True}, [], []),
+    (9, 8, (4, 3), {"steps": 5, "larger_counts": True}, [4, 4, 1, 4, 4], [3, 3, 2, 3, 3]),
 ]
 
 
 @pytest.mark.parametrize(("labeled", "unlabeled", "sizes", "budget", "first", "second"), PAIRS)
 def test_pairs_go_through_epochs_of_both_sets(labeled, unlabeled, sizes, budget, first, second):
-    got = pairs(labeled, unlabeled, sizes, **budget)
+    masks = jnp.arange(10) < labeled, jnp.arange(8) < unlabeled  # in tables with room for more
+    schedule = batching.paired(jax.random.key(0), masks, sizes, **budget)
+    got = jax.vmap(schedule.take)(jnp.arange(int(schedule.steps)))
+    assert got.real == got.labeled.mask.sum() + got.unlabeled.mask.sum()
     for number, (expected, count) in enumerate(((first, labeled), (second, unlabeled))):
-        drawn = [batch[number] for batch in got]
+        drawn = real(got[number])
         assert [len(batch) for batch in drawn] == expected
         flat = [i for batch in drawn for i in batch]
         epochs = [flat[start : start + count] for start in range(0, len(flat), count)] if count else []
@@ -134,14 +137,11 @@ def test_a_client_may_use_fewer_entries_of_an_unlabeled_batch():
     own = batching.paired(jax.random.key(0), masks, (3, 4), epochs=3)
     shared = batching.paired(jax.random.key(0), masks, (3, 9), epochs=3, entries=jnp.int32(4))
     assert own.steps == shared.steps == 9
-    drawn = []
-    for s in range(9):
-        one, other = (schedule.take(jnp.int32(s)) for schedule in (own, shared))
-        assert other.unlabeled.positions.shape == (9,)
-        got, expected = (np.asarray(b.unlabeled.positions)[np.asarray(b.unlabeled.mask)] for b in (other, one))
-        np.testing.assert_array_equal(got, expected)
-        np.testing.assert_array_equal(other.labeled.positions, one.labeled.positions)
-        drawn.append(got.tolist())
+    one, other = (jax.vmap(schedule.take)(jnp.arange(9)) for schedule in (own, shared))
+    assert other.unlabeled.positions.shape == (9, 9)
+    np.testing.assert_array_equal(other.labeled.positions, one.labeled.positions)
+    drawn = real(other.unlabeled)
+    assert drawn == real(one.unlabeled)
     assert [len(batch) for batch in drawn] == [4, 4, 2] * 3
     assert sorted(i for batch in drawn[3:6] for i in batch) == list(range(10))
     alone = batching.paired(jax.random.key(0), (jnp.zeros(7, bool), masks[1]), (3, 9), epochs=3, entries=jnp.int32(4))
@@ -151,7 +151,7 @@ def test_a_client_may_use_fewer_entries_of_an_unlabeled_batch():
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
 def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
     mask = selection(count)
-    got = batches(batching.draws(jax.random.key(0), mask, 4, 20), 4)
+    got = batches(batching.draws(jax.random.key(0), mask, 4, 20))
     assert len(got) == (20 if count else 0)
     for batch in got:
         assert len(batch) == len(set(batch)) == min(count, 4)
@@ -159,21 +159,4 @@ def test_draws_are_batches_of_different_examples_each_drawn_anew(count):
     if count == 9:  # not epochs: an example of one batch may be in the next, and each comes about equally often
         assert any(set(a) & set(b) for a, b in itertools.pairwise(got))
         times = np.bincount(np.concatenate(got), minlength=11)[mask]
-        assert times.min() >= 2
-        assert times.max() <= 17
-
-
-def test_the_larger_set_counts_the_epochs_of_pairs_where_it_is_asked_to():
-    got = pairs(5, 8, epochs=2, larger_counts=True)  # 2 batches and 3
-    assert [len(first) for first, _ in got] == [4, 1, 4, 1, 4, 1]
-    for epoch in (got[:3], got[3:]):
-        assert sorted(i for _, second in epoch for i in second) == list(range(8))
-    got = pairs(9, 2, epochs=2, larger_counts=True)
-    assert [len(second) for _, second in got] == [2] * 6
-    for epoch in (got[:3], got[3:]):
-        assert sorted(i for first, _ in epoch for i in first) == list(range(9))
-    few = pairs(1, 8, (1, 1), epochs=3, larger_counts=True)
-    assert [first for first, _ in few] == [[0]] * 24
-    for labeled, unlabeled in ((0, 7), (7, 0), (0, 0)):
-        assert [len(pairs(labeled, unlabeled, epochs=2, larger_counts=True))] == [2 * max(-(-labeled // 4), -(-unlabeled // 3))]
-    assert len(pairs(9, 8, steps=5, larger_counts=True)) == 5
+        assert 2 <= times.min() <= times.max() <= 17

@@ -1,4 +1,7 @@
-"""The labeled set, IID and Dirichlet over clients: what `test_partition_schemes` does not ask of every partition."""
+"""The labeled set, IID and Dirichlet over clients; then every partition by name: what holds for all of them, and errors.
+
+`tests/golden/test_partitions.py` compares their rows with plain loops.
+"""
 
 import time
 
@@ -8,38 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ssl.data import federated, partition
-from tests.data.common import message_of
+from fedjax_ssl.data.partition import PARTITIONS
+from tests.data.common import message_of, same
 
 SEEDS = st.integers(0, 2**32 - 1)
 fast = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def pools(draw, max_size=120):
-    """(labels of the whole pool, a shuffled selection of its positions, C)."""
-    num_classes = draw(st.integers(1, 5))
-    labels = draw(st.lists(st.integers(0, num_classes - 1), min_size=1, max_size=max_size))
-    chosen = draw(st.lists(st.sampled_from(range(len(labels))), unique=True, min_size=1))
-    return np.array(labels), np.array(chosen), num_classes
+def requests(draw, name):
+    """(labels of the whole pool, a shuffled selection of its positions, K) that the partition `name` accepts."""
+    num_classes = {"batch_imbalanced": 10}.get(name) or draw(st.integers(2, 5))
+    more = draw(st.lists(st.integers(0, num_classes - 1), min_size=40, max_size=90))
+    labels = np.array([*range(num_classes), *more])
+    indices = np.array(draw(st.lists(st.sampled_from(range(len(labels))), unique=True, min_size=30)))
+    num_clients = {"class_grid": num_classes**2, "class_shards": 2 * num_classes}.get(name) or draw(st.integers(1, 12))
+    return labels, indices, num_clients
 
 
-def iid(indices, num_clients, seed):
-    """(rows, unassigned); the labels play no part."""
-    rows, unassigned, notes = partition.iid(np.zeros(1, int), indices, num_clients, np.random.default_rng(seed))
-    assert notes == ()
-    return rows, unassigned
-
-
-def dirichlet(labels, indices, num_clients, alpha, rng, **options):
-    """The rows; nothing is ever left over."""
-    rng = np.random.default_rng(rng) if isinstance(rng, int) else rng
-    rows, unassigned, _ = partition.dirichlet(labels, indices, num_clients, rng, alpha=alpha, **options)
-    assert len(unassigned) == 0
-    return rows
-
-
-def same(rows, others):
-    return len(rows) == len(others) and all(np.array_equal(a, b) for a, b in zip(rows, others, strict=True))
+def share_of(name, labels, indices, num_clients, seed=0, **parameters):
+    """What the partition `name` gives to whom."""
+    given = {"alpha": 0.5, "min_size": 0, "shards_per_client": 2, "classes_per_client": 2} | parameters
+    scheme = PARTITIONS[name]
+    own = {key: given[key] for key in scheme.parameters}
+    return scheme.function(labels, indices, num_clients, np.random.default_rng(seed), **own)
 
 
 @fast
@@ -95,24 +90,23 @@ def test_random_labels_is_uniform_over_examples_and_leaves_the_rest():
 )
 def test_iid_gives_equal_shares_and_returns_the_remainder(size, num_clients, share):
     """CIFAR-10 and SVHN with 40 labels and 100 clients: 499 and 732 examples each."""
-    rows, unassigned = iid(np.arange(size), num_clients, 0)
+    rows, unassigned, notes = share_of("iid", np.zeros(size, int), np.arange(size), num_clients)
     assert [len(row) for row in rows] == [share] * num_clients
     assert len(unassigned) == size - num_clients * share
+    assert notes == ()
 
 
 def test_iid_mixes_the_pool():
     """Sorted labels must not end up sorted by client: every client's class counts stay near N / (K C)."""
     labels = np.repeat(np.arange(4), 1000)
-    rows, _ = iid(np.arange(4000), 10, 0)
-    histogram = partition.class_counts(rows, labels, 4)
-    assert histogram.min() > 60  # hypergeometric: mean 100, standard deviation 8
-    assert histogram.max() < 140
+    histogram = partition.class_counts(share_of("iid", labels, np.arange(4000), 10).rows, labels, 4)
+    assert 60 < histogram.min() <= histogram.max() < 140  # hypergeometric: mean 100, standard deviation 8
 
 
 @pytest.mark.parametrize("alpha", [1e-12, 1e-3, 0.05, 10.0, 1e300])
 def test_extreme_alphas_give_a_partition(alpha):
     labels = np.arange(300) % 3
-    rows = dirichlet(labels, np.arange(300), 6, alpha, 0, min_size=0)
+    rows = share_of("dirichlet", labels, np.arange(300), 6, alpha=alpha).rows
     assert sorted(np.concatenate(rows)) == list(range(300))
 
 
@@ -137,7 +131,7 @@ def test_a_try_whose_open_clients_have_no_mass_is_discarded():
     labels = np.repeat([0, 1], 10)
     rng = _Scripted([[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.5], [0.25, 0.75]])
     with np.errstate(all="raise"):  # the division by the mass that is not there
-        rows = dirichlet(labels, np.arange(20), 2, 1.0, rng, min_size=1)
+        rows = partition.dirichlet(labels, np.arange(20), 2, rng, alpha=1.0, min_size=1).rows
     # Second try: 5 + 5, then floor(2.5) = 2 and the remaining 8.
     assert [row.tolist() for row in rows] == [[0, 1, 2, 3, 4, 10, 11], [5, 6, 7, 8, 9, *range(12, 20)]]
     assert rng.tries == []
@@ -159,14 +153,13 @@ NEVER_MET = {"alpha": 1e-3, "min_size": 20}
         ({"min_size": -1}, "min_size=-1"),
         ({"max_tries": 0}, "max_tries=0"),
         (NEVER_MET, "no Dirichlet split of 100 examples with alpha=0.001 and num_clients=4 gave every"),
-        ({"indices": np.array([1, 2, 2])}, "indices hold 1 repeated positions"),
     ],
 )  # fmt: skip
 def test_dirichlet_says_what_is_wrong_before_anything_is_drawn(change, message):
     arguments = {"labels": np.arange(100) % 2, "indices": np.arange(100), "num_clients": 4, "alpha": 1.0} | change
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    assert message in message_of(ValueError, dirichlet, **arguments, rng=rng)
+    assert message in message_of(ValueError, partition.dirichlet, **arguments, rng=rng)
     assert (rng.bit_generator.state == before) == (change != NEVER_MET)
 
 
@@ -174,11 +167,9 @@ def test_clients_that_fall_short_are_drawn_anew_alone_where_whole_draws_cannot_s
     """500 clients at alpha .05: a whole draw succeeds with (3/4)^500. Under 5 s is asked for; it takes about 1."""
     labels = np.arange(50_000) % 10
     start = time.process_time()
-    rng = np.random.default_rng(0)
-    rows, unassigned, notes = partition.dirichlet(labels, np.arange(50_000), 500, rng, alpha=0.05)
+    rows, unassigned, notes = share_of("dirichlet", labels, np.arange(50_000), 500, alpha=0.05, min_size=10)
     assert time.process_time() - start < 5
-    assert len(unassigned) == 0
-    assert len(notes) == 1
+    assert (len(unassigned), len(notes)) == (0, 1)
     assert "none of 200 draws gave every client min_size=10" in notes[0]
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(50_000))
     histogram = partition.class_counts(rows, labels, 10)
@@ -186,8 +177,7 @@ def test_clients_that_fall_short_are_drawn_anew_alone_where_whole_draws_cannot_s
     assert sizes.min() >= 10
     # As skewed as Dir(.05) conditioned on the size: without the condition a client holds 2 classes in the median.
     assert 1 <= np.median((histogram > 0).sum(1)) <= 3
-    again = partition.dirichlet(labels, np.arange(50_000), 500, np.random.default_rng(0), alpha=0.05)
-    assert same(rows, again.rows)
+    assert same(rows, share_of("dirichlet", labels, np.arange(50_000), 500, alpha=0.05, min_size=10).rows)
 
 
 def test_a_partial_redraw_has_the_law_of_whole_draws_that_succeed():
@@ -214,13 +204,85 @@ def test_a_partial_redraw_has_the_law_of_whole_draws_that_succeed():
 
 
 @fast
-@given(pools(), st.integers(1, 6), SEEDS)
-def test_counts_are_of_every_client_and_class_and_pack_keeps_the_rows(pool, num_clients, seed):
-    labels, indices, num_classes = pool
-    rows = dirichlet(labels, indices, num_clients, 0.5, seed, min_size=0)
-    histogram = partition.class_counts(rows, labels, num_classes)
-    sizes = histogram.sum(1)
-    assert sizes.tolist() == [len(row) for row in rows]
-    assert histogram.tolist() == [[sum(labels[i] == c for i in row) for c in range(num_classes)] for row in rows]
+@given(requests("dirichlet"), SEEDS)
+def test_counts_are_of_every_client_and_class_and_pack_keeps_the_rows(request, seed):
+    labels, indices, num_clients = request
+    rows = share_of("dirichlet", labels, indices, num_clients, seed).rows
+    histogram = partition.class_counts(rows, labels, 5)
+    assert histogram.tolist() == [[sum(labels[i] == c for i in row) for c in range(5)] for row in rows]
     table = federated.pack(rows)
     assert same(rows, [table.index[k, : table.count[k]] for k in range(num_clients)])
+
+
+# --- every partition by name ---------------------------------------------------------------------------------------------
+
+COVERS_ALL = set(PARTITIONS) - {"iid", "random_classes", "batch_imbalanced"}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), seed=SEEDS)
+def test_every_index_is_given_once_and_the_seed_and_the_set_of_indices_decide(name, data, seed):
+    labels, indices, num_clients = data.draw(requests(name))
+    rows, unassigned, notes = share_of(name, labels, indices, num_clients, seed)
+    assert len(rows) == num_clients
+    assert sorted(np.concatenate([*rows, unassigned])) == sorted(indices)
+    assert all(note and "\n" not in note for note in notes)
+    if name in COVERS_ALL:
+        assert len(unassigned) == 0
+    other = share_of(name, labels, indices[::-1], num_clients, seed)
+    assert same([*rows, unassigned], [*other.rows, other.unassigned])
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_labels_outside_of_the_indices_do_not_matter(name):
+    labels, indices = np.arange(3000) % 10, np.arange(1500)
+    changed = np.where(np.arange(3000) < 1500, labels, 9)
+    assert same(share_of(name, changed, indices, 100).rows, share_of(name, labels, indices, 100).rows)
+
+
+def test_a_class_that_nobody_drew_is_unassigned_and_noted():
+    labels = np.arange(300) % 10
+    _, unassigned, notes = share_of("random_classes", labels, np.arange(300), 2)
+    assert len(unassigned) >= 180
+    assert notes[0].startswith("no client drew class ")
+    assert notes[0].endswith(f": {len(unassigned)} examples go to no client")
+
+
+def test_batch_imbalanced_counts_what_is_short():
+    rows, unassigned, notes = share_of("batch_imbalanced", np.arange(50_000) % 10, np.arange(50_000), 100)
+    assert 0 < len(unassigned) < 1500  # classes run out, by the chance of their counts
+    assert notes[0].endswith(f"short of {len(unassigned)} examples in all")
+    assert all(len(row) == 500 for row in rows[:80])  # the first clients have all that they asked for
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"dirichlet"}))
+@pytest.mark.parametrize("num_clients", [0, 21])
+def test_more_clients_than_examples_or_none_are_refused(name, num_clients):
+    with pytest.raises(ValueError, match=rf"^num_clients={num_clients} cannot share 20 examples: give 1 to 20 clients$"):
+        share_of(name, np.arange(20) % 10, np.arange(20), num_clients)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_repeated_position_is_refused(name):
+    with pytest.raises(ValueError, match=r"^indices hold 1 repeated positions: give each position once$"):
+        share_of(name, np.arange(20) % 10, np.array([1, 1, 2]), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_clients", "parameters", "message"),
+    [
+        ("shards", 10, {"shards_per_client": 30}, "shards_per_client=30 with num_clients=10 cannot cut 200 examples: give 1"),
+        ("shards", 10, {"shards_per_client": 0}, "shards_per_client=0 with num_clients=10 cannot cut 200 examples"),
+        ("class_shards", 4, {"classes_per_client": 2}, "makes 8 shards, which is no multiple of the 10 classes"),
+        ("class_shards", 10, {"classes_per_client": 11}, "classes_per_client=11: give 1 to 10, the number of classes"),
+        ("random_classes", 10, {"classes_per_client": 0}, "classes_per_client=0: give 1 to 10, the number of classes"),
+        ("class_grid", 99, {}, "num_clients=99 does not make a grid of 10 x 10 classes: give 100 clients"),
+        ("dirichlet_classes", 10, {"alpha": 0.0}, "alpha=0.0 is no Dirichlet concentration"),
+        ("dirichlet_classes", 2, {"alpha": 1e-6}, "alpha=1e-06 with num_clients=2 left no client any share of class"),
+        ("batch_imbalanced", 5, {"classes": 7}, "batch_imbalanced is defined for 10 classes, got 7: use dirichlet"),
+    ],
+)
+def test_impossible_requests_name_the_reason(name, num_clients, parameters, message):
+    labels = np.arange(200) % parameters.get("classes", 10)
+    assert message in message_of(ValueError, share_of, name, labels, np.arange(200), num_clients, **parameters)

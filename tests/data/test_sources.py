@@ -1,8 +1,8 @@
 """Sources: every format ends in the same checked arrays, pixel for pixel, and wrong input in one clear line."""
 
-import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from fedjax_ssl.data import sources
 from fedjax_ssl.data.catalog import DATASETS
-from tests.data.common import as_rows, check_contract, message_of
+from tests.data.common import as_rows, check_contract, in_memory, load_npz, message_of, picture, same
 
 
 def test_digits_holds_every_bundled_image_once_scaled_and_stratified():
@@ -20,13 +20,10 @@ def test_digits_holds_every_bundled_image_once_scaled_and_stratified():
     assert dataset.test_images.shape == (360, 8, 8, 1)
     bunch = load_digits()
     expected = np.array([[[round(v * 255 / 16)] for v in image.ravel()] for image in bunch.images], np.uint8)
-    images = np.concatenate([dataset.train_images, dataset.test_images])
-    labels = np.concatenate([dataset.train_labels, dataset.test_labels])
-    assert as_rows(images, labels) == as_rows(expected, bunch.target)
+    assert sorted(as_rows(*dataset[1:3]) + as_rows(*dataset[3:5])) == as_rows(expected, bunch.target)
     share = np.bincount(bunch.target) * 360 / 1797
     assert np.abs(np.bincount(dataset.test_labels) - share).max() < 1
-    other_seed = sources.load("digits", seed=1)
-    assert all(np.array_equal(a, b) for a, b in zip(dataset[1:5], other_seed[1:5], strict=True))
+    assert same(dataset[1:5], sources.load("digits", seed=1)[1:5])
 
 
 def test_synthetic_is_learnable_and_follows_the_seed():
@@ -47,58 +44,50 @@ def test_synthetic_is_learnable_and_follows_the_seed():
     assert "num_classes=8" in message_of(ValueError, sources.synthetic, num_train=7, num_classes=8)
 
 
+RESPLIT = (0.8, 0.05, 0.15)
+
+
 def tagged(size, first, classes=2, shape=(3, 4)):
     """`size` distinguishable images, the first pixel counting up from `first`, and labels counting round."""
-    images = np.random.default_rng(first).integers(0, 256, (size, *shape)).astype(np.uint8)
+    images = picture(size, *shape, seed=first)
     images.reshape(size, -1)[:, 0] = np.arange(first, first + size)
     return images, np.arange(size) % classes
 
 
-def medmnist(**changes):
+def medmnist(sizes=(40, 20, 20), classes=2, shape=(3, 4), **changes):
     """Arrays as MedMNIST stores them: gray images without a channel axis, labels uint8 [N, 1]."""
-    arrays = {}
-    for split, size, first in [("train", 40, 0), ("val", 20, 40), ("test", 20, 60)]:
-        images, labels = tagged(size, first)
+    arrays, first = {}, 0
+    for split, size in zip(("train", "val", "test"), sizes, strict=True):
+        images, labels = tagged(size, first, classes, shape)
         arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, None].astype(np.uint8)}
+        first += size
     return {key: value for key, value in (arrays | changes).items() if value is not None}
-
-
-def load_npz(tmp_path, arrays, **kwargs):
-    np.savez(tmp_path / "data.npz", **arrays)
-    return sources.load("npz", path=str(tmp_path / "data.npz"), **kwargs)
 
 
 def test_npz_reads_both_kinds_of_keys_and_no_validation_part(tmp_path):
     arrays = [*tagged(10, 0, 3, (4, 5, 3)), *tagged(6, 10, 3, (4, 5, 3))]
     dataset = load_npz(tmp_path, dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
     check_contract(dataset)
-    assert all(np.array_equal(got, expected) for got, expected in zip(dataset[1:5], arrays, strict=True))
+    assert same(dataset[1:5], arrays)
     arrays = medmnist()
     dataset = load_npz(tmp_path, arrays | {"notes": np.array([{"pickled": "and therefore not looked at"}])})
     check_contract(dataset)
-    for got, expected in [(dataset[1:3], "train"), (dataset[3:5], "test")]:
-        assert np.array_equal(got[0], arrays[f"{expected}_images"][..., None])
-        assert np.array_equal(got[1], arrays[f"{expected}_labels"][:, 0])
+    for split, got in (("train", dataset[1:3]), ("test", dataset[3:5])):
+        assert same(got, (arrays[f"{split}_images"][..., None], arrays[f"{split}_labels"][:, 0]))
 
 
 def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
     arrays = medmnist()
-    dataset = load_npz(tmp_path, arrays, resplit=[0.8, 0.05, 0.15], seed=1)
+    dataset = load_npz(tmp_path, arrays, resplit=RESPLIT, seed=1)
     check_contract(dataset)
-    assert len(dataset.train_labels) == 64
-    assert len(dataset.test_labels) == 12
     assert np.bincount(dataset.train_labels).tolist() == [32, 32]
     assert np.bincount(dataset.test_labels).tolist() == [6, 6]
-    merged = {
-        image.tobytes(): int(label[0])
-        for split in ("train", "val", "test")
-        for image, label in zip(arrays[f"{split}_images"], arrays[f"{split}_labels"], strict=True)
-    }
-    kept = as_rows(dataset.train_images, dataset.train_labels) + as_rows(dataset.test_images, dataset.test_labels)
-    assert len(dict(kept)) == 76  # no image in both, 4 held out
-    assert all(merged[pixels] == label for pixels, label in kept)
+    splits = ((arrays[f"{split}_images"], arrays[f"{split}_labels"][:, 0]) for split in ("train", "val", "test"))
+    kept = as_rows(*dataset[1:3]) + as_rows(*dataset[3:5])
+    assert len(set(kept)) == 76  # no image in both, 4 held out
+    assert set(kept) <= {row for split in splits for row in as_rows(*split)}
     assert set((dataset.train_images[:, 0, 0, 0] // 20).tolist()) == {0, 1, 2, 3}  # 0, 1: train; 2: val; 3: test
-    again, other = (load_npz(tmp_path, arrays, resplit=(0.8, 0.05, 0.15), seed=seed) for seed in (1, 2))
+    again, other = (load_npz(tmp_path, arrays, resplit=RESPLIT, seed=seed) for seed in (1, 2))
     assert np.array_equal(dataset.test_images, again.test_images)
     assert not np.array_equal(dataset.test_images, other.test_images)
 
@@ -121,138 +110,106 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
         ({"test_labels": np.full(20, 10**9)}, "npz: no training example of class 2 (2 of 1000000001 classes occur)"),
         ({"test_images": None}, "holds train_images, train_labels, val_images, val_labels, test_labels: needed are"),
         ({"train_images": np.array([{}] * 40)}, "cannot be read as plain arrays (Object arrays cannot be loaded"),
+        ({"resplit": [0.8, 0.2]}, "resplit=(0.8, 0.2): give three fractions"),
+        ({"resplit": [0.8, 0.1, 0.2]}, "add up to 1"),
+        ({"resplit": [1.0, 0.0, 0.0]}, "train and test above 0"),
+        ({"resplit": [1.2, -0.4, 0.2]}, "resplit=(1.2, -0.4, 0.2)"),
+        ({"resplit": [0.99, 0.0, 0.01]}, "leaves classes without a training or test example"),
+        ({"resplit": RESPLIT, "val_images": np.zeros((20, 3, 4))}, "npz val: images have dtype float64"),  # before any merging
+        ({"resplit": RESPLIT, "val_images": np.zeros((20, 4, 4), np.uint8)}, "[(3, 4, 1), (4, 4, 1)]"),
     ],
 )
-def test_npz_says_what_is_wrong_with_the_arrays(tmp_path, changes, expected):
-    message = message_of(ValueError, load_npz, tmp_path, medmnist(**changes))
+def test_npz_says_what_is_wrong_with_the_arrays_or_the_fractions(tmp_path, changes, expected):
+    arrays = medmnist(**{key: value for key, value in changes.items() if key != "resplit"})
+    message = message_of(ValueError, load_npz, tmp_path, arrays, resplit=changes.get("resplit"))
     assert expected in message
     assert message.startswith(f"path={tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("resplit", "expected"),
-    [
-        ([0.8, 0.2], "resplit=(0.8, 0.2): give three fractions"),
-        ([0.8, 0.1, 0.2], "add up to 1"),
-        ([1.0, 0.0, 0.0], "train and test above 0"),
-        ([1.2, -0.4, 0.2], "resplit=(1.2, -0.4, 0.2)"),
-        ([0.99, 0.0, 0.01], "leaves classes without a training or test example"),
-    ],
-)
-def test_npz_says_what_is_wrong_with_the_fractions(tmp_path, resplit, expected):
-    assert expected in message_of(ValueError, load_npz, tmp_path, medmnist(), resplit=resplit)
-
-
-def test_npz_resplit_checks_the_splits_before_it_merges_them(tmp_path):
-    resplit = [0.8, 0.05, 0.15]
-    wrong_type = medmnist(val_images=np.zeros((20, 3, 4)))
-    assert "npz val: images have dtype float64" in message_of(ValueError, load_npz, tmp_path, wrong_type, resplit=resplit)
-    wrong_size = medmnist(val_images=np.zeros((20, 4, 4), np.uint8))
-    assert "[(3, 4, 1), (4, 4, 1)]" in message_of(ValueError, load_npz, tmp_path, wrong_size, resplit=resplit)
-
-
 def test_npz_says_what_is_wrong_with_the_file(tmp_path):
-    missing, text, other = (str(tmp_path / name) for name in ("missing.npz", "text.npz", "other.npz"))
-    assert "needs path" in message_of(ValueError, sources.load, "npz")
-    assert f"path={missing}: no such file" in message_of(FileNotFoundError, sources.load, "npz", path=missing)
-    assert message_of(FileNotFoundError, sources.load, "npz", path=str(tmp_path)).endswith(
-        "is a folder: give the .npz file in it"
-    )
+    path = tmp_path / "data.npz"
+    assert message_of(FileNotFoundError, sources.load, "npz", path=str(tmp_path)).endswith("folder: give the .npz file in it")
     for content in (b"", b"x_train,y_train\n1,2\n"):
-        (tmp_path / "text.npz").write_bytes(content)
-        assert f"path={text} is not an .npz archive" in message_of(ValueError, sources.load, "npz", path=text)
-    shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path, "text.npz")
-    (tmp_path / "other.zip").rename(other)
-    assert f"path={other} holds text.npz: needed are x_train" in message_of(ValueError, sources.load, "npz", path=other)
-    np.savez_compressed(missing, **medmnist())
-    content = bytearray((tmp_path / "missing.npz").read_bytes())
+        path.write_bytes(content)
+        assert f"path={path} is not an .npz archive" in message_of(ValueError, sources.load, "npz", path=str(path))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("text.npz", "")
+    assert f"path={path} holds text.npz: needed are x_train" in message_of(ValueError, sources.load, "npz", path=str(path))
+    np.savez_compressed(path, **medmnist())
+    content = bytearray(path.read_bytes())
     content[200:400] = bytes(200)
-    (tmp_path / "missing.npz").write_bytes(content)
-    assert "cannot be read as plain arrays" in message_of(ValueError, sources.load, "npz", path=missing)
+    path.write_bytes(content)
+    assert "cannot be read as plain arrays" in message_of(ValueError, sources.load, "npz", path=str(path))
 
 
 def test_arguments_of_npz_are_refused_elsewhere():
     message = message_of(ValueError, sources.load, "digits", path="a.npz")
     assert "path='a.npz' is for npz, image_folder, text_features and their kind, got name='digits'" in message
     for name in ("digits", "ag_news", "synthetic"):
-        assert "resplit=[1] is for datasets of images that are stored" in message_of(
-            ValueError, sources.load, name, resplit=[1]
-        )
-
-
-def bloodmnist(classes=8):
-    """Arrays as in MedMNIST's bloodmnist.npz: RGB of 28 x 28, labels uint8 [N, 1]."""
-    arrays = {}
-    for split, size in [("train", 80), ("val", 16), ("test", 24)]:
-        images, labels = tagged(size, size, classes, (28, 28, 3))
-        arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, None].astype(np.uint8)}
-    return arrays
+        message = message_of(ValueError, sources.load, name, resplit=[1])
+        assert "resplit=[1] is for datasets of images that are stored" in message
 
 
 def test_medmnist_is_read_from_its_file_and_resplit(tmp_path):
-    arrays = bloodmnist()
-    np.savez_compressed(tmp_path / "bloodmnist.npz", **arrays)
-    dataset = sources.load("bloodmnist", path=str(tmp_path / "bloodmnist.npz"))
+    arrays = medmnist((80, 16, 24), 8, (28, 28, 3))  # RGB
+    dataset = load_npz(tmp_path, arrays, "bloodmnist")
     check_contract(dataset)
     assert (dataset.name, dataset.num_classes) == ("bloodmnist", 8)
     assert np.array_equal(dataset.train_images, arrays["train_images"])
     assert np.array_equal(dataset.test_labels, arrays["test_labels"][:, 0])
-    again = sources.load("bloodmnist", path=str(tmp_path / "bloodmnist.npz"), resplit=(0.8, 0.05, 0.15))
+    again = load_npz(tmp_path, arrays, "bloodmnist", resplit=RESPLIT)
     assert np.bincount(again.train_labels).tolist() == [12] * 8
     assert len(again.test_labels) == 18
-    np.savez(tmp_path / "a.npz", **bloodmnist(classes=5))
-    message = message_of(ValueError, sources.load, "bloodmnist", path=str(tmp_path / "a.npz"))
+    message = message_of(ValueError, load_npz, tmp_path, medmnist((80, 16, 24), 5, (28, 28, 3)), "bloodmnist")
     assert message == "bloodmnist: got 5 classes, and it has 8: check that these are all its data"
 
 
 BY_PATH = [name for name, about in DATASETS.items() if about.kind in sources.GENERIC]
 
 
-@pytest.mark.parametrize("name", BY_PATH)
-def test_a_missing_file_says_what_to_download_from_where(tmp_path, name):
-    about = DATASETS[name]
+@pytest.mark.parametrize("name", [*sources.GENERIC, *BY_PATH])
+def test_a_missing_file_says_what_to_give_and_to_download_from_where(tmp_path, name):
+    about, missing = DATASETS.get(name), str(tmp_path / "missing")
+    what = "folder" if (about.kind if about else name) == "image_folder" else "file"
+    got = message_of(ValueError, sources.load, name), message_of(FileNotFoundError, sources.load, name, path=missing)
+    if about is None:
+        assert got[0] == f"name={name!r} needs path: give the {what} to read"
+        assert got[1].startswith(f"path={missing}: no such {what}")
+        return
     get = f"download {about.get} from {about.url} (terms: {about.terms})"
     get += ", run python -m launch.text_features on them" if name == "ag_news" else ""
-    what = "folder" if about.kind == "image_folder" else "file"
-    assert message_of(ValueError, sources.load, name) == f"name={name!r} needs path: {get}, and give the {what}"
-    missing = str(tmp_path / "missing")
-    message = message_of(FileNotFoundError, sources.load, name, path=missing)
-    assert message.startswith(f"{name}: path={missing}: no such {what}: {get}, ")
+    assert got[0] == f"name={name!r} needs path: {get}, and give the {what}"
+    assert got[1].startswith(f"{name}: path={missing}: no such {what}: {get}, ")
 
 
-def arrays_in_memory(**changes):
-    (train_images, train_labels), (test_images, test_labels) = tagged(10, 0), tagged(6, 10)
-    given = {"train_images": train_images, "train_labels": train_labels, "test_images": test_images, "test_labels": test_labels}
-    return given | changes
+TRAIN, TEST = tagged(10, 0), tagged(6, 10)
 
 
 def test_arrays_in_memory_are_a_dataset():
-    given = arrays_in_memory()
-    dataset = sources.from_arrays(**given, name="mine")
+    dataset = in_memory(TRAIN, TEST, name="mine")
     check_contract(dataset)
     assert (dataset.name, dataset.num_classes) == ("mine", 2)
-    assert np.array_equal(dataset.train_images, given["train_images"][..., None])
-    as_lists = sources.from_arrays(**(given | {"train_labels": given["train_labels"].tolist()}))
-    assert np.array_equal(as_lists.train_labels, dataset.train_labels)
+    assert np.array_equal(dataset.train_images, TRAIN[0][..., None])
+    assert np.array_equal(in_memory((TRAIN[0], TRAIN[1].tolist()), TEST).train_labels, dataset.train_labels)
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("images", "labels", "num_classes", "expected"),
     [
-        ({"train_images": np.zeros((10, 3, 4))}, "arrays train: images have dtype float64: scale them to 0..255"),
-        ({"test_images": np.zeros((6, 4, 4), np.uint8)}, "arrays: train images have shape (3, 4, 1) and test images (4, 4, 1)"),
-        ({"train_labels": [0] * 9}, "arrays train: 10 examples but 9 labels"),
-        ({"train_labels": [0, 2] * 5}, "arrays: no training example of class 1 (2 of 3 classes occur)"),
-        ({"num_classes": 3}, "arrays: no training example of class 2"),
-        ({"num_classes": 1}, "arrays: label 1 is out of range for 1 classes"),
+        (TRAIN[0] / 255, TRAIN[1], None, "arrays train: images have dtype float64: scale them to 0..255"),
+        (TRAIN[0][:, 1:], TRAIN[1], None, "arrays: train images have shape (2, 4, 1) and test images (3, 4, 1)"),
+        (TRAIN[0], [0] * 9, None, "arrays train: 10 examples but 9 labels"),
+        (TRAIN[0], [0, 2] * 5, None, "arrays: no training example of class 1 (2 of 3 classes occur)"),
+        (*TRAIN, 3, "arrays: no training example of class 2"),
+        (*TRAIN, 1, "arrays: label 1 is out of range for 1 classes"),
     ],
 )
-def test_arrays_in_memory_are_checked(changes, expected):
-    assert expected in message_of(ValueError, sources.from_arrays, **arrays_in_memory(**changes))
+def test_arrays_in_memory_are_checked(images, labels, num_classes, expected):
+    assert expected in message_of(ValueError, in_memory, (images, labels), TEST, num_classes=num_classes)
 
 
 def test_padding_puts_zeros_all_round():
-    dataset = sources.from_arrays(**arrays_in_memory())  # 3 x 4 pixels
+    dataset = in_memory(TRAIN, TEST)  # 3 x 4 pixels
     larger = sources.padded(dataset, 6)
     check_contract(larger)
     assert larger.train_images.shape == (10, 6, 6, 1)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ssl.data import sources, split
-from fedjax_ssl.data.partition import class_counts
+from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
 from fedjax_ssl.data.split import Split
+from tests.data.common import same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -41,13 +42,11 @@ def test_labels_at_the_server_leave_the_clients_the_rest(seed, partition):
 
 def test_a_server_split_is_the_same_as_before_labels_at_clients_existed():
     """Labeled set and partition come from streams 0 and 1 of the seed: the accuracies in the configs stay what they were."""
-    from fedjax_ssl.data.partition import balanced_labels, dirichlet
-
     labeled, rest = balanced_labels(LABELS, 200, 10, np.random.default_rng([7, 0]))
     rows = dirichlet(LABELS, rest, 20, np.random.default_rng([7, 1]), alpha=0.3).rows
     drawn = draw(7, partition="dirichlet")
     assert np.array_equal(drawn.server, labeled)
-    assert all(np.array_equal(a, b) for a, b in zip(drawn.unlabeled, rows, strict=True))
+    assert same(drawn.unlabeled, rows)
 
 
 def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
@@ -58,15 +57,20 @@ def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),
+    ("keys", "message"),
     [
-        ({"labeled_fraction": (0.0001,)}, "examples is less than one label per class"),
-        ({"labeled_fraction": (0.0001,), "label_selection": "random"}, "examples is less than one label"),
-        ({"labeled_fraction": (0.001,), "labels_at": "clients"}, "labels no example of any client: give a larger share"),
+        ({"labeled_fraction": (0.0001,)}, r"^labeled_fraction=0.0001 .*examples is less than one label per class$"),
+        ({"labeled_fraction": (0.0001,), "label_selection": "random"}, r"^labeled_fraction=0.0001 .*is less than one label$"),
+        (
+            {"labeled_fraction": (0.001,), "labels_at": "clients"},
+            r"^labeled_fraction=0.001 .*labels no example of any client",
+        ),
+        ({"labels_at": "clients", "labeled_partition": "dirichlet", "num_labels": 100}, r"^labeled examples by dirichlet: 100"),
+        ({"partition": "class_grid"}, r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"),
     ],
 )
-def test_a_share_without_a_single_label_is_refused(keys, expected):
-    with pytest.raises(ValueError, match=f"^labeled_fraction={keys['labeled_fraction'][0]} .*{expected}$"):
+def test_an_error_says_which_share_or_examples_could_not_be_given(keys, message):
+    with pytest.raises(ValueError, match=message):
         draw(**keys)
 
 
@@ -119,12 +123,9 @@ def test_an_apart_split_shares_a_balanced_labeled_set_and_the_rest(seed, labeled
     assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
     assert every(drawn.unlabeled) == drawn.pooled.tolist()
     assert len(drawn.server) == 0
-    spread = {
-        "class_balanced": lambda counts: np.ptp(counts, axis=0).max() <= 1,
-        "dirichlet": lambda counts: np.ptp(counts) > 5,
-    }
-    assert spread[labeled](histogram(drawn.labeled))
-    assert spread[unlabeled](histogram(drawn.unlabeled))
+    for partition, rows in ((labeled, drawn.labeled), (unlabeled, drawn.unlabeled)):
+        spread = np.ptp(histogram(rows), axis=0).max()
+        assert spread <= 1 if partition == "class_balanced" else spread > 5
 
 
 def test_the_two_draws_of_an_apart_split_are_independent():
@@ -137,17 +138,8 @@ def test_the_two_draws_of_an_apart_split_are_independent():
         correlations.append(np.corrcoef(shares[0].ravel(), shares[1].ravel())[0, 1])
     assert abs(np.mean(correlations)) < 0.1
     both, other = draw(**keys), draw(**keys | {"labeled_partition": "iid"})
-    assert all(np.array_equal(a, b) for a, b in zip(both.unlabeled, other.unlabeled, strict=True))
+    assert same(both.unlabeled, other.unlabeled)
     assert not np.array_equal(both.labeled[0], other.labeled[0])
-
-
-def test_an_error_says_which_examples_could_not_be_shared():
-    with pytest.raises(
-        ValueError, match=r"^labeled examples by dirichlet: 100 examples cannot give num_clients=20 clients min_s"
-    ):
-        draw(labels_at="clients", labeled_partition="dirichlet", num_labels=100)
-    with pytest.raises(ValueError, match=r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"):
-        draw(partition="class_grid")
 
 
 # --- revealed labels ---------------------------------------------------------------------------------------------------
@@ -164,16 +156,15 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_examples_alone(way):
     usual, again, other = (draw(seed, **WAYS[way]) for seed in (3, 3, 4))
-    assert all(np.array_equal(a, b) for a, b in zip(usual.unlabeled, again.unlabeled, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(usual.unlabeled, other.unlabeled, strict=True))
+    assert same(usual.unlabeled, again.unlabeled)
+    assert not same(usual.unlabeled, other.unlabeled)
     revealed = draw(3, **WAYS[way], reveal_labels=True)
     assert np.array_equal(usual.server, revealed.server)
     assert every(revealed.unlabeled) == []
     for labeled, unlabeled, both in zip(usual.labeled, usual.unlabeled, revealed.labeled, strict=True):
         assert sorted({*labeled.tolist(), *unlabeled.tolist()}) == both.tolist()
     assert revealed.unassigned == usual.unassigned
-    leftover = set(usual.pooled.tolist()) - set(every(usual.unlabeled))
-    assert set(revealed.pooled.tolist()) == leftover
+    assert set(revealed.pooled.tolist()) == set(usual.pooled.tolist()) - set(every(usual.unlabeled))
 
 
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
@@ -184,12 +175,9 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
         data = split.federate(dataset, how, 0)
     assert data.server.count.tolist() == [0]
     assert data.server.index.shape == (1, 1)
-    for table, rows in ((data.labeled, drawn.labeled), (data.unlabeled, drawn.unlabeled)):
-        assert [index[:count].tolist() for index, count in zip(table.index, table.count, strict=True)] == [
-            row.tolist() for row in rows
-        ]
-    both = [[*a.tolist(), *b.tolist()] for a, b in zip(drawn.labeled, drawn.unlabeled, strict=True)]
-    assert [row[:count].tolist() for row, count in zip(data.client_data.index, data.client_data.count, strict=True)] == both
+    both = [np.concatenate(rows) for rows in zip(drawn.labeled, drawn.unlabeled, strict=True)]
+    for table, rows in ((data.labeled, drawn.labeled), (data.unlabeled, drawn.unlabeled), (data.client_data, both)):
+        assert same([index[:count] for index, count in zip(table.index, table.count, strict=True)], rows)
     assert data.pooled.count.tolist() == [len(drawn.pooled)]
     assert drawn.unassigned > 0
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]

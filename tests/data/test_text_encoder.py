@@ -57,8 +57,7 @@ def test_features_are_pooled_from_the_last_layer_without_padding(tmp_path, pooli
     model = tiny_bert()
     encode = text_features.hugging_face_encoder(save(model, tmp_path, padding_side=padding_side), pooling, LENGTH)
     features = encode(TEXTS)
-    assert features.dtype == np.float32
-    assert features.shape == (len(TEXTS), SIZE)
+    assert (features.dtype, features.shape) == (np.float32, (len(TEXTS), SIZE))
     np.testing.assert_allclose(features, expected(model, pooling), atol=1e-5)
     np.testing.assert_allclose(features, np.concatenate([encode([text]) for text in TEXTS]), atol=1e-5)
     assert np.abs(expected(model, "cls") - expected(model, "mean")).max() > 0.1
@@ -130,6 +129,5 @@ def test_the_script_refuses_a_missing_folder_in_one_line(tmp_path, capsys):
     assert "nowhere, accepted: a model of the Hugging Face hub, or a folder" in message
     assert not out.exists()
     assert text_features.main([*arguments, f"--encoder={save(tiny_bert(), tmp_path)}"]) == 0
-    assert (
-        capsys.readouterr().out == f"{out}: features [2, 16] of the training texts, [2, 16] of the test texts, no strong view\n"
-    )
+    shapes = "features [2, 16] of the training texts, [2, 16] of the test texts, no strong view"
+    assert capsys.readouterr().out == f"{out}: {shapes}\n"

@@ -12,39 +12,37 @@ from fedjax_ssl.data.augment import feature_views
 from fedjax_ssl.experiment.build import build
 from launch import text_features
 from tests import tiny
-from tests.data.common import message_of
+from tests.data.common import load_npz, message_of, same
 
 
-def features(size=12, classes=3, dim=5, seed=0):
+def features(size, classes, dim, seed):
     labels = np.arange(size) % classes
     rng = np.random.default_rng(seed)
     return (2 * np.eye(classes, dim)[labels] + 0.3 * rng.standard_normal((size, dim))).astype(np.float32), labels
 
 
-def arrays(strong=True, **changes):
-    (train, train_labels), (test, test_labels) = features(), features(6, seed=1)
+def arrays(strong=True, sizes=(12, 6), classes=3, dim=5, **changes):
+    (train, train_labels), (test, test_labels) = (features(size, classes, dim, seed) for seed, size in enumerate(sizes))
     given = {"train_features": train, "train_labels": train_labels, "test_features": test, "test_labels": test_labels}
     if strong:
-        given["train_strong_features"] = features(seed=2)[0]
+        given["train_strong_features"] = features(sizes[0], classes, dim, seed=2)[0]
     return given | changes
 
 
 @pytest.mark.parametrize("strong", [True, False])
 def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
     given = arrays(strong)
-    np.savez(tmp_path / "a.npz", **given, metadata=np.array("{}"), classes=np.array(["a", "b", "c"]))
-    dataset = sources.load("text_features", path=str(tmp_path / "a.npz"))
+    more = {"metadata": np.array("{}"), "classes": np.array(["a", "b", "c"])}
+    dataset = load_npz(tmp_path, given | more, "text_features")
     assert (dataset.name, dataset.num_classes, dataset.holds_features) == ("text_features", 3, True)
-    assert dataset.train_images.dtype == np.float32
-    assert dataset.train_images.shape == (12, 1 + strong, 5)
+    assert (dataset.train_images.dtype, dataset.train_images.shape) == (np.float32, (12, 1 + strong, 5))
     assert np.array_equal(dataset.train_images[:, 0], given["train_features"])
     assert np.array_equal(dataset.train_images[:, -1], given["train_strong_features" if strong else "train_features"])
     assert np.array_equal(dataset.test_images, given["test_features"][:, None])
     assert np.array_equal(dataset.test_labels, given["test_labels"])
     views, key = feature_views(), jax.random.key(0)
-    assert np.array_equal(views.plain(dataset.train_images), given["train_features"])
-    assert np.array_equal(views.weak(key, dataset.train_images), given["train_features"])
-    assert np.array_equal(views.strong(key, dataset.train_images), dataset.train_images[:, -1])
+    seen = views.plain(dataset.train_images), views.weak(key, dataset.train_images), views.strong(key, dataset.train_images)
+    assert same(seen, (given["train_features"], given["train_features"], dataset.train_images[:, -1]))
 
 
 @pytest.mark.parametrize(
@@ -64,25 +62,18 @@ def test_features_are_checked(changes, expected):
 
 
 def test_a_file_without_features_says_what_is_needed(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=np.zeros(3))
-    message = message_of(ValueError, sources.load, "ag_news", path=str(tmp_path / "a.npz"))
+    message = message_of(ValueError, load_npz, tmp_path, {"x_train": np.zeros(3)}, "ag_news")
     assert "holds x_train: needed are train_features, train_labels, test_features, test_labels" in message
-    np.savez(tmp_path / "a.npz", **arrays())
-    message = message_of(ValueError, sources.load, "ag_news", path=str(tmp_path / "a.npz"))
+    message = message_of(ValueError, load_npz, tmp_path, arrays(), "ag_news")
     assert message == "ag_news: got 3 classes, and it has 4: check that these are all its data"
 
 
 def blobs(strong=True):
-    train, labels = features(400, 4, 6)
-    test, test_labels = features(80, 4, 6, seed=1)
-    more = {"train_strong_features": features(400, 4, 6, seed=2)[0]} if strong else {}
-    return sources.from_features(
-        train_features=train, train_labels=labels, test_features=test, test_labels=test_labels, **more, name="blobs"
-    )
+    return sources.from_features(**arrays(strong, (400, 80), 4, 6), name="blobs")
 
 
 def config(model="linear", **overrides):
-    tree = tiny.config("fl2", data__weak="default", data__strong="default", **overrides)
+    tree = tiny.config("fl2", **({"data__weak": "default", "data__strong": "default"} | overrides))
     tree["model"] = {"name": model, "norm": "static"}
     return tree
 
@@ -114,23 +105,17 @@ def test_features_may_stay_on_the_host_and_take_a_hidden_layer():
         ({"data__strong": "none"}, "data.strong: got 'none' for text features"),
         ({"data__mean": (0.5,), "data__std": (0.5,)}, "data.mean: got (0.5,) for text features, accepted: ()"),
         ({"data__image_size": 32}, "data.image_size: got 32 for text features, accepted: 0"),
+        ({"model": "cnn"}, "model.name: got cnn for text features, accepted: mlp, linear"),
     ],
 )
 def test_options_of_images_are_refused(overrides, expected):
-    tree = tiny.config("fl2", **({"data__weak": "default", "data__strong": "default"} | overrides))
-    tree["model"] = {"name": "linear", "norm": "static"}
-    assert expected in message_of(ValueError, build, tree, dataset=blobs())
-    message = message_of(ValueError, build, config("cnn"), dataset=blobs())
-    assert message == "model.name: got cnn for text features, accepted: mlp, linear"
+    assert expected in message_of(ValueError, build, config(**overrides), dataset=blobs())
 
 
 def test_arrays_of_images_are_trained_on_by_their_own_name():
     digits = sources.load("digits")
-    mine = sources.from_arrays(
-        train_images=digits.train_images, train_labels=digits.train_labels, test_images=digits.test_images,
-        test_labels=digits.test_labels, name="mine",
-    )  # fmt: skip
-    experiment = build(tiny.config("fixmatch", data__image_size=10, data__path="ignored.npz"), dataset=mine)
+    tree = tiny.config("fixmatch", data__image_size=10, data__path="ignored.npz")
+    experiment = build(tree, dataset=digits._replace(name="mine"))
     assert experiment.problem.spec.image_shape == (10, 10, 1)
     assert (experiment.settings.data.name, experiment.settings.data.path) == ("mine", "")
     data = experiment.problem.data
@@ -242,8 +227,7 @@ def test_the_script_writes_the_whole_file_or_none(tmp_path, monkeypatch):
     ],
 )
 def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys, name, content, expected):
-    (tmp_path / "wrong").mkdir()
-    path = write_csv(tmp_path, f"wrong/{name}.csv", content)
+    path = write_csv(tmp_path, f"wrong_{name}.csv", content)
     status, out, _ = run(monkeypatch, tmp_path, f"--{'train_strong' if name == 'strong' else name}={path}")
     assert status == 2
     assert not out.exists()

@@ -15,7 +15,7 @@ from fedjax_ssl.data import presets, sources
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import checks
 from fedjax_ssl.data.sources import tfds as reader
-from tests.data.common import as_rows, check_contract, message_of
+from tests.data.common import as_rows, check_contract, check_equal, message_of, picture
 
 
 class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -23,9 +23,6 @@ class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version("1.0.0")
     code_path = None  # otherwise checksum files are looked for beside this file, with a package that TFDS does not declare
-    SHAPE = (6, 5, 3)
-    CLASSES = 3
-    SPLITS = (("train", 23), ("test", 9))
     MORE = ()  # other features, and what they hold
 
     def _info(self):
@@ -36,10 +33,10 @@ class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     @classmethod
     def examples(cls, size):
         shape = tuple(side or 7 for side in cls.SHAPE)
-        return np.random.default_rng(size).integers(0, 256, (size, *shape)).astype(np.uint8), np.arange(size) % cls.CLASSES
+        return picture(size, *shape, seed=size), np.arange(size) % cls.CLASSES
 
     def _split_generators(self, _):
-        return {split: self._generate_examples(size) for split, size in self.SPLITS}
+        return {split: self._generate_examples(size) for split, size in self.SPLITS.items()}
 
     def _generate_examples(self, size):
         for i, (image, label) in enumerate(zip(*self.examples(size), strict=True)):
@@ -49,35 +46,21 @@ class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield i, {"image": io.BytesIO(png.getvalue()), "label": int(label), **more}
 
 
-class TinyRgb(_Tiny, skip_registration=True):
-    pass
+def builder(name, shape, classes, splits, **more):
+    attributes = {"SHAPE": shape, "CLASSES": classes, "SPLITS": splits, **more}
+    return type(_Tiny)(name, (_Tiny,), attributes, skip_registration=True)
 
 
-class TinyGray(_Tiny, skip_registration=True):
-    SHAPE = (6, 5, 1)
-
-
-class TinyTrainOnly(_Tiny, skip_registration=True):
-    SPLITS = (("train", 3),)
-
-
-class TinyAnySize(_Tiny, skip_registration=True):
-    SHAPE = (None, None, 3)
-
-
-class Cifar100(_Tiny, skip_registration=True):
-    SHAPE, CLASSES, SPLITS = (32, 32, 3), 100, (("train", 200), ("test", 100))
-    MORE = (("coarse_label", tfds.features.ClassLabel(num_classes=20), 7), ("id", tfds.features.Text(), "train_00001"))
-
-
-class SvhnCropped(_Tiny, skip_registration=True):
-    SHAPE, CLASSES, SPLITS = (32, 32, 3), 10, (("train", 20), ("test", 10), ("extra", 30))
-    MORE = (("id", tfds.features.Text(), "00001"),)
-
-
-class Emnist(_Tiny, skip_registration=True):
-    SHAPE, CLASSES, SPLITS = (28, 28, 1), 62, (("train", 62), ("test", 62))
-    BUILDER_CONFIGS = (tfds.core.BuilderConfig(name="byclass"),)
+RGB = builder("TinyRgb", (6, 5, 3), 3, {"train": 23, "test": 9})
+GRAY = builder("TinyGray", (6, 5, 1), 3, {"train": 23, "test": 9})
+TRAIN_ONLY = builder("TinyTrainOnly", (6, 5, 3), 3, {"train": 3})
+ANY_SIZE = builder("TinyAnySize", (None, None, 3), 3, {"train": 23, "test": 9})
+ID, COARSE = ("id", tfds.features.Text(), "00001"), ("coarse_label", tfds.features.ClassLabel(num_classes=20), 7)
+CIFAR100 = builder("Cifar100", (32, 32, 3), 100, {"train": 200, "test": 100}, MORE=(COARSE, ID))
+SVHN = builder("SvhnCropped", (32, 32, 3), 10, {"train": 20, "test": 10, "extra": 30}, MORE=(ID,))
+BY_CLASS = tfds.core.BuilderConfig(name="byclass")
+EMNIST = builder("Emnist", (28, 28, 1), 62, {"train": 62, "test": 62}, BUILDER_CONFIGS=(BY_CLASS,))
+NAMED = {"cifar100": CIFAR100, "svhn_cropped": SVHN, "emnist/byclass": EMNIST}
 
 
 @pytest.fixture
@@ -89,16 +72,13 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-NAMED = {"cifar100": Cifar100, "svhn_cropped": SvhnCropped, "emnist/byclass": Emnist}
-
-
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
     """Small datasets, some with the names, features, sizes, classes and splits of TFDS's own."""
     tfds.disable_progress_bar()
     folder = tmp_path_factory.mktemp("tfds")
-    for builder in (*NAMED.values(), TinyRgb, TinyGray, TinyTrainOnly, TinyAnySize):
-        builder(data_dir=folder, file_format="array_record").download_and_prepare()
+    for made in (*NAMED.values(), RGB, GRAY, TRAIN_ONLY, ANY_SIZE):
+        made(data_dir=folder, file_format="array_record").download_and_prepare()
     return folder
 
 
@@ -108,9 +88,8 @@ def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(tiny_di
     dataset = sources.load(name, data_dir=str(tiny_dir))
     check_contract(dataset)
     assert (dataset.name, dataset.num_classes) == (name, about.classes)
-    sizes = dict(builder.SPLITS)
-    for images, labels, size in [(*dataset[1:3], sizes["train"]), (*dataset[3:5], sizes["test"])]:
-        stored, expected = builder.examples(size)
+    for split, images, labels in [("train", *dataset[1:3]), ("test", *dataset[3:5])]:
+        stored, expected = builder.examples(builder.SPLITS[split])
         if name == "emnist/byclass":
             stored = stored.swapaxes(1, 2)  # NIST's rows are columns
         assert as_rows(images, labels) == as_rows(stored, expected)
@@ -120,21 +99,18 @@ def test_tfds_splits_are_merged_and_split_anew(tiny_dir, no_network):
     dataset = sources.load("cifar100", data_dir=str(tiny_dir), resplit=(0.5, 0.1, 0.4))
     check_contract(dataset)
     assert (len(dataset.train_labels), len(dataset.test_labels), dataset.num_classes) == (150, 120, 100)
-    stored = [as_rows(*Cifar100.examples(size)) for _, size in Cifar100.SPLITS]
+    stored = [as_rows(*CIFAR100.examples(size)) for size in CIFAR100.SPLITS.values()]
     both = as_rows(*(np.concatenate(pair) for pair in zip(dataset[1:3], dataset[3:5], strict=True)))
     assert set(both) <= set(stored[0]) | set(stored[1])
 
 
 @pytest.mark.parametrize("chunk", [1000, 4])
-@pytest.mark.parametrize("builder", [TinyRgb, TinyGray])
+@pytest.mark.parametrize("builder", [RGB, GRAY])
 def test_tfds_pixels_and_labels_are_the_stored_ones(tiny_dir, no_network, monkeypatch, builder, chunk):
     monkeypatch.setattr(reader, "_CHUNK", chunk)  # 23 examples in chunks of 4: the last one is shorter
     dataset = sources.load(builder.name, data_dir=str(tiny_dir))
-    check_contract(dataset)
-    assert dataset.num_classes == 3
-    assert dataset.train_images.shape == (23, *builder.SHAPE)
-    assert as_rows(dataset.train_images, dataset.train_labels) == as_rows(*builder.examples(23))
-    assert as_rows(dataset.test_images, dataset.test_labels) == as_rows(*builder.examples(9))
+    check_equal(dataset, builder.examples(23), builder.examples(9))
+    assert (dataset.num_classes, dataset.train_images.shape) == (3, (23, *builder.SHAPE))
 
 
 def test_tfds_default_folder_is_that_of_tfds(tiny_dir, no_network, monkeypatch):
@@ -209,16 +185,6 @@ def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeyp
         assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tiny_dir))
 
 
-def check_against_pillow(builder, split, images, labels):
-    source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-    assert len(images) == len(labels) == len(source)
-    for i in [0, 1, 999, 1000, 1001, len(source) - 1, *np.random.default_rng(0).integers(0, len(source), 50).tolist()]:
-        example = source[i]
-        expected = np.asarray(Image.open(io.BytesIO(example["image"])))
-        assert np.array_equal(images[i], expected.reshape(images.shape[1:]))
-        assert labels[i] == example["label"]
-
-
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
 def test_tfds_real_datasets_equal_pillows_decoding_and_have_the_normalization_that_is_listed(tfds_dir, no_network, name):
     dataset = sources.load(name, data_dir=tfds_dir)
@@ -228,9 +194,13 @@ def test_tfds_real_datasets_equal_pillows_decoding_and_have_the_normalization_th
     assert len(dataset.train_labels) == {"cifar10": 50_000}.get(name, 60_000)
     if name != "mnist":
         assert np.bincount(dataset.train_labels).tolist() == [len(dataset.train_labels) // 10] * 10
-    builder = tfds.builder(name, data_dir=tfds_dir)
-    check_against_pillow(builder, "train", dataset.train_images, dataset.train_labels)
-    check_against_pillow(builder, "test", dataset.test_images, dataset.test_labels)
+    for split, images, labels in [("train", *dataset[1:3]), ("test", *dataset[3:5])]:
+        stored = tfds.builder(name, data_dir=tfds_dir).as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+        assert len(images) == len(labels) == len(stored)
+        for i in [0, 1, 999, 1000, 1001, len(stored) - 1, *np.random.default_rng(0).integers(0, len(stored), 50).tolist()]:
+            expected = np.asarray(Image.open(io.BytesIO(stored[i]["image"])))
+            assert np.array_equal(images[i], expected.reshape(images.shape[1:]))
+            assert labels[i] == stored[i]["label"]
     mean, std = presets.measured(dataset.train_images)
     np.testing.assert_allclose(mean, about.mean, atol=2e-4)
     np.testing.assert_allclose(std, about.std, atol=2e-4)

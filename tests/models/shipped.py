@@ -22,20 +22,13 @@ from tests.engine import distance
 
 
 class Case(NamedTuple):
-    """A network, and what two clients of FedAvg train it on in a round.
-
-    Attributes:
-        model: its name in MODELS.
-        options: of it.
-        dataset: whose views and image size there are; the images are random.
-        steps: local steps.
-        learning_rate: of the clients. A loss that explodes enlarges rounding likewise.
-    """
+    """A network with its options, and what two clients of FedAvg train it on in a round: the views and image size of a dataset,
+    whose images are random. A loss that explodes at a learning rate enlarges rounding likewise."""
 
     model: str
     options: dict[str, Any]
     dataset: str = "cifar10"
-    steps: int = 1
+    steps: int = 1  # local ones
     learning_rate: float = 0.03
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ssl.local.task import Task, Weights, join
 from fedjax_ssl.models import MODELS, ModelFns, build, predictor
-from tests.models.test_models import small
-from tests.models.test_paper_networks import KEY, Numpy, batch, network, relu, shapes, weights
+from tests.models.test_networks import KEY, MASK, Numpy, batch, network, relu, shapes, weights
 
 
 def numbered(**counts):
@@ -42,9 +41,7 @@ def parts(model, all_weights):
 
 
 @pytest.mark.parametrize(("name", "options", "image_shape", "num_features", "classifier", "first"), CASES)
-def test_features_need_the_backbone_alone_and_first_blocks_are_some_of_it(
-    name, options, image_shape, num_features, classifier, first
-):
+def test_features_need_the_backbone_and_first_blocks_are_of_it(name, options, image_shape, num_features, classifier, first):
     model = build(name, num_classes=5, **options)
     whole = Weights(*shapes(model, image_shape))
     backbone, rest = parts(model, whole)
@@ -65,30 +62,18 @@ def test_every_network_is_among_the_cases():
     assert {name for name, *_ in CASES} == set(MODELS)
 
 
-def test_the_last_layer_turns_features_into_logits():
-    apply, params, stats = small("cnn")
-    model = build("cnn", num_classes=5, conv="xla", width=8)
-    images = np.random.default_rng(2).normal(size=(6, 8, 8, 3)).astype(np.float32)
-    mask = np.arange(6) < 4
-    backbone, classifier = parts(model, (params, stats))
-    features, batch_stats = jax.jit(lambda w, x: model.features(*w, x, mask=mask, train=True))(backbone, images)
-    (last,) = classifier.params.values()
-    logits, expected_stats = apply(params, stats, images, mask=mask, train=True)
-    np.testing.assert_allclose(features @ last["kernel"] + last["bias"], logits, rtol=1e-4, atol=1e-4)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), batch_stats, expected_stats)
-
-
-@pytest.mark.parametrize("name", ["mnist_cnn", "cifar_cnn released"])
-def test_all_linear_layers_turn_features_into_logits(name):
+@pytest.mark.parametrize("name", ["cnn", "mnist_cnn", "cifar_cnn released"])
+def test_the_linear_layers_turn_features_into_logits(name):
     model, images = network(name), batch(name)[0]
     params, stats = weights(name)
     backbone, classifier = parts(model, (params, stats))
-    x, _ = jax.jit(model.features)(*backbone, images)
+    x, batch_stats = model.features(*backbone, images, mask=MASK, train=True)
     layers = Numpy(classifier.params, {})
     for _ in classifier.params:
-        last = x = layers.dense(np.asarray(relu(x)))  # the features lie behind a ReLU already
-    logits, _ = jax.jit(model.apply)(params, stats, images)
-    np.testing.assert_allclose(last, logits, atol=2e-5 * np.abs(logits).max())
+        x = layers.dense(np.asarray(relu(x)))  # the features lie behind a ReLU already
+    logits, expected_stats = model.apply(params, stats, images, mask=MASK, train=True)
+    np.testing.assert_allclose(x, logits, atol=2e-5 * np.abs(logits).max())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), batch_stats, expected_stats)
 
 
 def test_what_is_dropped_before_the_classifier_is_not_of_the_features():

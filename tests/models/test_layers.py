@@ -1,6 +1,8 @@
 """Every lowering is the same convolution: values and gradients against loops in NumPy. Max pooling and dropout."""
 
 import functools
+import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +39,9 @@ def numpy_conv(images, kernel, stride, padding):
     size = kernel.shape[0]
     height, width = ((length - size) // stride + 1 for length in images.shape[1:3])
     out = np.zeros((images.shape[0], height, width, kernel.shape[3]))
-    for h in range(height):
-        for w in range(width):
-            window = images[:, h * stride : h * stride + size, w * stride : w * stride + size]
-            out[:, h, w] = np.tensordot(window, kernel, 3)
+    for h, w in np.ndindex(height, width):
+        window = images[:, h * stride : h * stride + size, w * stride : w * stride + size]
+        out[:, h, w] = np.tensordot(window, kernel, 3)
     return out
 
 
@@ -49,11 +50,10 @@ def numpy_conv_gradients(images, kernel, cotangent, stride, padding):
     padded = np.pad(np.asarray(images, np.float64), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     size = kernel.shape[0]
     d_images, d_kernel = np.zeros_like(padded), np.zeros(kernel.shape)
-    for h in range(cotangent.shape[1]):
-        for w in range(cotangent.shape[2]):
-            rows, columns = slice(h * stride, h * stride + size), slice(w * stride, w * stride + size)
-            d_images[:, rows, columns] += np.einsum("bf,ijcf->bijc", cotangent[:, h, w], kernel)
-            d_kernel += np.einsum("bijc,bf->ijcf", padded[:, rows, columns], cotangent[:, h, w])
+    for h, w in np.ndindex(cotangent.shape[1:3]):
+        rows, columns = slice(h * stride, h * stride + size), slice(w * stride, w * stride + size)
+        d_images[:, rows, columns] += np.einsum("bf,ijcf->bijc", cotangent[:, h, w], kernel)
+        d_kernel += np.einsum("bijc,bf->ijcf", padded[:, rows, columns], cotangent[:, h, w])
     height, width = images.shape[1:3]
     return d_images[:, padding : padding + height, padding : padding + width], d_kernel
 
@@ -81,21 +81,15 @@ def assert_all_close(got, expected, tolerance=2e-6):
         np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max(), rtol=0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_lowering_is_the_convolution_also_with_one_kernel_per_client(lowering, shape):
-    *arguments, expected = random_case(shape, clients=3)
+@pytest.mark.parametrize(
+    ("lowering", "channels", "shape"), [*itertools.product(LOWERINGS, [3], SHAPES), *(("cpu", 91, shape) for shape in TILED)]
+)
+def test_lowering_is_the_convolution_also_with_one_kernel_per_client(lowering, channels, shape):
+    *arguments, expected = random_case(shape, 3, channels)
     function = functools.partial(value_and_gradients, lowering, *shape[4:])
-    assert_all_close(jax.jit(function)(*(x[0] for x in arguments)), [e[0] for e in expected])
-    assert_all_close(jax.jit(jax.vmap(function))(*arguments), expected)
-
-
-@pytest.mark.parametrize("shape", TILED)
-@pytest.mark.parametrize("clients", [1, 3])
-def test_winograd_is_the_convolution_of_many_channels(clients, shape):
-    images, kernels, cotangents, expected = random_case(shape, clients, channels=91)  # and five features
-    function = jax.vmap(functools.partial(value_and_gradients, "cpu", *shape[4:]))
-    assert_all_close(jax.jit(function)(images, kernels, cotangents), expected)
+    tolerance = 2e-6 if channels == 3 else 4e-6  # sums of thirty times as many numbers
+    assert_all_close(jax.jit(function)(*(x[0] for x in arguments)), [e[0] for e in expected], tolerance)
+    assert_all_close(jax.jit(jax.vmap(function))(*arguments), expected, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -159,39 +153,19 @@ def test_gradient_steps_inside_shard_map_and_a_loop(lowering, channels):
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_bfloat16_multiplies_in_bfloat16_and_keeps_float32_parameters(lowering):
-    images, kernels, _, (expected, _, _) = random_case((3, 8, 8, 3, 1, 1))
-    conv = Conv(5, lowering=lowering, dtype="bfloat16")
-    params = {"kernel": kernels[0]}
-    out = conv.apply({"params": params}, images[0])
-    assert out.dtype == jnp.bfloat16
-    error = np.abs(np.asarray(out, np.float64) - expected[0]).max() / np.abs(expected).max()
-    assert 1e-4 < error < 1e-2
-    gradient = jax.grad(lambda p: jnp.sum(conv.apply({"params": p}, images[0]).astype(jnp.float32) ** 2))(params)
-    assert gradient["kernel"].dtype == jnp.float32
-    assert jnp.all(jnp.isfinite(gradient["kernel"]))
-
-
-def rounding(got, exact) -> float:
-    """How far bfloat16 numbers are from exact ones, by the norm: 1 where these were rounded once."""
-    once = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float64)
-    return float(np.linalg.norm(np.asarray(got, np.float64) - exact) / np.linalg.norm(once - exact))
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(
     ("shape", "channels"),
     [((2, 8, 8, 3, 1, 1), 64), ((2, 9, 7, 3, 2, 1), 64), ((2, 9, 8, 5, 1, 0), 64), ((2, 6, 16, 5, 1, 0), 3)],
 )
 def test_results_and_gradients_of_bfloat16_are_rounded_once(lowering, shape, channels):
-    cases = (x[0].astype(jnp.bfloat16) for x in random_case(shape, channels=channels)[:3])
-    images, kernel, cotangent = cases
-    got = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:]))(images, kernel, cotangent)
-    x, k, g = (np.asarray(a, np.float64) for a in (images, kernel, cotangent))
+    given = [x[0].astype(jnp.bfloat16) for x in random_case(shape, channels=channels)[:3]]
+    got = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:]))(*given)
+    x, k, g = (np.asarray(a, np.float64) for a in given)
     expected = (numpy_conv(x, k, *shape[4:]), *numpy_conv_gradients(x, k, g, *shape[4:]))
     assert [a.dtype for a in got] == [jnp.bfloat16] * 3
     for a, b in zip(got, expected, strict=True):
-        assert rounding(a, b) < 1.01
+        once = np.asarray(jnp.asarray(b, jnp.bfloat16), np.float64)
+        assert np.linalg.norm(np.asarray(a, np.float64) - b) < 1.01 * np.linalg.norm(once - b)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -220,16 +194,6 @@ def test_conv_bias_is_added_and_gets_its_gradient(lowering, shape):
     (gradient,) = pullback(cotangents[0])
     assert_all_close((out, gradient["kernel"]), (expected[0] + params["bias"], d_kernels[0]))
     np.testing.assert_allclose(gradient["bias"], cotangents[0].sum((0, 1, 2)), rtol=1e-4, atol=1e-4)
-
-
-def test_the_gradient_of_a_conv_bias_is_a_sum_of_float32():
-    images = jnp.ones((8, 16, 16, 1), "bfloat16")  # 2048 positions: a sum of bfloat16 would end at 256
-    conv = Conv(3, dtype="bfloat16", use_bias=True)
-    params = {"kernel": jnp.zeros((3, 3, 1, 3)), "bias": jnp.full(3, 1 / 3)}
-    out, pullback = jax.vjp(jax.jit(lambda p: conv.apply({"params": p}, images)), params)
-    assert out.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(out.astype(jnp.float32), jnp.float32(jnp.bfloat16(1 / 3)))
-    np.testing.assert_array_equal(pullback(jnp.ones_like(out))[0]["bias"], 2048)
 
 
 @pytest.mark.parametrize(("height", "width", "window"), [(8, 6, 2), (7, 9, 2), (9, 8, 4)])
@@ -263,12 +227,18 @@ def test_max_pool_has_second_derivatives():
     np.testing.assert_array_equal(second, np.diag([18.0, 0, 0, 0]))
 
 
-class Linear(nn.Module):
-    features: int
+class Layer(nn.Module):
+    """A function of (module, x) as a network."""
+
+    function: Callable
 
     @nn.compact
     def __call__(self, x):
-        return dense(x, self.features, INITIALIZATIONS["torch"])
+        return self.function(self, x)
+
+
+def linear(features):
+    return Layer(lambda _, x: dense(x, features, INITIALIZATIONS["torch"]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -279,11 +249,11 @@ class Linear(nn.Module):
 def test_linear_layer_and_its_gradients_in_one_pass_where_examples_are_few(examples, inputs, features, one_pass, dtype):
     rng = np.random.default_rng(0)
     x, cotangent = (rng.normal(size=(examples, width)).astype(np.float32) for width in (inputs, features))
-    params = Linear(features).init(jax.random.key(0), x)["params"]["Dense_0"]
+    params = linear(features).init(jax.random.key(0), x)["params"]["Dense_0"]
     params = {"kernel": params["kernel"], "bias": rng.normal(size=features).astype(np.float32)}
 
     def of(params, x):
-        return Linear(features).apply({"params": {"Dense_0": params}}, x.astype(dtype))
+        return linear(features).apply({"params": {"Dense_0": params}}, x.astype(dtype))
 
     @jax.jit
     def value_and_gradients(params, x, cotangent):
@@ -306,29 +276,23 @@ def test_linear_layer_and_its_gradients_in_one_pass_where_examples_are_few(examp
     assert on_gpu.count("stablehlo.dot_general") == 3
 
 
-def test_the_gradients_of_a_linear_layer_of_bfloat16_are_sums_of_float32():
-    x = jnp.ones((512, 4), "bfloat16")  # a sum of bfloat16 would end at 256
-    params = Linear(3).init(jax.random.key(0), x)
-    out, pullback = jax.vjp(jax.jit(lambda p: Linear(3).apply(p, x)), params)
-    (gradient,) = pullback(jnp.ones_like(out))
-    jax.tree.map(lambda g: np.testing.assert_array_equal(g, 512), gradient)
-
-
-class Dropping(nn.Module):
-    rate: float
-    per_channel: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        return dropout(self, x, self.rate, per_channel=self.per_channel)
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(linear(3), (512, 4)), (Conv(3, 1, padding=0, dtype="bfloat16", use_bias=True), (2, 16, 16, 4))]
+)
+def test_gradients_of_bfloat16_layers_are_sums_of_float32(layer, shape):
+    x = jnp.ones(shape, "bfloat16")  # 512 positions: a sum of bfloat16 would end at 256
+    out, pullback = jax.vjp(jax.jit(lambda p: layer.apply(p, x)), layer.init(jax.random.key(0), x))
+    assert out.dtype == jnp.bfloat16
+    jax.tree.map(lambda g: np.testing.assert_array_equal(g, 512), pullback(jnp.ones_like(out))[0])
 
 
 def dropped(x, rate, key, per_channel=False):
-    keys = {} if key is None else {"dropout": jax.random.key(key)}
-    return np.asarray(Dropping(rate, per_channel).apply({}, x, rngs=keys))
+    rngs = {} if key is None else {"dropout": jax.random.key(key)}
+    layer = Layer(lambda module, x: dropout(module, x, rate, per_channel=per_channel))
+    return np.asarray(layer.apply({}, x, rngs=rngs))
 
 
-def test_dropout_zeros_a_share_and_scales_the_rest():
+def test_dropout_zeros_a_share_and_scales_the_rest_but_without_a_key_or_a_rate_nothing():
     x = np.random.default_rng(0).uniform(1, 2, (4, 10, 10, 50)).astype(np.float32)
     out = dropped(x, 0.3, 0)
     kept = out != 0
@@ -338,6 +302,8 @@ def test_dropout_zeros_a_share_and_scales_the_rest():
     assert 0.2 < kept[0, :, :, 0].mean() < 0.95  # values, not channels
     np.testing.assert_array_equal(out, dropped(x, 0.3, 0))
     assert not np.array_equal(out, dropped(x, 0.3, 1))
+    for rate, key in ((0.3, None), (0.0, 0)):
+        np.testing.assert_array_equal(dropped(x, rate, key), x)
 
 
 def test_dropout_per_channel_keeps_or_drops_an_examples_channel_whole():
@@ -347,12 +313,6 @@ def test_dropout_per_channel_keeps_or_drops_an_examples_channel_whole():
     assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)}
     np.testing.assert_allclose(out.mean(), 1, atol=0.05)
     assert len(np.unique(out[:, 0, 0], axis=0)) == 40  # examples draw apart
-
-
-def test_without_a_key_or_a_rate_nothing_is_dropped():
-    x = np.ones((2, 3, 3, 4), np.float32)
-    np.testing.assert_array_equal(dropped(x, 0.5, None), x)
-    np.testing.assert_array_equal(dropped(x, 0.0, 0), x)
 
 
 def test_resolve_conv():
