@@ -234,8 +234,7 @@ def regulate(
     logits, pullback = jax.vjp(strong, phi)
     if options.regulators != "no_f":
         if options.meta_gradient == "direct":
-            # The pullback is linear, and its transpose is the derivative of phi's outputs in a direction. This needs no
-            # forward-mode rule, which some convolutions do not have.
+            # The transpose of the linear pullback is a directional derivative, without forward-mode rules of convolutions.
             (grad,), derivative = jax.vjp(pullback, jax.grad(loss, 1)(w, logits))
             ahead = f_reg.look_ahead(phi, grad, options.eta_s)
             (change,) = derivative((jax.grad(labeled_loss)(ahead),))
