@@ -1,10 +1,8 @@
 """FixMatch and FreeMatch on pooled data: centralized baselines of federated training ((FL)^2, Figure 1).
 
-The server does all the work, clients take no part. A round is a number of steps, each on a batch of labeled and a batch of
-unlabeled examples from the whole pool, in one forward pass. As in the authors' code (USB, TorchSSL), evaluation uses the moving
-average of the parameters, with the batch-norm statistics of the trained network.
-
-`server.fine_tune` is the training: batch size, steps per round and optimizer; its learning rate is evaluated at every step.
+A round is a number of steps of the server, each on a batch of labeled and a batch of unlabeled examples of the pool, in one
+forward pass. `server.fine_tune` is the training; its learning rate is evaluated at every step. As in the authors' code (USB,
+TorchSSL), evaluation uses the moving average of the parameters, with the batch-norm statistics of the trained network.
 """
 
 from __future__ import annotations
@@ -205,9 +203,8 @@ def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
 ) -> tuple[Gradients, PyTree]:
     """The gradient of a step's loss, and the new status, by one forward pass of labeled, weak and strong views together."""
-    labels = data.labeled.labels
+    labels, (labeled, unlabeled, *_) = data.labeled.labels, inputs
     assert labels is not None
-    labeled, unlabeled = inputs.labeled, inputs.unlabeled
     labeled_key, weak_key, strong_key = jax.random.split(inputs.key, 3)
     images = data.unlabeled.take(unlabeled.positions)
     examples = task.views.labeled(labeled_key, data.labeled.take(labeled.positions))

@@ -33,10 +33,7 @@ def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOp
 
 
 def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 over trainable parameters in the local objective.
-
-    Every method takes mu as `method.prox_mu`; here 0 is a ValueError.
-    """
+    """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 in the local objective, for mu = `method.prox_mu` > 0."""
     if not is_on(client.prox_mu):
         raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
     return fedavg(task=task, client=client, server=server, options=options)

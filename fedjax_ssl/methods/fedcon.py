@@ -158,13 +158,12 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
 
         L = 1/2 [CE(z1) + CE(z2)] + w/2 [KL(z2' || z1) + KL(z1' || z2)], mean over the batch
 
-    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`, a float32 scalar.
+    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`.
     """
-    assert examples.labels is not None
-    all_labels = examples.labels
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: PyTree) -> Gradients:
-        labels = all_labels[batch.positions]
+        assert examples.labels is not None
+        labels = examples.labels[batch.positions]
         views, keys, teacher_keys = _two_views(task.views.labeled, examples.take(batch.positions), key)
         (t1, t2), _ = _both(task.train_logits, weights._replace(params=teacher), views, batch.mask, teacher_keys)
 

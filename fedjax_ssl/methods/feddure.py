@@ -109,9 +109,9 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
         phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
         regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
         trained = local.train((start, regulators), step, schedule, train_key)
-        fit, regulators = trained.carry
-        update = task.update(shared.weights, fit.weights)
-        state = FedDureClientState(client.stored(fit.optimizer), regulators.w, regulators.w_optimizer)
+        (weights, optimizer), (*_, w, w_optimizer) = trained.carry
+        update = task.update(shared.weights, weights)
+        state = FedDureClientState(client.stored(optimizer), w, w_optimizer)
         metrics = local.client_metrics(trained, down=shared.weights, up=update)
         return ClientOutput(update, local.data_weight(task, shard), state, metrics)
 
@@ -186,14 +186,13 @@ def gradient(
         return value, {"loss": metric, "unlabeled_loss": mean(ce, step.mask)}
 
     cotangent, metrics = jax.grad(loss, has_aux=True)(logits)
-    grad = pullback(cotangent)[0]
     metrics |= regulator_metrics(options, step, m, reward)
     if options.regulators == "no_f":
         metrics |= local.semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
     else:
         true_labels = shard.true_labels[pair.unlabeled.positions]
         metrics |= pseudo_labels.diagnostics(label, true_labels, step.mask, step.mask)
-    return Gradients(grad, batch_stats, metrics), regulators
+    return Gradients(pullback(cotangent)[0], batch_stats, metrics), regulators
 
 
 def instance_weights(options: FedDureOptions, w: PyTree, logits: jax.Array, passed: jax.Array) -> jax.Array:
@@ -235,8 +234,7 @@ def regulate(
     logits, pullback = jax.vjp(strong, phi)
     if options.regulators != "no_f":
         if options.meta_gradient == "direct":
-            # The pullback is linear, and its transpose is the derivative of phi's outputs in a direction. This needs no
-            # forward-mode rule, which some convolutions do not have.
+            # The transpose of the linear pullback is a directional derivative, without forward-mode rules of convolutions.
             (grad,), derivative = jax.vjp(pullback, jax.grad(loss, 1)(w, logits))
             ahead = f_reg.look_ahead(phi, grad, options.eta_s)
             (change,) = derivative((jax.grad(labeled_loss)(ahead),))

@@ -98,11 +98,10 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
 
     `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """
-    setup = Setup(task, client, server, options)
     work = usual = local.server_work(task, server)
     if options.aggregation == "halves":
         work = usual._replace(step=lambda state, aggregate: usual.step(state, merge(aggregate)))
-    update = partial(client_update, setup)
+    update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedLabelClientState]:
@@ -127,8 +126,7 @@ def client_update(
     labeled_key, unlabeled_key = jax.random.split(key)
     labeled = train_labeled(setup, shared, state.labeled, shard, labeled_key)
     unlabeled = train_unlabeled(setup, shared, labeled.carry.weights, state.unlabeled, shard, unlabeled_key)
-    metrics = {**labeled.metrics, **unlabeled.metrics}
-    del metrics[USES]
+    metrics = {name: value for name, value in {**labeled.metrics, **unlabeled.metrics}.items() if name != USES}
     used = samples_used(options, labeled, unlabeled)
     has_data = shard.labeled.count + shard.unlabeled.count > 0
     changes = [task.update(shared.weights, trained.carry.weights) for trained in (labeled, unlabeled)]

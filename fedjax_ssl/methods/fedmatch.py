@@ -2,8 +2,8 @@
 
 theta = sigma + psi. Labels train sigma; unlabeled data train psi, which is sparse and close to sigma. In some rounds a client
 also receives the psi of the clients nearest to it, its helpers, whose outputs it follows and with whom it votes on labels. With
-labels at the server, the server trains sigma and averages the clients' psi. With labels at the clients, they train both parts
-in alternating updates, and the server averages both.
+labels at the server, it trains sigma and averages the psi of the clients. With labels at the clients, they train both parts in
+turn, and the server averages both.
 
 Defaults are the paper's, or those of its released code. Unlike there, batches are shuffled and an epoch goes through all data
 of a client, the learning rate depends on the round alone, and the bytes of changed entries are counted exactly.
@@ -100,12 +100,9 @@ def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, Fed
     parts, k = decomposed.split(params), spec.num_clients
     optimizer = server.optimizer.init(parts if trains_both(task) else parts.psi)
     fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
-    clients = FedMatchClientState(
-        seen=jnp.zeros(k, bool),
-        embedding=jnp.zeros((k, task.num_classes)),
-        psi=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi),
-        optimizer=tuple(client.init_clients(part, k) for part in (parts if trains_both(task) else parts[1:])),
-    )
+    psi = jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi)
+    optimizers = tuple(client.init_clients(part, k) for part in (parts if trains_both(task) else parts[1:]))
+    clients = FedMatchClientState(jnp.zeros(k, bool), jnp.zeros((k, task.num_classes)), psi, optimizers)
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
 
@@ -135,10 +132,9 @@ def server_work(setup: Setup) -> ServerWork:
         step = step_of_part(task, training, gradient, 0, rate, sigma)
         _, optimizer = training.start(Weights(sigma, state.weights.stats), state.fine_tune)
         schedule = training.schedule(order_key, data.labeled.mask)
-        trained = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
-        weights, (optimizer, _) = trained.carry
+        (weights, (optimizer, _)), metrics, _ = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
         state = state._replace(weights=weights, fine_tune=training.stored(optimizer))
-        return state, {"server/loss": trained.metrics["loss"]}
+        return state, {"server/loss": metrics["loss"]}
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         stats = with_statistics(task, server.static_norm, evaluated(options, state.weights), data).stats
@@ -172,10 +168,9 @@ def client_update(
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
     sent = [of_sigma, of_psi] if trains_both(task) else [of_psi]
-    uploaded = Weights(Parts(of_sigma.value, of_psi.value), stats)
-    update = task.update(shared.weights, uploaded)
+    update = task.update(shared.weights, Weights(Parts(of_sigma.value, of_psi.value), stats))
     update = update if trains_both(task) else update._replace(params=update.params.psi)
-    model = uploaded._replace(params=decomposed.add(*uploaded.params))
+    model = Weights(decomposed.add(of_sigma.value, of_psi.value), stats)
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.images > 0

@@ -147,13 +147,9 @@ def train_client(
     gradient, start = client_gradient(task, options, examples, epochs), Fit(shared.weights, state.optimizer)
     trained = train_pair(task, client, gradient, start, Steps(shared.learning_rate, schedule, alpha), train_key)
     weights, optimizer = trained.carry
-    update = task.update(shared.weights, weights)
-    one = networks.networks(shared.weights).target
-    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(one))
-    metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update),
-        "comm/bytes_down": Sum(received.astype(jnp.int32)),
-    }
+    update, one = task.update(shared.weights, weights), networks.networks(shared.weights).target
+    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(one)).astype(jnp.int32)
+    metrics = {**local.client_metrics(trained, down=shared.weights, up=update), "comm/bytes_down": Sum(received)}
     state = FedSiamClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     return ClientOutput(update, weight, state, metrics), networks.networks(weights)

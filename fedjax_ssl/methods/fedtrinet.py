@@ -77,10 +77,7 @@ class FedTriNetClientState(NamedTuple):
 
 
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
-    """FedTriNet, for labels at the clients: permanent pseudo-labels by three networks.
-
-    All training sees examples in the view `data.labeled`. `ModelFns.first_blocks` names the first blocks of the network.
-    """
+    """FedTriNet, for labels at the clients. All training sees `data.labeled` views; `ModelFns.first_blocks` are the first."""
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedTriNetBroadcast, PyTree]:
         round = cohort.round - options.labeled_rounds
@@ -92,14 +89,9 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
-        clients = FedTriNetClientState(
-            seen=jnp.zeros(k, bool),
-            last=jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights),
-            pseudo=jnp.full((k, spec.client_rows), -1, jnp.int32),
-            weighed=jnp.zeros(k, bool),
-            optimizer=optimizer,
-        )
-        return state._replace(own=jnp.zeros(())), clients
+        last = jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights)
+        pseudo, no = jnp.full((k, spec.client_rows), -1, jnp.int32), jnp.zeros(k, bool)
+        return state._replace(own=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         """The usual work; at the end of the first phase also measures the base confidence m, the state's `own`."""

@@ -60,8 +60,9 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         labeling = pseudo_label(task, options, shared.weights, shard, label_key)
         gradient = client_gradient(task, options, shard, labeling)
         schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
-        by_status = options.aggregation == "lsaa"
-        weight = jnp.where(shard.unlabeled.count > 0, lsaa_weight(labeling.tau) if by_status else 1.0, 0.0)
+        by_status = options.aggregation == "lsaa"  # weights 1 - tau_k, before they are normalized (Eq. 15)
+        weight = jnp.maximum(1.0 - labeling.tau, MIN_WEIGHT) if by_status else 1.0
+        weight = jnp.where(shard.unlabeled.count > 0, weight, 0.0)
         output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
         sent = (output.update, labeling.tau) if by_status else output.update
         metrics = {
@@ -74,11 +75,6 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         return output._replace(metrics=metrics)
 
     return local.averaging_method(task, client, server, client_update)
-
-
-def lsaa_weight(tau: jax.Array) -> jax.Array:
-    """The weight 1 - tau_k of learning-status-aware aggregation, before normalization (Eq. 15)."""
-    return jnp.maximum(1.0 - tau, MIN_WEIGHT)
 
 
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:

@@ -110,10 +110,9 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
 
 
 def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> GradientFn:
-    """The gradient of a local step without global pseudo-labels, on the examples of a batch of which the local model is sure.
+    """The gradient of a local step on the examples of a batch that the local model labels, by weak views, with confidence.
 
-    The local model labels one weak view of each, in evaluation mode. As in the released code, only the confident examples are
-    part of the training forward pass, and a batch without any is no step.
+    As in the released code, they alone are part of the training forward pass, and a batch without any is no step.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:

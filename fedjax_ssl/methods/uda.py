@@ -1,8 +1,7 @@
 """UDA, unsupervised data augmentation (Xie et al. 2020), with FedAvg or FedProx.
 
 With labels at the clients a step takes a labeled and an unlabeled batch. With labels at the server the clients learn from
-consistency alone, and the server fine-tunes on its labels after each aggregation. Loss, temperature and threshold are those of
-the released code for CIFAR-10.
+consistency alone, and the server fine-tunes. Loss, temperature and threshold are those of the released code for CIFAR-10.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from jaxtyping import Bool, Int32
 
 from fedjax_ssl.arrays import Array, Logits, PerExample, Probs
 
-EPSILON = 1e-5
-
 
 class Decision(NamedTuple):
     """What two experts decide on a batch: s* is the output of the more certain one on an example, s- the other's."""
@@ -33,7 +31,7 @@ def variance(probs: Probs) -> PerExample:
 
 def inverse_entropy(probs: Probs) -> PerExample:
     """The certainty h(s) = 1 / (-sum_c s_c log s_c + 1e-5), the entropy in nats (FedLabel; the constant is FLUTE's)."""
-    return 1.0 / (jnp.sum(jax.scipy.special.entr(probs), axis=-1) + EPSILON)
+    return 1.0 / (jnp.sum(jax.scipy.special.entr(probs), axis=-1) + 1e-5)
 
 
 MEASURES: dict[str, Callable[[Probs], PerExample]] = {"variance": variance, "entropy": inverse_entropy}

@@ -37,8 +37,8 @@ def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: f
         p_t   = lambda p_{t-1}   + (1 - lambda) 1/B sum_b q_b
         h_t   = lambda h_{t-1}   + (1 - lambda) Hist(argmax_c q_b(c)) / B
 
-    `probs` are q_b, `mask` the real examples, and `decay` is lambda. tau_t is at most `largest`, and a `quantile` > 0 of
-    max_c q_b(c) replaces their mean. Without real examples the status does not change. No gradient flows through it.
+    `decay` is lambda. tau_t is at most `largest`, and a `quantile` > 0 of max_c q_b(c) replaces their mean. Without examples
+    the status does not change. No gradient flows through it.
     """
     chex.assert_rank([probs, mask], [2, 1])
     probs = jax.lax.stop_gradient(probs)

@@ -1,7 +1,6 @@
 """FedSiam's layer selection: the distances between the layers of two networks, and which layers are uploaded.
 
-A layer is all parameters of one module, such as kernel and bias of a convolution; J is the number of layers. As in the paper,
-rounds count from 1.
+A layer is all parameters of one module, such as kernel and bias of a convolution; J is their number. Rounds count from 1.
 """
 
 from __future__ import annotations

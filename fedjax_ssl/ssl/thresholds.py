@@ -31,8 +31,7 @@ def client_adaptive(probs: Float[Array, "n C"], mask: Bool[Array, " n"]) -> Clie
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
     probs = jnp.where(mask[:, None], probs, 0.0)
     tau = jnp.sum(jnp.max(probs, axis=1)) / count
-    mean_probs = jnp.sum(probs, axis=0) / count
-    return ClientThresholds(tau, per_class(tau, mean_probs))
+    return ClientThresholds(tau, per_class(tau, jnp.sum(probs, axis=0) / count))
 
 
 def per_class(tau: Number, mean_probs: Float[Array, " C"]) -> Float[Array, " C"]:
