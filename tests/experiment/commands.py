@@ -54,6 +54,14 @@ def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_
     return subprocess.CompletedProcess(arguments, status, *(stream.buffer.getvalue().decode() for stream in streams))
 
 
+def refused(*arguments: str, **where) -> str:
+    """The one line on standard error of a command that ends with status 2."""
+    done = launch(*arguments, **where)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
 def launch_process(*arguments: str) -> subprocess.Popen:
     """The same command as a process of its own, with its standard error as a pipe."""
     words = [sys.executable, "-m", "launch.run", *arguments]

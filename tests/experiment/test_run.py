@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.writers import MetricsLog
-from tests.experiment.commands import CONFIG, FIXMATCH, launch, launch_process, rows
+from tests.experiment.commands import CONFIG, FIXMATCH, launch, launch_process, refused, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -52,9 +52,8 @@ def test_rounds_of_one_dispatch_are_logged_saved_and_resumed_alike(tmp_path, con
     assert len(rows(parts)) == 4  # to the end of its dispatch
     run(config, f"--workdir={parts}", together)
     assert rows(parts) == rows(whole)
-    refused = launch(config, f"--workdir={tmp_path / 'odd'}", together, "--config.eval_every=3")
-    assert refused.returncode == 2
-    assert "eval_every: got 3 with execution.rounds_per_dispatch=2, accepted: a multiple of it" in refused.stderr
+    said = refused(config, f"--workdir={tmp_path / 'odd'}", together, "--config.eval_every=3")
+    assert "eval_every: got 3 with execution.rounds_per_dispatch=2, accepted: a multiple of it" in said
 
 
 def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_path, folder):
@@ -130,11 +129,11 @@ def test_a_stopped_run_whose_newest_checkpoint_is_corrupt_goes_on_from_the_one_b
 def test_another_config_in_the_workdir_is_refused_with_the_keys_and_overwrite_starts_anew(tmp_path, config):
     workdir = tmp_path / "run"
     run(config, f"--workdir={workdir}", "--config.rounds=2")
-    refused = launch(config, f"--workdir={workdir}", "--config.rounds=1", "--config.method.scale=0.5")
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert "rounds is 2 there and 1 here" in refused.stderr
-    assert "method.scale is 1.0 there and 0.5 here" in refused.stderr
+    other = launch(config, f"--workdir={workdir}", "--config.rounds=1", "--config.method.scale=0.5")
+    assert other.returncode == 2
+    assert other.stderr.count("\n") == 1
+    assert "rounds is 2 there and 1 here" in other.stderr
+    assert "method.scale is 1.0 there and 0.5 here" in other.stderr
     assert len(rows(workdir)) == 2
     run(config, f"--workdir={workdir}", "--config.rounds=1", "--overwrite")
     assert len(rows(workdir)) == 1
@@ -167,11 +166,8 @@ def test_divergence_is_named(tmp_path, folder):
 def test_wrong_input_is_one_line_with_status_2(tmp_path, config, arguments, words):
     """Also where the split leaves images over, which is not said before the run is accepted."""
     np.savez(tmp_path / "floats.npz", x_train=np.zeros((9, 3)), y_train=np.zeros(9, int), x_test=[[0.0]], y_test=[0])
-    refused = launch(config, "--config.data.name=digits", "--workdir=run", *arguments, cwd=tmp_path)
-    assert refused.returncode == 2, refused.stderr
-    assert refused.stderr.startswith("error: ")
-    assert refused.stderr.count("\n") == 1, refused.stderr
-    assert all(word in refused.stderr for word in words), refused.stderr
+    said = refused(config, "--config.data.name=digits", "--workdir=run", *arguments, cwd=tmp_path)
+    assert all(word in said for word in words), said
     assert not (tmp_path / "run").exists()
 
 
