@@ -28,10 +28,12 @@ def supervised_gradient(
     labels, view = examples.labels, view or task.views.labeled
 
     def gradient(weights: Weights, batch: Batch, key: Key) -> Gradients:
-        def loss(logits: Logits) -> tuple[Scalar, Mean]:
-            return labeled_loss(logits, labels[batch.positions], batch.mask, selection)
+        views, batch_labels = view(key, examples.take(batch.positions)), labels[batch.positions]
 
-        return loss_gradients(task, weights, view(key, examples.take(batch.positions)), loss, batch.mask, key)
+        def loss(logits: Logits) -> tuple[Scalar, Mean]:
+            return labeled_loss(logits, batch_labels, batch.mask, selection)
+
+        return loss_gradients(task, weights, views, loss, batch.mask, key)
 
     return gradient
 
