@@ -34,6 +34,7 @@ PerExample = Float32[Array, " B"]
 
 Inputs = Float[Array, "B ..."]  # what a network takes: normalized images, or a text's features
 Maps = Float[Array, "B H W ch"]
+NewMaps = Float[Array, "B _ _ _"]  # of another size
 Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
 from fedjax_ssl.arrays import Array, Inputs, Key, Logits, Mask, Outputs
 from fedjax_ssl.data.augment import Views
@@ -67,8 +68,8 @@ class Task(NamedTuple):
         return mark(logits), stats
 
     def train_logits_together(
-        self, weights: Weights, views: Sequence[Inputs], masks: Sequence[Mask], key: Key
-    ) -> tuple[tuple[Logits, ...], PyTree]:
+        self, weights: Weights, views: Sequence[Float[Array, "_ ..."]], masks: Sequence[Bool[Array, " _"]], key: Key
+    ) -> tuple[tuple[Float[Array, "_ C"], ...], PyTree]:
         """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all)."""
         ends = list(itertools.accumulate(len(mask) for mask in masks))[:-1]
         logits, stats = self.train_logits(weights, jnp.concatenate(views), jnp.concatenate(masks), key)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Mask
+from fedjax_ssl.arrays import Inputs, Logits, Mask
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense, dropout, max_pool
 from fedjax_ssl.models.network import Features, Network
@@ -55,7 +55,7 @@ class EmnistCNN(Network):
         x = max_pool(nn.relu(conv(64)(x)))
         return x.reshape(x.shape[0], -1)
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """The linear layers, with dropout before both."""
         init = INITIALIZATIONS[self.initialization]
         rates = (0.25, 0.5) if self.variant == "paper" else (0.0, 0.0)
@@ -86,7 +86,7 @@ class MnistCNN(Network):
         x = nn.relu(max_pool(self._drop(conv(20)(x), per_channel=True)))
         return x.reshape(x.shape[0], -1)
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """The linear layers."""
         init = INITIALIZATIONS[self.initialization]
         x = self._drop(nn.relu(dense(x, 50, init)))
@@ -125,7 +125,7 @@ class CifarCNN(Network):
                 x = dropout(self, x, 0.05, per_channel=self.variant == "released")
         return x.reshape(x.shape[0], -1)
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """The linear layers."""
         init = INITIALIZATIONS[self.initialization]
         before, after = (0.1, 0.0) if self.variant == "released" else (0.0, 0.1)

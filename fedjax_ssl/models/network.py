@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import Array
 from jaxtyping import Float
 
-from fedjax_ssl.arrays import Inputs, Mask, Outputs
+from fedjax_ssl.arrays import Inputs, Logits, Mask, Outputs
 from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.initializers import torch_uniform
 from fedjax_ssl.models.layers import Conv
@@ -44,11 +44,12 @@ class Network(nn.Module):
         """What the classifier gets, in the dtype of the activations."""
         raise NotImplementedError
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """A linear layer that starts as PyTorch's, with bias 0."""
         return nn.Dense(self.num_classes, kernel_init=torch_uniform)(x.astype(jnp.float32))
 
 
+@runtime_checkable
 class Apply(Protocol):
     """The signature of `ModelFns.apply` and `ModelFns.features`."""
 

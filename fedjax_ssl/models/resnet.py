@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask
+from fedjax_ssl.arrays import Inputs, Logits, Maps, Mask, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense
 from fedjax_ssl.models.network import Features, Network
@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
     conv: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> Maps:
+    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> NewMaps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
 
         def normed(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
@@ -81,6 +81,6 @@ class ResNet(Network):
                 x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, mask, train)
         return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """A linear layer."""
         return dense(x, self.num_classes, INITIALIZATIONS[self.initialization])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask
+from fedjax_ssl.arrays import Inputs, Logits, Maps, Mask
 from fedjax_ssl.models.initializers import INITIALIZATIONS, Initialization
 from fedjax_ssl.models.layers import check_images, dense, max_pool
 from fedjax_ssl.models.network import Features, Network
@@ -53,7 +53,7 @@ class ResNet9(Network):
         features = self._preactivation if self.variant == "semifl" else self._postactivation
         return features(conv, images, mask, train)
 
-    def classifier(self, x: Features) -> Features:
+    def classifier(self, x: Features) -> Logits:
         """A linear layer."""
         return dense(x.astype(jnp.float32), self.num_classes, self._initialization(), use_bias=self.variant != "fedmatch")
 

@@ -8,7 +8,7 @@ from typing import Literal
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask
+from fedjax_ssl.arrays import Inputs, Maps, Mask, NewMaps
 from fedjax_ssl.models.layers import check_images
 from fedjax_ssl.models.network import Features, Network
 from fedjax_ssl.models.norm import BatchNorm
@@ -28,7 +28,7 @@ class Block(nn.Module):
     raw_shortcut: bool = False
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> Maps:
+    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> NewMaps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features]."""
         activated = nn.leaky_relu(BatchNorm()(x, mask, train), self.negative_slope)
         y = self.conv(self.features, strides=self.stride)(activated)
