@@ -4,8 +4,6 @@ An augmentation is a pure function (key, image) -> image of whole values 0..255,
 change the dtype; all others return float32. `make_views` maps augmentations over a batch, one key per example, and normalizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Mini-batches of fixed shape over a varying number of examples, with masks for the entries that are not real."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -9,6 +7,23 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Int32
 
 from fedjax_ssl.arrays import Array, Count, Key, Stored
+
+
+class Batch(NamedTuple):
+    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real.
+
+    `step` and `epoch` count the earlier batches and epochs of its schedule; None outside of a schedule.
+    """
+
+    positions: Int32[Array, "... B"]
+    mask: Bool[Array, "... B"]
+    step: Int32[Stored, ""] = None
+    epoch: Int32[Stored, ""] = None
+
+    @property
+    def real(self) -> Count:
+        """How many entries are real."""
+        return jnp.sum(self.mask, dtype=jnp.int32)
 
 
 class Schedule(NamedTuple):
@@ -35,21 +50,16 @@ class Schedule(NamedTuple):
         return Batch(positions, mask if entries is None else mask & (place < entries), step, epoch)
 
 
-class Batch(NamedTuple):
-    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real.
+class Pair(NamedTuple):
+    """The two mini-batches of one step; either may have no real entry."""
 
-    `step` and `epoch` count the earlier batches and epochs of its schedule; None outside of a schedule.
-    """
-
-    positions: Int32[Array, "... B"]
-    mask: Bool[Array, "... B"]
-    step: Int32[Stored, ""] = None
-    epoch: Int32[Stored, ""] = None
+    labeled: Batch
+    unlabeled: Batch
 
     @property
     def real(self) -> Count:
-        """How many entries are real."""
-        return jnp.sum(self.mask, dtype=jnp.int32)
+        """How many entries of both are real."""
+        return self.labeled.real + self.unlabeled.real
 
 
 class PairedSchedule(NamedTuple):
@@ -63,18 +73,6 @@ class PairedSchedule(NamedTuple):
     def take(self, step: Count) -> Pair:
         """The two batches of local step `step` (from 0)."""
         return Pair(self.labeled.take(step), self.unlabeled.take(step, self.entries))
-
-
-class Pair(NamedTuple):
-    """The two mini-batches of one step; either may have no real entry."""
-
-    labeled: Batch
-    unlabeled: Batch
-
-    @property
-    def real(self) -> Count:
-        """How many entries of both are real."""
-        return self.labeled.real + self.unlabeled.real
 
 
 def _orders(key: Key, mask: Bool[Array, " n"], rows: int) -> Int32[Array, "rows n"]:

@@ -3,8 +3,6 @@
 Photographs are mirrored by default; digits, letters, and organs of which there is a left and a right one are not.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Partitions that fix how many examples, or which classes, a client gets. Arguments, result and errors: see `shares`."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import Int
 from numpy.random import Generator

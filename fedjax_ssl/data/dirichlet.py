@@ -1,7 +1,5 @@
 """Partitions by Dirichlet draws. Arguments, result and errors: see `shares`."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import Float, Int, Int64
 from numpy.random import Generator

@@ -3,8 +3,6 @@
 Padding the clients of a skewed split then pads integers, not pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A split to look at before anything is trained: as a table in text, and as a heat map."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A partition is a function (labels of the whole pool, indices of the N examples t
 -> Partition. It raises ValueError unless K is in 1..N, each index occurs once and its own parameters are in range.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

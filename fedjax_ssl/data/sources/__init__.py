@@ -3,8 +3,6 @@
 Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Checks of every dataset, with one line on what is wrong and how to correct it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

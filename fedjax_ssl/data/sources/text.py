@@ -1,7 +1,5 @@
 """Texts as features that an encoder computed beforehand, see `launch.text_features`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
