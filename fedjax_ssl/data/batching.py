@@ -10,15 +10,12 @@ from fedjax_ssl.arrays import Array, Count, Key, Stored
 
 
 class Batch(NamedTuple):
-    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real.
-
-    `step` and `epoch` count the earlier batches and epochs of its schedule; None outside of a schedule.
-    """
+    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real."""
 
     positions: Int32[Array, "... B"]
     mask: Bool[Array, "... B"]
-    step: Int32[Stored, ""] = None
-    epoch: Int32[Stored, ""] = None
+    step: Int32[Stored, ""] = None  # how many batches of its schedule came before; None outside of a schedule
+    epoch: Int32[Stored, ""] = None  # how many epochs, likewise
 
     @property
     def real(self) -> Count:
@@ -27,15 +24,11 @@ class Batch(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Which examples each local step sees.
+    """Which examples each local step sees."""
 
-    `positions` has one shuffled epoch per row, L a multiple of B, of which the first `size` are real; there are no `steps`
-    without examples.
-    """
-
-    positions: Int32[Array, "E L"]
-    size: Count
-    steps: Count
+    positions: Int32[Array, "E L"]  # one shuffled epoch per row; L is a multiple of B
+    size: Count  # how many of a row are real
+    steps: Count  # 0 without examples
     batch_size: int
 
     def take(self, step: Count, entries: Count | None = None) -> Batch:

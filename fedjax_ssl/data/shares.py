@@ -19,14 +19,11 @@ Rows = list[Positions]
 
 
 class Partition(NamedTuple):
-    """Which client gets which examples: disjoint pool positions of each of K clients, and those that no client gets.
-
-    `notes` has one line for each way in which the result differs from the request.
-    """
+    """Which client gets which examples: disjoint pool positions of each of K clients, and those that no client gets."""
 
     rows: Rows
     unassigned: Positions
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one line for each way in which the result differs from the request
 
 
 def distinct(indices: Indices) -> Positions:
