@@ -93,9 +93,7 @@ def _summary(seen: Preview) -> list[str]:
             lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)) + total)
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
-        lines.append(
-            f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"
-        )
+        lines += [f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"]
     lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody has")
     return [*lines, *(f"note: {note}" for note in seen.notes)]
 
