@@ -2,12 +2,10 @@
 
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
-`cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, which no simulator has, beside a PyTorch
-loop; there our server takes one step on ten images, at a learning rate of 0, and PyTorch's none. First each program runs a job
-that no order of examples changes; its change of the model must agree with ours to TOLERANCE. Then each runs alone, in a process
-of its own, in balanced turns: a round to warm up, then some timed ones. Of pfl and Flower, in one process (actor) or several,
-the fastest in the first turn goes on alone. Ratios are of a turn's medians. The peers are installed under DIR by pip, which
-PIP_FIND_LINKS and PIP_NO_INDEX serve without a network. Run time: 35 minutes on two CPU cores. Needs Linux.
+`cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, where our server takes one step of rate 0 and
+PyTorch's none. Each program first runs a job that no order of examples changes: its change of the model must agree with ours to
+TOLERANCE. Then each runs in processes of its own, in balanced turns. Of pfl and Flower, in one process or several, the fastest
+in the first turn goes on. pip installs the peers under DIR. Run time: 35 minutes on two CPU cores. Needs Linux.
 """
 
 import functools

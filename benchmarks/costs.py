@@ -2,11 +2,9 @@
 
     python -m benchmarks.costs --json=benchmarks/results/costs_<machine>.json
 
-Five clients that all take part have half of their digits labeled; an epoch goes once through the labeled ones and once through
-the others, each one batch of n. B is n examples that go back through a network, P n that go forward less those that go back,
-and R what a model's parameters take. Of FedDure's 8 passes forward three lead to no way back (the tangent, and the two losses
-whose difference is the reward), and through a fourth it goes back twice, 6 in all; P is 2. Padding of batches counts. Seconds
-are of a round of all clients.
+Five clients that all take part have half of their digits labeled; an epoch is one labeled and one unlabeled batch of n. B is n
+examples that go back through a network, P n that go forward less those that go back, and R what a model's parameters take.
+FedDure goes forward 8 times and back 6 times, twice through one pass. Padding counts. Seconds are of a round of all clients.
 """
 
 from typing import Any

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.experiment.provenance import cores, processor
+from fedjax_ssl.experiment.provenance import cores, git_commit, processor
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,14 +57,6 @@ def balanced(items: Sequence[Any], turn: int) -> list[Any]:
     zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
     order = [items[(one + turn) % count] for one in zigzag]
     return order[::-1] if count % 2 and turn // count % 2 else order
-
-
-def git_commit(folder: pathlib.Path = ROOT) -> str | None:
-    """The commit of a checkout, with `+` where files have changed since; None outside of a repository."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip() or None
-    return None
 
 
 def provenance(device: str, warm_up: str, **settings: Any) -> dict[str, Any]:

@@ -5,12 +5,11 @@
     python -m benchmarks.round_time --layouts usual --compare-with DIR          (DIR: another checkout of this repository)
     python -m benchmarks.round_time --evaluations 10 25 250
 
-Workloads are whole rounds of a method on a network, with random images; the server takes one step on ten labels. A layout is
-`usual`, the default, or comma-separated `execution.*` settings; `conv=xla` takes minutes a step on a CPU. Each layout, and each
-checkout, has a process of its own; those of a workload take turns, a round each, in balanced orders, and `ratio` is the median
-of a layout's times over the first one's, turn by turn. The ceiling is a large matrix product in the layout's dtype and
-precision, on all devices; `share` is the part of it that the passes through the network reach, a pass back having twice the
-arithmetic, counted as direct convolutions. Winograd's multiply half as much and may be above 100 %.
+Workloads are whole rounds with random images; the server takes one step on ten labels. A layout is `usual`, the default, or
+comma-separated `execution.*` settings; `conv=xla` takes minutes a step on a CPU. Layouts and checkouts take turns, a round
+each, in processes of their own; `ratio` is the median of times over the first one's, turn by turn. The ceiling is a large
+matrix product in the layout's dtype and precision; `share` is the part of it that passes through the network reach, counted as
+direct convolutions, a pass back twice. Winograd's multiply half as much and may be above 100 %.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m benchmarks.starts --json=benchmarks/results/starts_<machine>.json
 
-`launch.run --config=configs/digits.py:fl2` for a few rounds, of one seed and of four, each in a process of its own: once with
-an empty cache of programs, then some times with the one that the first left. `wall_s` is the whole process, `start_s` the same
-without the rounds after the first, `compile_s` the part in which programs are compiled or read from the cache, `round_s` the
-median of the later rounds. Run time: one to two minutes on two CPU cores.
+`launch.run --config=configs/digits.py:fl2` for a few rounds, of one seed and of four: once with an empty cache of programs,
+then some times with what the first left. `wall_s` is the whole process, `start_s` the same up to the end of round 1,
+`compile_s` what compiling or reading programs takes, `round_s` the median of the later rounds. Run time: two minutes on two CPU
+cores.
 """
 
 import json

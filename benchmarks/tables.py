@@ -3,10 +3,9 @@
     python -m benchmarks.tables fl2_ablation --workdir=runs/tables --json=benchmarks/results/tables_<machine>.json
 
 `benchmarks/tables.toml` has the tables. A cell's seeds are one `python -m launch.run`, or one each where a method cannot run
-several at once, so that a table that was stopped goes on where it stopped. What follows the table's arguments, such as
---config.data.data_dir=DIR, goes to every run. A run that fails or diverges is named with its error, and no mean is taken over
-it; one has diverged, too, where clients that returned NaN or infinity were left out, or where it ends with less than half of
-its best accuracy. Exit status 1 where a run failed otherwise.
+several at once; a stopped table goes on where it stopped. Further arguments, such as --config.data.data_dir=DIR, go to every
+run. A run that fails or diverges is named with its error, without a mean; it has diverged, too, where clients were left out for
+NaN or infinity, or where it ends with less than half of its best accuracy. Exit status 1 where a run failed otherwise.
 """
 
 import itertools

@@ -4,8 +4,6 @@ An augmentation is a pure function (key, image) -> image of whole values 0..255,
 change the dtype; all others return float32. `make_views` maps augmentations over a batch, one key per example, and normalizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -193,9 +191,7 @@ def make_views(
     """Views that augment each example with a key of its own and normalize: (x / 255 - mean) / std, per channel."""
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
     if shift.shape != scale.shape or shift.ndim != 1:
-        raise ValueError(
-            f"got mean of shape {shift.shape}, std of shape {scale.shape}, accepted: one value per channel in both"
-        )
+        raise ValueError(f"got mean of shape {shift.shape}, std of {scale.shape}, accepted: one value per channel in both")
     if not (np.all((shift >= 0) & (shift <= 1)) and np.all(scale > 0)):
         raise ValueError(f"got mean {mean} and std {std}, accepted: for images scaled to [0, 1], so mean in [0, 1] and std > 0")
 

@@ -1,7 +1,5 @@
 """Mini-batches of fixed shape over a varying number of examples, with masks for the entries that are not real."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -11,16 +9,26 @@ from jaxtyping import Bool, Int32
 from fedjax_ssl.arrays import Array, Count, Key, Stored
 
 
+class Batch(NamedTuple):
+    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real."""
+
+    positions: Int32[Array, "... B"]
+    mask: Bool[Array, "... B"]
+    step: Int32[Stored, ""] = None  # how many batches of its schedule came before; None outside of a schedule
+    epoch: Int32[Stored, ""] = None  # how many epochs, likewise
+
+    @property
+    def real(self) -> Count:
+        """How many entries are real."""
+        return jnp.sum(self.mask, dtype=jnp.int32)
+
+
 class Schedule(NamedTuple):
-    """Which examples each local step sees.
+    """Which examples each local step sees."""
 
-    `positions` has one shuffled epoch per row, L a multiple of B, of which the first `size` are real; there are no `steps`
-    without examples.
-    """
-
-    positions: Int32[Array, "E L"]
-    size: Count
-    steps: Count
+    positions: Int32[Array, "E L"]  # one shuffled epoch per row; L is a multiple of B
+    size: Count  # how many of a row are real
+    steps: Count  # 0 without examples
     batch_size: int
 
     def take(self, step: Count, entries: Count | None = None) -> Batch:
@@ -35,21 +43,16 @@ class Schedule(NamedTuple):
         return Batch(positions, mask if entries is None else mask & (place < entries), step, epoch)
 
 
-class Batch(NamedTuple):
-    """One mini-batch: positions among the client's (or the server's) examples, and a mask of those that are real.
+class Pair(NamedTuple):
+    """The two mini-batches of one step; either may have no real entry."""
 
-    `step` and `epoch` count the earlier batches and epochs of its schedule; None outside of a schedule.
-    """
-
-    positions: Int32[Array, "... B"]
-    mask: Bool[Array, "... B"]
-    step: Int32[Stored, ""] = None
-    epoch: Int32[Stored, ""] = None
+    labeled: Batch
+    unlabeled: Batch
 
     @property
     def real(self) -> Count:
-        """How many entries are real."""
-        return jnp.sum(self.mask, dtype=jnp.int32)
+        """How many entries of both are real."""
+        return self.labeled.real + self.unlabeled.real
 
 
 class PairedSchedule(NamedTuple):
@@ -63,18 +66,6 @@ class PairedSchedule(NamedTuple):
     def take(self, step: Count) -> Pair:
         """The two batches of local step `step` (from 0)."""
         return Pair(self.labeled.take(step), self.unlabeled.take(step, self.entries))
-
-
-class Pair(NamedTuple):
-    """The two mini-batches of one step; either may have no real entry."""
-
-    labeled: Batch
-    unlabeled: Batch
-
-    @property
-    def real(self) -> Count:
-        """How many entries of both are real."""
-        return self.labeled.real + self.unlabeled.real
 
 
 def _orders(key: Key, mask: Bool[Array, " n"], rows: int) -> Int32[Array, "rows n"]:

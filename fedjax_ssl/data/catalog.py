@@ -3,16 +3,11 @@
 Photographs are mirrored by default; digits, letters, and organs of which there is a left and a right one are not.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A dataset that is known by name, its publication to cite, and its terms of use as far as its source, `url`, states them.
-
-    Mean and std are per channel, or one value for all, of images scaled to [0, 1]; empty: measured on the training images.
-    """
+    """A dataset that is known by name, its publication to cite, and its terms of use as far as `url`, its source, has them."""
 
     kind: str  # how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`
     classes: int
@@ -21,8 +16,8 @@ class Known(NamedTuple):
     citation: str
     terms: str
     url: str
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()  # of images in [0, 1], per channel or one for all; empty: measured on the training images
+    std: tuple[float, ...] = ()  # likewise
     get: str = ""  # the file to download from `url`, unless it is a TFDS dataset
 
 

@@ -1,7 +1,5 @@
 """Partitions that fix how many examples, or which classes, a client gets. Arguments, result and errors: see `shares`."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import Int
 from numpy.random import Generator
@@ -122,10 +120,7 @@ def _check_classes(labels: Labels, classes_per_client: int) -> int:
 
 
 def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: Generator) -> Partition:
-    """Shares every class equally among the clients that have it in their row of `slots`; a class in no row is unassigned.
-
-    Shares of a class differ by at most 1, and which are larger is random.
-    """
+    """Shares each class among the clients with it in `slots`, equally up to one random example; one in no row is unassigned."""
     by_class, counts = shuffled_by_class(labels, positions, rng)
     num_clients = len(slots)
     sizes = np.zeros((len(counts), num_clients + 1), np.int64)  # the last column is of no client

@@ -1,7 +1,5 @@
 """Partitions by Dirichlet draws. Arguments, result and errors: see `shares`."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import Float, Int, Int64
 from numpy.random import Generator
@@ -85,9 +83,7 @@ def _check_alpha(alpha: float) -> None:
 def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int) -> None:
     """ValueError for arguments out of range, or a request that no try could meet."""
     if num_clients < 1 or min_size < 0 or max_tries < 1:
-        raise ValueError(
-            f"got num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}: accepted are >= 1, >= 0 and >= 1"
-        )
+        raise ValueError(f"num_clients={num_clients}, min_size={min_size}, max_tries={max_tries}, accepted: >= 1, >= 0, >= 1")
     _check_alpha(alpha)
     if num_clients * min_size > num_examples or (num_clients > 1 and num_clients * min_size == num_examples):
         raise ValueError(

@@ -3,8 +3,6 @@
 Padding the clients of a skewed split then pads integers, not pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,12 +57,9 @@ TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")
 
 
 class Examples(NamedTuple):
-    """One client's examples, or the server's: the first `count` entries of `index` into a pool, and their labels, if any.
+    """One client's examples, or the server's: the first `count` entries of `index` into a pool, and their labels, if any."""
 
-    `images` is the whole pool, never copied per client; None in the tables that the simulator maps over clients.
-    """
-
-    images: Images
+    images: Images  # the whole pool, never copied per client; None in the tables that the simulator maps over clients
     index: Int32[Array, " n"]
     count: Int32[Array, ""]
     labels: Int32[Array, " n"]

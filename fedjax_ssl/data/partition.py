@@ -1,7 +1,5 @@
 """Which client gets which examples: the table of partitions, and the choice of a labeled set. All run once, in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

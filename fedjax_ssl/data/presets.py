@@ -1,7 +1,5 @@
 """The views of a dataset: its own normalization and augmentations, or those that a config names."""
 
-from __future__ import annotations
-
 import numpy as np
 from jaxtyping import UInt8
 

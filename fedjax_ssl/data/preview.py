@@ -1,7 +1,5 @@
 """A split to look at before anything is trained: as a table in text, and as a heat map."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple
 
@@ -40,10 +38,7 @@ def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview
 
 
 def jensen_shannon(counts: Int[np.ndarray, "*K C"], others: Int[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
-    """Jensen-Shannon divergence of class distributions, in bits: H((p + q) / 2) - (H(p) + H(q)) / 2 (Lin 1991).
-
-    p and q are the shares of each class; NaN if one of the two is empty.
-    """
+    """Jensen-Shannon divergence of class distributions, in bits: H((p+q)/2) - (H(p) + H(q))/2 (Lin 1991); NaN if empty."""
     sums = [np.sum(x, -1, keepdims=True) for x in (counts, others)]
     p, q = (np.divide(x, s, where=s > 0, out=np.full(x.shape, np.nan)) for x, s in zip((counts, others), sums, strict=True))
     divergence = _entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2
@@ -98,9 +93,7 @@ def _summary(seen: Preview) -> list[str]:
             lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)) + total)
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
-        lines.append(
-            f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"
-        )
+        lines += [f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"]
     lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody has")
     return [*lines, *(f"note: {note}" for note in seen.notes)]
 
@@ -115,10 +108,7 @@ def _spread(values: Float[np.ndarray, " K"] | Int[np.ndarray, " K"]) -> list[str
 
 
 def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
-    """Writes a PNG of clients x classes in logarithmic colors, labeled on the left and unlabeled on the right.
-
-    If only the server has labels, its examples of each class are bars on the left.
-    """
+    """Writes a PNG of clients x classes: labeled on the left (bars if only the server has labels), unlabeled on the right."""
     from matplotlib.figure import Figure
 
     num_clients, num_classes = seen.labeled.shape

@@ -9,8 +9,6 @@
 Inside, an image is `Planes` with whole values 0..255.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

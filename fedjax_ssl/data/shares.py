@@ -4,8 +4,6 @@ A partition is a function (labels of the whole pool, indices of the N examples t
 -> Partition. It raises ValueError unless K is in 1..N, each index occurs once and its own parameters are in range.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +19,11 @@ Rows = list[Positions]
 
 
 class Partition(NamedTuple):
-    """Which client gets which examples: disjoint pool positions of each of K clients, and those that no client gets.
-
-    `notes` has one line for each way in which the result differs from the request.
-    """
+    """Which client gets which examples: disjoint pool positions of each of K clients, and those that no client gets."""
 
     rows: Rows
     unassigned: Positions
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one line for each way in which the result differs from the request
 
 
 def distinct(indices: Indices) -> Positions:

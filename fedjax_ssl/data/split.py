@@ -1,7 +1,5 @@
 """From a dataset to federated data: which client, or the server, has which labeled and unlabeled examples."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from typing import NamedTuple

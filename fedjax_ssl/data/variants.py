@@ -1,7 +1,5 @@
 """The variants of RandAugment: which operations, how often and how strongly."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -76,11 +76,9 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
         raise ValueError(f"execution.data: got host with {num_runs} runs, accepted: device")
     if (together := settings.execution.rounds_per_dispatch) > 1:
         raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data=host, accepted: 1")
-    got = f"got host with method.name={settings.method['name']}"
-    if requires.all_states:
-        raise ValueError(f"execution.data: {got}, accepted: device")
-    if requires.pool:
-        got += f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
+    if requires.all_states or requires.pool:
+        reads_all = f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
+        got = f"got host with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
         raise ValueError(f"execution.data: {got}, accepted: device")
 
 

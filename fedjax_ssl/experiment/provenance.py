@@ -101,9 +101,9 @@ def sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:20]
 
 
-def git_commit() -> str | None:
-    """The code's commit, with `+` where files have changed since; None outside of a repository."""
-    describe = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+def git_commit(folder: pathlib.Path = pathlib.Path(__file__).parent) -> str | None:
+    """The commit of the checkout that holds a folder, with `+` where files have changed since; None outside of a repository."""
+    describe = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:  # tags are excluded, so that the name is the commit's
         return subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):

@@ -3,8 +3,6 @@
 Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 
@@ -29,11 +27,8 @@ def load(
 
     TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
     `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
-    text features. The seed draws `resplit` and `synthetic`.
-
-    Raises:
-        FileNotFoundError: `path`, `data_dir` or the prepared dataset in it does not exist; the message says what to get where.
-        ValueError: unknown name, an argument that the source does not take, or unusable data.
+    text features. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get where, and
+    ValueError for an unknown name, an argument that the source does not take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")

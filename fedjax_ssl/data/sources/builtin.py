@@ -1,7 +1,5 @@
 """Datasets that need no file: scikit-learn's digits, and synthetic images."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset

@@ -1,7 +1,5 @@
 """Checks of every dataset, with one line on what is wrong and how to correct it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -88,9 +86,7 @@ def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> Classes
         raise ValueError(f"{where}: {num_examples} examples but {len(labels)} labels: give one label per example")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"{where}: labels range from {low} to {high}: number the classes 0..C-1 (an unlabeled -1 is not accepted)"
-        )
+        raise ValueError(f"{where}: labels range from {low} to {high}: number the classes 0..C-1 (-1 for unlabeled is not one)")
     return labels.astype(np.int32)
 
 

@@ -1,7 +1,5 @@
 """Folders of images: `train|valid|test/<class>/*.png`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`.npz` files of images: a user's, and MedMNIST's."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """A dataset's own splits, merged and drawn anew."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Texts as features that an encoder computed beforehand, see `launch.text_features`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,13 +45,10 @@ def from_features(
     test, *views = vectors["test"], *(array for part, array in vectors.items() if part != "test")
     if len({view.shape for view in views}) > 1 or test.shape[1] != views[0].shape[1]:
         got = ", ".join(f"{part} {array.shape}" for part, array in vectors.items())
-        raise ValueError(
-            f"{name}: features have shapes {got}: compute all with one encoder, and the strong view of every training text"
-        )
+        raise ValueError(f"{name}: features have shapes {got}: use one encoder for all, and every training text's strong view")
     train = Part(np.stack(views, 1), checked_labels(f"{name} train", np.asarray(train_labels), len(views[0])))
-    return join(
-        name, train, Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test))), num_classes
-    )
+    tested = Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test)))
+    return join(name, train, tested, num_classes)
 
 
 def _checked(where: str, features: np.ndarray) -> Float32[np.ndarray, "N D"]:

@@ -1,7 +1,5 @@
 """TensorFlow Datasets, read from array_record without TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os
