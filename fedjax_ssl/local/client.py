@@ -40,8 +40,7 @@ def train_client(
 ) -> ClientOutput:
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
-    `shared` is what the server broadcast, with `weights` and `learning_rate`; `optimizer` the client's stored optimizer state,
-    which is the client state of the output; `weight` the client's aggregation weight, float32 scalar.
+    `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state, the client state of the output.
     """
     start = Fit(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
@@ -66,10 +65,7 @@ def data_weight(task: Task, shard: Shard) -> Scalar:
 
 
 def client_metrics(trained: Trained, *, down: PyTree, up: PyTree) -> Metrics:
-    """A client's metrics: its steps' (as `client/<name>`, unless the name has a group), bytes received and sent, images.
-
-    `down` are the arrays it received and `up` those it sends.
-    """
+    """A client's metrics: its steps' (`client/<name>`, unless the name has a group), the bytes of `down` and `up`, images."""
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},
         "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),

@@ -133,13 +133,7 @@ def train(
 
 
 def apply_gradients(
-    task: Task,
-    training: Training,
-    fit: Fit,
-    gradients: Gradients,
-    learning_rate: Number,
-    *,
-    anchor: PyTree = None,
+    task: Task, training: Training, fit: Fit, gradients: Gradients, learning_rate: Number, *, anchor: PyTree = None
 ) -> Fit:
     """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm.
 

@@ -31,8 +31,7 @@ from fedjax_ssl.options import Options
 _METHODS = (fl2, fedcon, feddure, fedmatch, fixmatch, semifl, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedlabel, fedtrinet)
 _BASELINES = (supervised, freematch_central, fixmatch_central, uda, fedavg, fedavg_pp, fedprox)
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_BASELINES)}
-PROX_MU: dict[str, float] = {"fedprox": 0.01}
-"""The default of `method.prox_mu` for the methods whose default is not 0."""
+PROX_MU: dict[str, float] = {"fedprox": 0.01}  # the default of `method.prox_mu`, where it is not 0
 
 
 def options_class(factory: Callable[..., Method]) -> type[Options]:
@@ -43,10 +42,8 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
 def register_method(name: str, factory: Callable[..., Method]) -> None:
     """Makes a method known as `method.name`; a method of one's own gives way to another of its name.
 
-    The default of the factory's `options` is an instance of a subclass of `fedjax_ssl.Options`.
-
-    Raises:
-        ValueError: the name is one of the package's methods, or the factory lacks what a method's factory has.
+    The default of the factory's `options` is an instance of a subclass of `fedjax_ssl.Options`. ValueError for a name of the
+    package's methods, or a factory that lacks what a method's factory has.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_method: got the name {name!r}, accepted: a new name of letters, digits and underscores")

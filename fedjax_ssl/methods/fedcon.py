@@ -28,7 +28,7 @@ from fedjax_ssl.local.server import ServerWork, server_step, with_statistics
 from fedjax_ssl.local.task import join
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
-from fedjax_ssl.models import ModelFns, predictor
+from fedjax_ssl.models import predictor
 from fedjax_ssl.options import Count, Fraction, Options, Positive
 from fedjax_ssl.ssl import ema, losses
 
@@ -76,7 +76,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         backbone, _ = task.split(weights)
         image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
-        head, _ = head_of(options, num_features).init(jax.random.fold_in(key, 1), (num_features,))
+        head, _ = predictor(options.head_hidden or 3 * num_features).init(jax.random.fold_in(key, 1), (num_features,))
         optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
         state = FedConServerState(weights, *optimizers, teacher=weights.params, steps=jnp.zeros((), jnp.int32))
         optimizer = client.init({"backbone": backbone.params, "head": head})
@@ -119,11 +119,6 @@ def client_update(
     return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), state, metrics)
 
 
-def head_of(options: FedConOptions, num_features: int) -> ModelFns:
-    """The clients' predictor of features [B, num_features]."""
-    return predictor(options.head_hidden or 3 * num_features)
-
-
 TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]  # last: the parameters of the moving average
 
 
@@ -142,7 +137,7 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> T
         def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
             backbone = weights._replace(params=params["backbone"])
             features, batch_stats = _both(task.train_features, backbone, views, batch.mask, keys)
-            head = head_of(options, t1.shape[-1]).apply
+            head = predictor(options.head_hidden or 3 * t1.shape[-1]).apply
             p1, p2 = (head(params["head"], {}, f, mask=batch.mask, train=True)[0] for f in features)
             values = (losses.negative_cosine(p1, t2) + losses.negative_cosine(p2, t1)) / 2
             return losses.masked_mean(values, batch.mask), (values, batch_stats)

@@ -186,12 +186,16 @@ def gradient(
         return value, {"loss": metric, "unlabeled_loss": mean(ce, step.mask)}
 
     cotangent, metrics = jax.grad(loss, has_aux=True)(logits)
-    metrics |= regulator_metrics(options, step, m, reward)
+    if options.regulators != "no_c":
+        metrics["reward"] = mean(reward, step.both)
     if options.regulators == "no_f":
         metrics |= local.semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
     else:
         true_labels = shard.true_labels[pair.unlabeled.positions]
         metrics |= pseudo_labels.diagnostics(label, true_labels, step.mask, step.mask)
+        metrics["instance_weight_mean"] = mean(m, step.mask)
+        for name, q in (("p10", 0.1), ("p90", 0.9)):
+            metrics[f"instance_weight_{name}"] = mean(losses.masked_quantile(m, step.mask, q), jnp.any(step.mask))
     return Gradients(pullback(cotangent)[0], batch_stats, metrics), regulators
 
 
@@ -250,15 +254,3 @@ def regulate(
     direction, phi_optimizer = client.optimizer.update(grad, phi_optimizer, phi)
     new_phi = f_reg.look_ahead(phi, direction, options.eta_s)
     return Regulators(new_phi, phi_optimizer, w, w_optimizer), labeled_loss(phi) - labeled_loss(new_phi)
-
-
-def regulator_metrics(options: FedDureOptions, step: StepViews, m: jax.Array, reward: jax.Array) -> Metrics:
-    """The reward, and the mean and the 10 % and 90 % quantiles of instance weights float32 [B_u]."""
-    metrics: dict[str, Any] = {}
-    if options.regulators != "no_f":
-        metrics["instance_weight_mean"] = mean(m, step.mask)
-        for name, q in (("p10", 0.1), ("p90", 0.9)):
-            metrics[f"instance_weight_{name}"] = mean(losses.masked_quantile(m, step.mask, q), jnp.any(step.mask))
-    if options.regulators != "no_c":
-        metrics["reward"] = mean(reward, step.both)
-    return metrics

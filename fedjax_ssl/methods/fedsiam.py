@@ -168,10 +168,7 @@ class Steps(NamedTuple):
 
 
 def train_pair(task: Task, training: Training, gradient: PairGradient, fit: Fit, steps: Steps, key: jax.Array) -> Trained:
-    """Trains the online network of `fit`, whose weights are one network or a pair; a target follows after every step.
-
-    The carry of the result is like `fit`.
-    """
+    """Trains the online network of `fit`, one network or a pair; a target follows every step. The result's carry is a Fit."""
     online, target = networks.networks(fit.weights)
     paired, anchor = networks.is_pair(fit.weights), online.params
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, substream
+from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, semi_supervised, substream
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
@@ -61,7 +61,8 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
             probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
             label, confidence = pseudo_labels.harden(probs)
             accepted = drawn & thresholds.passes(confidence, options.confidence, strict=False)
-            metrics = _label_metrics(label, shard.true_labels, accepted, drawn)
+            rate = {"client/mask_rate": mean(accepted, drawn)}
+            metrics = {**pseudo_labels.diagnostics(label, shard.true_labels, accepted, drawn), **rate}
             gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
         schedule, takes_part = client.schedule(order_key, drawn), jnp.any(drawn)
         weight = jnp.where(takes_part, 1.0, 0.0)
@@ -122,11 +123,7 @@ def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> Gradient
         accepted = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
         views = task.views.strong(key, images)
         gradients = local.cross_entropy_gradients(task, weights, views, label, accepted, accepted, key)
-        metrics = _label_metrics(label, shard.true_labels[batch.positions], accepted, batch.mask)
+        metrics = semi_supervised.step_metrics(label, accepted, shard, batch)
         return gradients._replace(metrics={**gradients.metrics, **metrics}, taken=jnp.any(accepted))
 
     return gradient
-
-
-def _label_metrics(label: jax.Array, true_labels: jax.Array, accepted: jax.Array, mask: jax.Array) -> Metrics:
-    return {**pseudo_labels.diagnostics(label, true_labels, accepted, mask), "client/mask_rate": mean(accepted, mask)}

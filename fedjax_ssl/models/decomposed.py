@@ -11,8 +11,7 @@ from jaxtyping import Int32
 from fedjax_ssl.arrays import Array, Count, Scalar
 
 PyTree = Any
-PSI_FACTOR = 0.2
-"""psi_0 / sigma_0."""
+PSI_FACTOR = 0.2  # psi_0 / sigma_0
 
 
 class Parts(NamedTuple):

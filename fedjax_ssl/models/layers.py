@@ -55,8 +55,7 @@ class Conv(nn.Module):
 def max_pool(images: jax.Array, window: int = 2) -> jax.Array:
     """Maximum over disjoint windows: [B, H, W, ch] -> [B, H // window, W // window, ch]; what is left over is dropped.
 
-    Of two values that are compared and equal each has half of the gradient, so that in a 2x2 window four equal ones have a
-    quarter each.
+    Equal values share the gradient: in a 2x2 window, four equal ones have a quarter each.
     """
     batch, height, width, channels = images.shape
     rows, columns = height // window, width // window
@@ -116,10 +115,8 @@ def _few_by_large_backward(residuals: tuple[jax.Array, jax.Array], cotangent: ja
     def one_pass(x: jax.Array, cotangent: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, (x[b, :, None] * cotangent[b] for b in range(x.shape[0])))
 
-    def at_once(x: jax.Array, cotangent: jax.Array) -> jax.Array:
-        return x.T @ cotangent
-
-    return cotangent @ kernel.T, lax.platform_dependent(x, cotangent, cpu=one_pass, default=at_once)
+    of_kernel = lax.platform_dependent(x, cotangent, cpu=one_pass, default=lambda x, cotangent: x.T @ cotangent)
+    return cotangent @ kernel.T, of_kernel
 
 
 _few_by_large.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _few_by_large_backward)

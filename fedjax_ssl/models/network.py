@@ -75,27 +75,24 @@ def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: Any)
 class ModelFns(NamedTuple):
     """A network as pure functions.
 
-    Attributes:
-        init: (key, image_shape) -> (params, stats). params: float32 pytree, leaves `kernel`, `bias`, and `scale` of batch norm;
-            stats: batch-norm statistics, leaves `mean` and `var`, `{}` if there is no batch norm.
-        apply: (params, stats, images, *, mask=None, train=False, key=None) -> (logits, batch_stats). images: normalized; mask:
-            which examples are real (None: all); the others change no real one's logits, no statistics and no gradient, even if
-            they hold NaN; key: of the dropout masks in training (None: no dropout). With train=True every batch norm normalizes
-            by this batch's real examples, and batch_stats (like stats) has their mean and unbiased variance, without gradient
-            (`stats` itself if no example is real). Otherwise it normalizes by stats, and batch_stats is stats.
-        features: as apply, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
-            `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them.
-        backbone: () -> the layers of `features`, by their names at the top of params and stats; the others are the
-            classifier's. A network of one's own may leave both out: it is all classifier.
-        first_blocks: () -> the layers, named likewise, that FedTriNet shares: the first two convolutions, of residual networks
-            the stem and the first stage, of `mlp` the hidden layer; with their batch norm.
+    Parameters are a float32 pytree with leaves `kernel`, `bias`, and `scale` of batch norm; statistics of batch norm one with
+    leaves `mean` and `var`, `{}` if there is none. `apply` gives logits and batch statistics of normalized images. The examples
+    that are real by the `mask` (None: all) are computed as if they were alone: the others change no logits, no statistics and
+    no gradient, even if they hold NaN. With train=True every batch norm normalizes by the batch's real examples, and the
+    statistics are their mean and unbiased variance, without gradient (`stats` itself if no example is real). Otherwise it
+    normalizes by `stats`, and returns them. The key is of the dropout masks in training (None: no dropout).
+
+    `features` is as `apply`, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
+    `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that FedTriNet
+    shares, with their batch norm: the first two convolutions, of residual networks the stem and the first stage, of `mlp` the
+    hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
     """
 
-    init: Callable[[Array, tuple[int, ...]], tuple[PyTree, PyTree]]
+    init: Callable[[Array, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
     apply: Apply
     features: Apply = _inputs_as_features
-    backbone: Callable[[], frozenset[str]] = frozenset
-    first_blocks: Callable[[], frozenset[str]] = frozenset
+    backbone: Callable[[], frozenset[str]] = frozenset  # the layers of `features`, as named at the top of params and stats
+    first_blocks: Callable[[], frozenset[str]] = frozenset  # named likewise
 
 
 def pure(
@@ -115,6 +112,7 @@ def pure(
     that the module's method of that name gives, if it has one.
     """
     takes = arguments(type(module))
+    forward = functools.partial(_forward, module, takes, conv, dtype)
 
     def init(key: Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
         def variables(key: Array) -> PyTree:
@@ -132,30 +130,6 @@ def pure(
         created = jax.jit(variables)(key)
         return created.get("params", {}), created.get("batch_stats", {})
 
-    def forward(**only: bool) -> Apply:
-        def apply(
-            params: PyTree,
-            stats: PyTree,
-            images: Inputs,
-            *,
-            mask: Mask | None = None,
-            train: bool = False,
-            key: Array | None = None,
-        ) -> tuple[Features, PyTree]:
-            if mask is not None:
-                # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
-                images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
-            if "mask" not in takes and dtype != "float32":
-                params = jax.tree.map(lambda x: x.astype(dtype), params)
-            given: dict[str, Any] = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
-            keys = {"dropout": key} if train and key is not None else {}
-            variables = {"params": params, "batch_stats": stats}
-            with nn.intercept_methods(aware_of(mask, conv)):
-                outputs, new = module.apply(variables, images.astype(dtype), **given, rngs=keys, mutable=["batch_stats"])
-            return outputs.astype(jnp.float32), new.get("batch_stats", {})
-
-        return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
-
     @functools.cache
     def backbone() -> frozenset[str]:
         init_features = functools.partial(module.init, features_only=True)
@@ -168,6 +142,33 @@ def pure(
     if "features_only" not in takes:
         return ModelFns(init, forward(), first_blocks=blocks)
     return ModelFns(init, forward(), forward(features_only=True), backbone, blocks)
+
+
+def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **only: bool) -> Apply:
+    """`ModelFns.apply` of a module that takes these arguments, of which `only` are given with a value of their own."""
+
+    def apply(
+        params: PyTree,
+        stats: PyTree,
+        images: Inputs,
+        *,
+        mask: Mask | None = None,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Features, PyTree]:
+        if mask is not None:
+            # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
+            images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
+        if "mask" not in takes and dtype != "float32":
+            params = jax.tree.map(lambda x: x.astype(dtype), params)
+        given: dict[str, Any] = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
+        keys = {"dropout": key} if train and key is not None else {}
+        variables = {"params": params, "batch_stats": stats}
+        with nn.intercept_methods(aware_of(mask, conv)):
+            outputs, new = module.apply(variables, images.astype(dtype), **given, rngs=keys, mutable=["batch_stats"])
+        return outputs.astype(jnp.float32), new.get("batch_stats", {})
+
+    return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
 
 
 def arguments(module: type[nn.Module]) -> frozenset[str]:

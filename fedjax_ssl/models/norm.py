@@ -20,10 +20,7 @@ Channels = Float32[Array, " F"]
 
 
 def moments(x: Float[Array, "B *rest F"], real: Bool[Array, ...]) -> tuple[Channels, Channels, Float32[Array, ""]]:
-    """Mean, biased variance and number of values of each channel over the real examples; zeros if there are none.
-
-    `real` marks the real examples, and is broadcast to x.
-    """
+    """Mean, biased variance and number of values of each channel over the `real` examples; zeros if there are none."""
     x = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
     count = jnp.sum(jnp.broadcast_to(real, (*x.shape[:-1], 1)), dtype=jnp.float32)
@@ -84,10 +81,7 @@ class BatchNorm(nn.Module):
 
 
 def running(stats: PyTree, batch_stats: PyTree, momentum: float | Array = 0.1) -> PyTree:
-    """PyTorch's running averages after one more batch: (1 - momentum) stats + momentum batch_stats.
-
-    `momentum` is the new batch's share, as in PyTorch; Flax calls 1 minus it the momentum.
-    """
+    """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats; Flax has 1 - momentum."""
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
 
 
@@ -104,11 +98,7 @@ def start(stats: PyTree) -> Cumulative:
 
 
 def add(cumulative: Cumulative, batch_stats: PyTree, weight: float | Array) -> Cumulative:
-    """The average with one more batch in it.
-
-    `weight` >= 0 is 1 for each batch, as PyTorch does with `momentum=None`, or the batch's number of real examples; 0 leaves
-    the batch out, whatever it holds.
-    """
+    """The average with one more batch in it, of `weight` >= 0; 0 leaves the batch out, whatever it holds."""
     weight = jnp.asarray(weight, jnp.float32)
     total = jax.tree.map(lambda a, b: jnp.where(weight > 0, a + weight * b, a), cumulative.total, batch_stats)
     return Cumulative(total, cumulative.weight + weight)

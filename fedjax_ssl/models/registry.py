@@ -26,9 +26,9 @@ class Model(NamedTuple):
     """A network that has a name; see `register_model`."""
 
     module: type[nn.Module]
-    image_size: int = 0
-    features: bool = False
-    first_blocks: frozenset[str] = frozenset()
+    image_size: int = 0  # the side of the images it is made for, to which smaller ones are padded; 0: it takes any
+    features: bool = False  # whether it takes vectors [B, D] too
+    first_blocks: frozenset[str] = frozenset()  # the layers that FedTriNet shares, as named at the top of its parameters
 
 
 MODELS: dict[str, Model] = {
@@ -49,19 +49,14 @@ BUILT_IN = frozenset(MODELS)
 def register_model(
     name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False, first_blocks: Iterable[str] = ()
 ) -> None:
-    """Makes a network known as `model.name`; a network of one's own gives way to another of its name.
+    """Makes a network known as `model.name`, with the other fields of a Model; one's own gives way to another of its name.
 
     The module is a class with a field `num_classes`, whose instances are called with (x, train): images [B, H, W, ch] or
     features [B, D], and whether they train (positional or keyword, may be missing). It returns logits [B, C]. Batch norm and
     dropout are flax's own. Other fields have defaults: they are its options, `model.<field>`; but `conv` and `dtype` are set
     from `execution`. It may take `mask` and `features_only` too (see `pure`). A `flax.nnx` module: `from_nnx`.
 
-    Args:
-        name: of letters, digits and underscores, and of none of the package's networks; else ValueError.
-        module: see above; ValueError for another kind.
-        image_size: side of the images it is made for, to which smaller ones are padded; 0: it takes any.
-        features: whether it takes vectors [B, D] too.
-        first_blocks: the layers that FedTriNet shares, as named at the top of its parameters.
+    ValueError for another kind of module, or a name that is the package's or not of letters, digits and underscores.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_model: got the name {name!r}, accepted: a new name of letters, digits and underscores")

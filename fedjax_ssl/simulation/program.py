@@ -13,8 +13,7 @@ import jax
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.simulation.execution import Execution
 
-ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}
-"""LLVM's optimization level 2 compiles faster than 3, the default."""
+ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}  # LLVM's: faster to compile than 3
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,

@@ -21,11 +21,9 @@ from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 
 PyTree = Any
-Message = tuple[PyTree, PyTree]
-"""What `Method.broadcast` returns: (shared, own)."""
+Message = tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
-"""What can be wrong in a client's results, in the order of the bits of the metric FAULT."""
-FAULT = "internal/fault"
+FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each
 
 
 class RunState(NamedTuple):

@@ -115,10 +115,7 @@ class Simulator:
     def _program(
         self, function: Callable, execution: Execution, own: list[Any], shared: list[Any], results: Any, **options: Any
     ) -> Program:
-        """`function(*own, *shared)` of one run, for all runs and on all devices.
-
-        `own` are the specs of the arguments that each run has of its own, `shared` of those that all runs share.
-        """
+        """`function(*own, *shared)` of one run, for all runs and devices; `own` are specs of each run's arguments."""
         several, mesh, where = self._several, self._mesh, self._placed(results)
 
         def local(*args: Any) -> Any:

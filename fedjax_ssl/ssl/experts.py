@@ -34,8 +34,7 @@ def inverse_entropy(probs: Probs) -> PerExample:
     return 1.0 / (jnp.sum(jax.scipy.special.entr(probs), axis=-1) + 1e-5)
 
 
-MEASURES: dict[str, Callable[[Probs], PerExample]] = {"variance": variance, "entropy": inverse_entropy}
-"""The measures h of certainty, by name."""
+MEASURES: dict[str, Callable[[Probs], PerExample]] = {"variance": variance, "entropy": inverse_entropy}  # h, by name
 
 
 def decide(global_logits: Logits, local_logits: Logits, measure: str) -> Decision:

@@ -22,8 +22,7 @@ import jax
 from fedjax_ssl.arrays import Key, Logits, Params, PerExample, Probs, Scalar
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 
-HIDDEN = 128
-"""Hidden units of F-reg (FedDure, Section 4.1)."""
+HIDDEN = 128  # hidden units of F-reg (FedDure, Section 4.1)
 
 
 def init(key: Key, num_classes: int) -> Params:

@@ -19,13 +19,11 @@ class ClientThresholds(NamedTuple):
 
 
 def client_adaptive(probs: Float[Array, "n C"], mask: Bool[Array, " n"]) -> ClientThresholds:
-    """Client-specific adaptive thresholds (CAT) of (FL)^2.
+    """Client-specific adaptive thresholds (CAT) of (FL)^2, by the global model's softmax outputs q on weak views.
 
-        tau_k    = mean_i max_c q_i(c)                      (Eq. 7)
-        pbar(c)  = mean_i q_i(c)                            (Eq. 8)
-        tau_k(c) = pbar(c) / max_c' pbar(c') * tau_k        (Eq. 9)
-
-    q_i are the global model's softmax outputs on weak views of the real examples, `probs` where `mask`.
+    tau_k    = mean_i max_c q_i(c)                      (Eq. 7)
+    pbar(c)  = mean_i q_i(c)                            (Eq. 8)
+    tau_k(c) = pbar(c) / max_c' pbar(c') * tau_k        (Eq. 9)
     """
     chex.assert_rank([probs, mask], [2, 1])
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)

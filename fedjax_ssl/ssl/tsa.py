@@ -11,12 +11,10 @@ from fedjax_ssl.arrays import Array, Labels, Logits, Number, Scalar
 
 
 def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
-    """TSA's threshold, which rises from about 1/C to about 1 (Xie et al. 2020, Section 3.2, and its released code).
+    """TSA's threshold at `progress` t/T, from about 1/C to about 1 (Xie et al. 2020, Section 3.2, and its released code).
 
-        eta_t = a_t (1 - 1/C) + 1/C
-        a_t   = t/T (linear), exp(5 (t/T - 1)) (exp), 1 - exp(-5 t/T) (log)
-
-    `progress` is t/T in [0, 1], and C the number of classes.
+    eta_t = a_t (1 - 1/C) + 1/C
+    a_t   = t/T (linear), exp(5 (t/T - 1)) (exp), 1 - exp(-5 t/T) (log)
     """
     progress = jnp.asarray(progress, jnp.float32)
     a = {
