@@ -75,8 +75,6 @@ MEASURES = {"variance": variance, "entropy": inverse_entropy}
 
 
 class Net:
-    """The network and its optimizer in float64."""
-
     def __init__(self, params, stats, momentum, rate):
         self.w, self.v, self.m, self.rate = dict(params), dict(stats), dict(momentum), rate
 
@@ -204,13 +202,9 @@ def unlabeled_batches_in_order(monkeypatch):
     monkeypatch.setattr("fedjax_ssl.data.batching.draws", in_order)
 
 
-def draw_nothing(view, *arguments):
-    """The view of (images,) or (key, images)."""
-    return view(arguments[-1].astype(jnp.float32))
-
-
 def method_of(options):
-    views = Views(**{name: functools.partial(draw_nothing, view) for name, view in VIEWS.items()})
+    # Given images, or a key and images.
+    views = Views(**{name: lambda *given, view=view: view(given[-1].astype(jnp.float32)) for name, view in VIEWS.items()})
     task = Task(ModelFns(None, apply), views, CLASSES, "running", SHARE, labels_at=("clients",))
     client = Training(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: None, BATCH, steps=TAU)
     server = Server(optax.sgd(1.0), client, 0, StaticNorm("cohort", "examples", 4, 4))
