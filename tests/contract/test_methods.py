@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_ssl.experiment.build import build
 from tests import engine, tiny
+from tests.golden.linear_clients import ratios
 
 # Methods whose clients receive one model and send one back, and what they send besides, in bytes.
 ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
@@ -19,9 +20,7 @@ OF_CLIENTS = {
     "client/participants", "client/loss", "comm/bytes_up", "comm/bytes_down", "perf/client_images", "cost/forward_passes",
     "cost/backward_passes",
 }  # fmt: skip
-DIAGNOSTICS = {f"diagnostics/{name}" for name in ("label_ratio", "correct_ratio", "wrong_ratio", "pseudo_label_accuracy")} | {
-    "diagnostics/correct_wrong_ratio"
-}
+DIAGNOSTICS = set(ratios(0, 0, 0))
 LABELING = DIAGNOSTICS | {"client/mask_rate"}
 WEIGHTS = {f"client/instance_weight_{name}" for name in ("mean", "p10", "p90")}
 OWN = {

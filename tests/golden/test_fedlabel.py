@@ -30,11 +30,10 @@ CLASSES, LABELED, UNLABELED, BATCH, TAU = lc.CLASSES, 3, 9, 4, 3
 RATE, MOMENTUM, DECAY, SHARE = 0.1, 0.9, 0.1, 0.3
 LABELS = np.array([2, 0, 1, 0])  # the fourth row is padding, as is the tenth here
 TRUE_LABELS = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
-BETA = 0.6
 SEED, PLACES = 39, [0, 5, 1, 4, 2, 3, 6, 8, 7, 9]  # for which the assertions on the example hold
 # The unlabeled batches: in the paper's variant nothing of the last is kept, some rows come twice and one never.
 ORDER = np.array([[0, 1, 2, 3], [4, 1, 5, 2], [0, 6, 1, 7]])
-BASE = {"confidence": BETA, "unlabeled_steps": len(ORDER), "consistency_weight": 2.0}
+BASE = {"confidence": 0.6, "unlabeled_steps": len(ORDER), "consistency_weight": 2.0}
 VARIANTS = {
     "paper": {},
     "other options": {
