@@ -66,7 +66,6 @@ def tfds_dir() -> str:
 
 @pytest.fixture(scope="session")
 def cifar10_labels(tfds_dir) -> np.ndarray:
-    """The real labels of CIFAR-10's training examples."""
     import tensorflow_datasets as tfds
 
     source = tfds.builder("cifar10", data_dir=tfds_dir).as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})

@@ -7,7 +7,6 @@ import sys
 import jax
 import numpy as np
 
-from fedjax_ssl.method import ClientOutput
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
@@ -29,6 +28,11 @@ def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=No
         rows.append(row | simulator.evaluate(state)[0])
         states.append(copied(state))
     return simulator, states, rows
+
+
+def with_outputs(method, change):
+    """The method whose clients return `change` of what they return."""
+    return method._replace(client_update=lambda *args: change(method.client_update(*args)))
 
 
 def copied(state):
@@ -66,13 +70,10 @@ def changes(experiment, factors, rounds):
     problem = experiment.problem
 
     def method_of(factor):
-        method = problem.method(None)
-
-        def client_update(*args) -> ClientOutput:
-            output = method.client_update(*args)
+        def scaled(output):
             return output._replace(update=jax.tree.map(lambda x: (x * factor).astype(x.dtype), output.update))
 
-        return method._replace(client_update=client_update)
+        return with_outputs(problem.method(None), scaled)
 
     several = problem._replace(
         method=method_of, seeds=problem.seeds * len(factors), tables=problem.tables * len(factors), numbers=factors

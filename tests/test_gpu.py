@@ -1,7 +1,5 @@
 """What only an accelerator can show: its arithmetic and its memory, and that it runs what a CPU runs. `pytest -m gpu`."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
 from tests.engine import copied, distance, run_python, same_bits
+from tests.experiment.commands import rows
 
 pytestmark = pytest.mark.gpu
 
@@ -178,12 +177,6 @@ def test_a_cohort_larger_than_memory_runs_in_chunks(monkeypatch):
     assert needs < there < 3e9
 
 
-def rows_of(folder):
-    """A run's metrics, without its times."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and not k.endswith("_per_s")} for row in rows]
-
-
 WORDS = ["-m", "launch.run", "--config=configs/digits.py:fl2", "--config.rounds=2", "--config.eval_every=1"]
 
 
@@ -191,7 +184,7 @@ def test_the_command_goes_on_with_the_same_bits_though_all_is_compiled_again(mon
     for name, launch in (("whole", []), ("parts", ["--stop_after=1"]), ("parts", [])):
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / f"cache-{name}-{len(launch)}"))
         run_python(*WORDS, f"--workdir={tmp_path / name}", *launch)
-    whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
+    whole, parts = rows(tmp_path / "whole"), rows(tmp_path / "parts")
     assert [row["round"] for row in whole] == [1, 2]
     assert whole == parts
 
@@ -199,5 +192,5 @@ def test_the_command_goes_on_with_the_same_bits_though_all_is_compiled_again(mon
 def test_two_seeds_in_one_program_are_about_what_each_is_alone(tmp_path):
     run_python(*WORDS, "--config.seeds=2", f"--workdir={tmp_path / 'both'}")
     run_python(*WORDS, "--config.seed=1", f"--workdir={tmp_path / 'alone'}")
-    for one, other in zip(rows_of(tmp_path / "both" / "1"), rows_of(tmp_path / "alone"), strict=True):
+    for one, other in zip(rows(tmp_path / "both" / "1"), rows(tmp_path / "alone"), strict=True):
         assert one["eval/loss"] == pytest.approx(other["eval/loss"], rel=0.02)

@@ -104,7 +104,6 @@ EXECUTIONS: dict[str, Execution] = {
 
 
 def run(problem: Problem, execution: Execution, rounds: int):
-    """The simulator, the state and the rows after some rounds of one run."""
     simulator = Simulator(problem, execution)
     state, rows = simulator.initialize(), []
     for _ in range(rounds):

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_ssl.experiment.build import build
 from tests import engine, tiny
+from tests.golden.linear_clients import ratios
 
 # Methods whose clients receive one model and send one back, and what they send besides, in bytes.
 ONE_MODEL = {"fl2": 4, "fedlabel": 4} | dict.fromkeys(
@@ -19,9 +20,7 @@ OF_CLIENTS = {
     "client/participants", "client/loss", "comm/bytes_up", "comm/bytes_down", "perf/client_images", "cost/forward_passes",
     "cost/backward_passes",
 }  # fmt: skip
-DIAGNOSTICS = {f"diagnostics/{name}" for name in ("label_ratio", "correct_ratio", "wrong_ratio", "pseudo_label_accuracy")} | {
-    "diagnostics/correct_wrong_ratio"
-}
+DIAGNOSTICS = set(ratios(0, 0, 0))
 LABELING = DIAGNOSTICS | {"client/mask_rate"}
 WEIGHTS = {f"client/instance_weight_{name}" for name in ("mean", "p10", "p90")}
 OWN = {
@@ -47,18 +46,6 @@ OWN = {
 """What a method reports besides, in the rounds in which it has a meaning."""
 
 
-def expected_keys(method: str, labels_at: str, requires) -> set[str]:
-    """All keys of a run's rows."""
-    keys = ALWAYS | OWN.get(method, set()) | (OF_CLIENTS if requires.clients else set())
-    if labels_at == "server":
-        keys |= {"server/loss"}
-        if method.startswith("fedsiam"):  # its clients' loss is of labels
-            keys -= {"client/loss"}
-    elif method in ("fedmatch", "fixmatch", "uda"):
-        keys |= {"client/unlabeled_loss"}
-    return keys
-
-
 @pytest.fixture(scope="module", params=tiny.params())
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
@@ -66,11 +53,7 @@ def ran(request):
     experiment, traces = tiny.experiment(method, labels_at=labels_at), []
 
     def counted(method):
-        def client_update(*args):
-            traces.append(1)
-            return method.client_update(*args)
-
-        return method._replace(client_update=client_update)
+        return engine.with_outputs(method, lambda output: traces.append(1) or output)
 
     return experiment, *engine.simulate(experiment, changed=counted, rounds=4), len(traces)
 
@@ -99,7 +82,14 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
     experiment, _, states, rows, _ = ran
     settings, requires = experiment.settings, experiment.method.requires
     name = settings.method["name"]
-    assert set().union(*rows) == expected_keys(name, settings.data.labels_at, requires)
+    keys = ALWAYS | OWN.get(name, set()) | (OF_CLIENTS if requires.clients else set())
+    if settings.data.labels_at == "server":
+        keys |= {"server/loss"}
+        if name.startswith("fedsiam"):  # its clients' loss is of labels
+            keys -= {"client/loss"}
+    elif name in ("fedmatch", "fixmatch", "uda"):
+        keys |= {"client/unlabeled_loss"}
+    assert set().union(*rows) == keys
     for row in rows:
         assert all(0 <= row[key] <= 1 for key in set(FRACTIONS) & set(row))
         if name in ONE_MODEL:
@@ -119,9 +109,7 @@ FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"), ("f
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
     method, labels_at = case
     quiet = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}  # so that a round is the clients' work
-    if "confidence" in tiny.config(method)["method"]:
-        quiet["method__confidence"] = 0.1  # so that some examples pass, and clients train
-    experiment = tiny.experiment(method, labels_at=labels_at, **quiet)
+    experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method, 0.1), **quiet)
     real, zero = engine.changes(experiment, factors=(1.0, 0.0), rounds=2)
     assert zero < 1e-6
     assert (real > 1e-4) == experiment.method.requires.clients

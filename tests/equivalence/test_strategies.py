@@ -22,19 +22,11 @@ EQUAL = (
 STRATEGIES = ("vmap", "chunked", "sharded", "sharded_chunked")
 
 
-SLOW = pytest.param("chunked", marks=pytest.mark.slow)
-
-
-def confident(method: str) -> dict[str, float]:
-    """A threshold that some pass in round 1, so that clients train, as an override of a tiny config."""
-    return {"method__confidence": 0.12} if "confidence" in tiny.config(method)["method"] else {}
-
-
 @functools.cache
 def reference(method: str, labels_at: str, rounds: int):
     """The experiment, and what clients one after another make of it."""
     quick = {} if rounds > 1 else {"client__epochs": 0, "client__steps": 2, "server__epochs": 0, "server__steps": 2}
-    experiment = tiny.experiment(method, labels_at=labels_at, **confident(method) | quick)
+    experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method) | quick)
     return experiment, *engine.simulate(experiment, "scan", rounds=rounds)[1:]
 
 
@@ -55,7 +47,9 @@ def assert_same_rounds(expected, got):
 
 
 # In chunks every method runs in the contract's tests, too.
-@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.ci) for name in ("vmap", "sharded")] + [SLOW])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.slow if name == "chunked" else pytest.mark.ci) for name in STRATEGIES[:3]]
+)
 @pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
 def test_one_round_of_every_method_agrees(case, strategy):
     experiment, *expected = reference(*case, rounds=1)
@@ -63,13 +57,10 @@ def test_one_round_of_every_method_agrees(case, strategy):
     assert_same_rounds(expected, engine.simulate(experiment, strategy)[1:])
 
 
-FAST = (("fl2", "server"), ("fedmatch", "clients"))
-
-
 @pytest.mark.parametrize(
     "strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
 )
-@pytest.mark.parametrize("case", tiny.params(fast=FAST))
+@pytest.mark.parametrize("case", tiny.params(fast=(("fl2", "server"), ("fedmatch", "clients"))))
 def test_three_rounds_of_every_method_agree(case, strategy):
     experiment, *expected = reference(*case, rounds=3)
     assert_same_rounds(expected, engine.simulate(experiment, strategy, rounds=3)[1:])

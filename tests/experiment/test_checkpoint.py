@@ -239,7 +239,6 @@ def with_params(state, **params):
         (lambda s: with_params(s, w=jnp.zeros((10, 100))), r"float32\[1000\] there and float32\[10,100\] here"),
         (lambda s: with_params(s, b=jnp.int32(0)), r"float32\[\] there and int32\[\] here"),
     ],
-    ids=["leaf missing", "leaf too many", "key", "shape", "dtype"],
 )
 def test_other_experiment_is_refused_not_skipped(tmp_path, change, message):
     save_all(tmp_path, 1, 2)

@@ -23,10 +23,16 @@ def data_files(checkpoint: pathlib.Path) -> list[pathlib.Path]:
     return sorted((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
 
 
-def flip(path: pathlib.Path, offset: int) -> None:
+def flip(path: pathlib.Path, offset: int | None = None) -> None:
+    """Another bit in the middle, or at the offset."""
     content = bytearray(path.read_bytes())
-    content[offset] ^= 0x10
+    content[len(content) // 2 if offset is None else offset] ^= 0x10
     path.write_bytes(content)
+
+
+def rewrite_manifest(checkpoint, change):
+    path = checkpoint / "manifest" / "metadata"
+    path.write_bytes(change(path.read_bytes()))
 
 
 def replace_content(checkpoint, change):
@@ -37,40 +43,30 @@ def replace_content(checkpoint, change):
         checkpointer.save(checkpoint / "state", args=ocp.args.ArraySave(content), force=True)
 
 
-DAMAGES = (
-    *("bit of the data", "empty folder", "no manifest", "another shape", "no JSON", "another round", "silently one bit"),
-    "silently shorter",
-)
+def emptied(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    return checkpoint
 
 
-def damage(checkpoint: pathlib.Path, how: str) -> None:
-    """Spoils the newer of two checkpoints."""
-    manifest = checkpoint / "manifest" / "metadata"
-    match how:
-        case "bit of the data":
-            flip(data_files(checkpoint)[0], data_files(checkpoint)[0].stat().st_size // 2)
-        case "empty folder":
-            shutil.rmtree(checkpoint)
-            checkpoint.mkdir()
-        case "no manifest":
-            shutil.rmtree(manifest.parent)
-        case "another shape":
-            manifest.write_text(manifest.read_text().replace("float32[1000]", "float32[7]"))
-        case "no JSON":
-            manifest.write_bytes(b"\0" * manifest.stat().st_size)
-        case "another round":
-            shutil.rmtree(checkpoint)
-            shutil.copytree(checkpoint.with_name("1"), checkpoint)
-        case "silently one bit":
-            replace_content(checkpoint, lambda content: content ^ np.eye(1, content.size, 2000, np.uint8)[0])
-        case "silently shorter":
-            replace_content(checkpoint, lambda content: content[:-4])
+DAMAGES = {
+    "bit of the data": lambda checkpoint: flip(data_files(checkpoint)[0]),
+    "empty folder": emptied,
+    "no manifest": lambda checkpoint: shutil.rmtree(checkpoint / "manifest"),
+    "another shape": lambda checkpoint: rewrite_manifest(
+        checkpoint, lambda text: text.replace(b"float32[1000]", b"float32[7]")
+    ),
+    "no JSON": lambda checkpoint: rewrite_manifest(checkpoint, lambda text: b"\0" * len(text)),
+    "another round": lambda checkpoint: shutil.copytree(checkpoint.with_name("1"), emptied(checkpoint), dirs_exist_ok=True),
+    "silently one bit": lambda checkpoint: replace_content(checkpoint, lambda x: x ^ np.eye(1, x.size, 2000, np.uint8)[0]),
+    "silently shorter": lambda checkpoint: replace_content(checkpoint, lambda content: content[:-4]),
+}
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_corrupt_newest_falls_back_and_is_moved_aside(tmp_path, caplog, how):
     save_all(tmp_path, 1, 2)
-    damage(tmp_path / "checkpoints" / "2", how)
+    DAMAGES[how](tmp_path / "checkpoints" / "2")
     with Checkpoints(tmp_path) as checkpoints, caplog.at_level(logging.WARNING):
         caplog.clear()
         round, state = checkpoints.restore(state_of(0))
@@ -84,7 +80,7 @@ def test_corrupt_newest_falls_back_and_is_moved_aside(tmp_path, caplog, how):
         checkpoints.save(2, state_of(2))
     assert folders(tmp_path) == ["1", "2", "2.corrupt"]
     assert_same(restore(tmp_path)[1], state_of(2))
-    damage(tmp_path / "checkpoints" / "2", how)
+    DAMAGES[how](tmp_path / "checkpoints" / "2")
     assert restore(tmp_path)[0] == 1
     assert folders(tmp_path) == ["1", "2.corrupt", "2.corrupt-2"]
 
@@ -105,7 +101,7 @@ def test_each_file_damaged_in_turn_never_gives_a_wrong_state(tmp_path):
             elif action == "delete":
                 victim.unlink()
             else:
-                flip(victim, 0 if action == "flip first" else size // 2)
+                flip(victim, 0 if action == "flip first" else None)
             round, state = restore(tmp_path / "copy")
             assert_same(state, state_of(round))
             outcomes.append(round)
@@ -128,7 +124,7 @@ def test_half_written_temporary_folder_is_no_checkpoint(tmp_path):
 def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
     save_all(tmp_path, 1, 2)
     for name in ("1", "2"):
-        damage(tmp_path / "checkpoints" / name, DAMAGES[0])
+        DAMAGES["bit of the data"](tmp_path / "checkpoints" / name)
     before = data_files(tmp_path)
     with pytest.raises(ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); move that folder away") as error:
         restore(tmp_path)

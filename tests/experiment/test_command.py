@@ -88,9 +88,7 @@ def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeyp
     by_path = command.read(f"{command.CONFIGS}/digits.py:fl2,labels=20")
     assert by_path.tree | {"rounds": 3, "data": data} == by_name.tree
     (tmp_path / "beside.py").write_text("ROUNDS = 7\n")
-    own = (
-        "from beside import ROUNDS\nfrom configs import digits\n\n\ndef get_config():\n    config = digits.get_config('uda')\n"
-    )
+    own = "from beside import ROUNDS\nfrom configs import digits\ndef get_config():\n    config = digits.get_config('uda')\n"
     (tmp_path / "own.py").write_text(f"{own}    config.rounds = ROUNDS\n    return config\n")
     assert command.read("own.py").tree["rounds"] == 7
     assert command.read("own.py").name == "own"

@@ -16,13 +16,11 @@ from fedjax_ssl.methods import METHODS
 from tests.engine import distance
 from tests.experiment.commands import ROOT, launch
 
-SECTION = "A method and a network of your own"
-
 
 def blocks(language: str) -> list[str]:
     """The code blocks of the section."""
     text = (ROOT / "fedjax_ssl" / "README.md").read_text()
-    section = text.split(f"## {SECTION}\n")[1].split("\n## ")[0]
+    section = text.split("## A method and a network of your own\n")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
@@ -35,7 +33,6 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def plugin(folder, own_methods):
-    """The file as a module."""
     spec = importlib.util.spec_from_file_location("my_method", folder / "my_method.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

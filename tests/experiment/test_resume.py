@@ -15,23 +15,15 @@ from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
 from tests.experiment.commands import rows
 
-# One method with statistics, and with optimizers of server and clients; the others are slow tests. `tests/contract` has all of
-# them, in memory.
-FAST = (("fixmatch", "server"),)
-
 
 def config(method: str, labels_at: str):
     """Two of four clients a round, so that some take part again after the resume, with the momentum they kept."""
     quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
-    if "confidence" in tiny.config(method)["method"]:
-        quick["method__confidence"] = 0.12  # so that some pass from round 1 on, and clients train
-    return tiny.config(
-        method, network="cnn", labels_at=labels_at, rounds=4, execution__strategy="scan", execution__conv="cpu", **quick
-    )
+    quick |= {"network": "cnn", "rounds": 4, "execution__strategy": "scan", "execution__conv": "cpu"}
+    return tiny.config(method, labels_at=labels_at, **tiny.confident(method) | quick)
 
 
 def by_path(state):
-    """Path -> array of every leaf of a state."""
     state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
@@ -53,7 +45,8 @@ def assert_same_checkpoint(experiment, whole, parts):
     return expected
 
 
-@pytest.fixture(scope="module", params=tiny.params(fast=FAST))
+# One method with statistics, and with optimizers of server and clients; `tests/contract` has all of them, in memory.
+@pytest.fixture(scope="module", params=tiny.params(fast=(("fixmatch", "server"),)))
 def runs(request, tmp_path_factory):
     """A method's experiment, its whole run, and the run in two parts. One build, whose programs compile once, serves all."""
     folder, given = tmp_path_factory.mktemp("-".join(request.param)), config(*request.param)
@@ -67,7 +60,7 @@ def runs(request, tmp_path_factory):
     return experiment, whole, parts
 
 
-def test_the_final_checkpoints_are_the_same_bits(runs):
+def test_the_final_checkpoints_are_the_same_bits_and_the_logs_but_for_times(runs):
     experiment, whole, parts = runs
     expected = assert_same_checkpoint(experiment, whole, parts)
 
@@ -85,10 +78,6 @@ def test_the_final_checkpoints_are_the_same_bits(runs):
     if experiment.method.requires.clients:
         assert any(moved("server", "optimizer"))
         assert any(moved("clients"))
-
-
-def test_the_logs_are_the_same_but_for_times(runs):
-    *_, whole, parts = runs
     assert rows(whole) == rows(parts)
     assert [row["round"] for row in rows(whole)] == [1, 2, 3, 4]
     assert [("eval/accuracy" in row) for row in rows(whole)] == [False, True, False, True]

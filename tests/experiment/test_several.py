@@ -17,7 +17,7 @@ from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
-from tests.engine import distance
+from tests.engine import distance, with_outputs
 from tests.experiment.average import AverageOptions, average
 from tests.experiment.commands import without_times
 
@@ -33,9 +33,7 @@ def config(method="average", labels_at="", **overrides):
     """Three seeds over two of the devices, so that a slot is left over; nothing flips within a round for these seeds."""
     quick = {"client__epochs": 0, "client__steps": 3, "server__epochs": 1, "network": "linear", "seeds": 3, "rounds": 3}
     quick |= {"execution__devices": 2, "execution__strategy": "auto"}
-    if "confidence" in tiny.config(method)["method"]:
-        quick["method__confidence"] = 0.12  # so that some pass from round 1 on, and clients train
-    return tiny.config(method, labels_at=labels_at, **quick | overrides)
+    return tiny.config(method, labels_at=labels_at, **tiny.confident(method) | quick | overrides)
 
 
 def varied(key, *values, method="average", **overrides):
@@ -63,11 +61,6 @@ def alone(experiment, run):
     return build(settings.model_copy(update={"execution": of_run}), IMAGES)
 
 
-def devices(experiment) -> tuple[int, int]:
-    """Devices of a run, and of all runs."""
-    return experiment.layout.devices, experiment.layout.devices * experiment.layout.runs_at_once
-
-
 def after(experiment, rounds):
     """(state, row) after some rounds; of several runs a list of these."""
     state, rows = next(itertools.islice(experiment.rounds(), rounds - 1, None))
@@ -80,20 +73,20 @@ def slow(*case):
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "of_run", "all_"),
+    ("method", "given", "devices"),
     [
-        (("average",), {}, 1, 2),  # two turns
-        (("average",), {"seeds": 2, "execution__devices": 4}, 2, 4),  # five clients leave a slot over
-        slow(("fixmatch",), {}, 1, 2),
-        slow(("fl2",), {"seeds": 2, "execution__devices": 4}, 2, 4),
-        slow(FEDSEM, {"seeds": 2, "execution__devices": 4}, 2, 4),
-        slow(("fedmatch", "clients"), {"seeds": 2, "execution__devices": 4}, 2, 4),  # its server keeps all updates
+        (("average",), {}, 1),  # two turns
+        (("average",), {"seeds": 2, "execution__devices": 4}, 2),  # five clients leave a slot over
+        slow(("fixmatch",), {}, 1),
+        slow(("fl2",), {"seeds": 2, "execution__devices": 4}, 2),
+        slow(FEDSEM, {"seeds": 2, "execution__devices": 4}, 2),
+        slow(("fedmatch", "clients"), {"seeds": 2, "execution__devices": 4}, 2),  # its server keeps all updates
     ],
 )
-def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method, given, of_run, all_):
+def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method, given, devices):
     experiment = build(config(*method, **given), IMAGES)
     assert [str(run) for run in experiment.runs] == [f"seed {number}" for number in range(len(experiment.runs))]
-    assert devices(experiment) == (of_run, all_)
+    assert (experiment.layout.devices, experiment.layout.runs_at_once) == (devices, 2)
     found = after(experiment, 2)
     for number in (0, len(found) - 1):
         assert_equal(after(alone(experiment, number), 2), found[number])
@@ -192,13 +185,7 @@ def test_the_client_is_traced_once(given):
     problem, traces = build(config(**given), IMAGES).problem, []
 
     def method(number):
-        own = problem.method(number)
-
-        def counted(*args):
-            traces.append(1)
-            return own.client_update(*args)
-
-        return own._replace(client_update=counted)
+        return with_outputs(problem.method(number), lambda output: traces.append(1) or output)
 
     simulator = Simulator(problem._replace(method=method), Execution(1))
     simulator.trace()

@@ -134,8 +134,6 @@ def in_order(mask, batch_size: int, rows: int) -> Schedule:
 
 
 class InOrder(Training):
-    """Local training whose batches come in order."""
-
     def schedule(self, key, mask):
         del key
         return in_order(mask, self.batch_size, self.epochs)

@@ -33,11 +33,6 @@ SETTINGS = Settings.from_dict(
 )
 
 
-def rate(step: int) -> float:
-    """The learning rate of a step of the whole run, counted from 0 (Sohn et al. 2020, Section 2.4)."""
-    return RATE * np.cos(7 * np.pi * step / (16 * STEPS * ROUNDS))
-
-
 class Central:
     """Four labeled and nine unlabeled images of a pool, a linear network, and given batches."""
 
@@ -89,7 +84,8 @@ class Central:
                 loss, residual = loss + options.fairness_weight * fairness, residual + options.fairness_weight * of_fairness
             g = lc.combine(np.add, lc.gradient(x, lc.residual(supervised, y) / BATCH), lc.gradient(strong, residual))
             g["kernel"] = g["kernel"] + DECAY * w["kernel"]  # not on biases
-            w, m = lc.sgd(w, g, m, rate(ROUND * STEPS + s), nesterov=True)
+            done = (ROUND * STEPS + s) / (STEPS * ROUNDS)
+            w, m = lc.sgd(w, g, m, RATE * np.cos(7 / 16 * np.pi * done), nesterov=True)  # Sohn et al. 2020, Section 2.4
             average = lc.combine(lambda a, w: EMA * a + (1 - EMA) * w, average, w)
             metrics["server/loss"].append(loss)
             metrics["server/mask_rate"].append(accepted.mean())

@@ -54,10 +54,6 @@ def ones(x):
     return np.hstack([x, np.ones((len(x), 1))])
 
 
-def matrix(layer):
-    return np.vstack([layer["kernel"], layer["bias"]])
-
-
 def ce(z, y):
     return lc.cross_entropy(lc.softmax(z), y)
 
@@ -110,7 +106,7 @@ class Expected:
     def __init__(self, client, options, optimizer, w, adam, stats):
         self.options, self.seen, self.stats = options, [], stats
         self.w, self.f_optimizer = w, adam
-        begin = matrix(client.params)
+        begin = np.vstack([client.params["kernel"], client.params["bias"]])
         theta, self.phi = begin, begin
         optimizer_of_theta, self.c_optimizer = optimizer(), optimizer()
         for labeled, unlabeled in lc.STEPS:
@@ -232,13 +228,9 @@ def test_a_client_update_is_what_the_equations_say(optimizer, changes, norm):
         assert state == ((), (), ())
         assert 0 < metrics["client/mask_rate"].total < metrics["client/mask_rate"].weight
         return
-    adam = expected.f_optimizer
-    assert state.w_optimizer.count == adam.t == 7 + len(lc.STEPS)
-    for tree, before, wanted in (
-        (state.w, w, expected.w),
-        (state.w_optimizer.mu, 0, adam.m),
-        (state.w_optimizer.nu, 0, adam.v),
-    ):
+    adam, kept = expected.f_optimizer, state.w_optimizer
+    assert kept.count == adam.t == 7 + len(lc.STEPS)
+    for tree, before, wanted in ((state.w, w, expected.w), (kept.mu, 0, adam.m), (kept.nu, 0, adam.v)):
         moved = wanted - before
         np.testing.assert_allclose(flat(tree) - before, moved, rtol=2e-3, atol=1e-4 * np.abs(moved).max())
     weights = [step["m"] for step in expected.seen]

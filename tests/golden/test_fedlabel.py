@@ -30,11 +30,10 @@ CLASSES, LABELED, UNLABELED, BATCH, TAU = lc.CLASSES, 3, 9, 4, 3
 RATE, MOMENTUM, DECAY, SHARE = 0.1, 0.9, 0.1, 0.3
 LABELS = np.array([2, 0, 1, 0])  # the fourth row is padding, as is the tenth here
 TRUE_LABELS = np.array([0, 0, 1, 2, 1, 0, 0, 2, 1, 2])
-BETA = 0.6
 SEED, PLACES = 39, [0, 5, 1, 4, 2, 3, 6, 8, 7, 9]  # for which the assertions on the example hold
 # The unlabeled batches: in the paper's variant nothing of the last is kept, some rows come twice and one never.
 ORDER = np.array([[0, 1, 2, 3], [4, 1, 5, 2], [0, 6, 1, 7]])
-BASE = {"confidence": BETA, "unlabeled_steps": len(ORDER), "consistency_weight": 2.0}
+BASE = {"confidence": 0.6, "unlabeled_steps": len(ORDER), "consistency_weight": 2.0}
 VARIANTS = {
     "paper": {},
     "other options": {
@@ -75,8 +74,6 @@ MEASURES = {"variance": variance, "entropy": inverse_entropy}
 
 
 class Net:
-    """The network and its optimizer in float64."""
-
     def __init__(self, params, stats, momentum, rate):
         self.w, self.v, self.m, self.rate = dict(params), dict(stats), dict(momentum), rate
 
@@ -204,13 +201,9 @@ def unlabeled_batches_in_order(monkeypatch):
     monkeypatch.setattr("fedjax_ssl.data.batching.draws", in_order)
 
 
-def draw_nothing(view, *arguments):
-    """The view of (images,) or (key, images)."""
-    return view(arguments[-1].astype(jnp.float32))
-
-
 def method_of(options):
-    views = Views(**{name: functools.partial(draw_nothing, view) for name, view in VIEWS.items()})
+    # Given images, or a key and images.
+    views = Views(**{name: lambda *given, view=view: view(given[-1].astype(jnp.float32)) for name, view in VIEWS.items()})
     task = Task(ModelFns(None, apply), views, CLASSES, "running", SHARE, labels_at=("clients",))
     client = Training(torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), lambda _: None, BATCH, steps=TAU)
     server = Server(optax.sgd(1.0), client, 0, StaticNorm("cohort", "examples", 4, 4))

@@ -58,11 +58,6 @@ def expected(x, y):
     return lc.combine(np.subtract, start, w), loss, seen
 
 
-def flipped(client):
-    """The unlabeled images as they are trained on: in the labeled view."""
-    return lc.plain(client.pool[client.index[: lc.UNLABELED]].astype(float))[:, ::-1].reshape(lc.UNLABELED, -1)
-
-
 def check(output, x, y, *, down, diagnostics, labeled_rows=0):
     update, loss, seen = expected(x, y)
     (params,) = output.update.params.values()
@@ -82,24 +77,21 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
     assert got(R1 + 1, NONE, unlabeled=0).metrics["comm/bytes_down"].total == lc.BYTES  # nothing to label: no second model
 
 
-@pytest.mark.parametrize(("round", "down"), [(R1, lc.BYTES), (R1 + 1, 2 * lc.BYTES)])
-def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels(round, down):
-    """Whether the client is drawn in its first round or later; later the labeler is no longer the global model."""
-    client = problem()[2]
-    right = int((lc.OUTPUTS.argmax(1) == lc.TRUE_LABELS).sum())
-    assert 0 < right < lc.UNLABELED
-    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(lc.LABELS, lc.OUTPUTS.argmax(1))
-    output = got(round, NONE)
-    check(output, x, y, down=down, diagnostics=lc.ratios(right, lc.UNLABELED, lc.UNLABELED), labeled_rows=8)  # two batches of 4
-    np.testing.assert_array_equal(output.client_state.pseudo, MADE)
-
-
-def test_labels_that_were_made_stay():
-    client = problem()[2]
-    x, y = np.concatenate([client.labeled, flipped(client)]), np.append(lc.LABELS, OTHERS[: lc.UNLABELED])
-    output = got(R1 + 1, OTHERS)
-    check(output, x, y, down=lc.BYTES, diagnostics=lc.ratios(0, lc.UNLABELED, lc.UNLABELED))
-    np.testing.assert_array_equal(output.client_state.pseudo, OTHERS)
+@pytest.mark.parametrize(
+    ("round", "kept", "labels", "down"),
+    [(R1, NONE, MADE, lc.BYTES), (R1 + 1, NONE, MADE, 2 * lc.BYTES), (R1 + 1, OTHERS, OTHERS, lc.BYTES)],
+    ids=["drawn at once", "drawn later", "drawn again"],
+)
+def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels_which_stay(round, kept, labels, down):
+    """A client that is drawn later receives the labeler beside the global model."""
+    client, drawn = problem()[2], labels[: lc.UNLABELED]
+    right = int((drawn == lc.TRUE_LABELS).sum())
+    assert (0 < right < lc.UNLABELED) == (labels is MADE)
+    views = lc.plain(client.pool[client.index[: lc.UNLABELED]].astype(float))[:, ::-1]  # the labeled ones
+    x, y = np.concatenate([client.labeled, views.reshape(lc.UNLABELED, -1)]), np.append(lc.LABELS, drawn)
+    output, rows = got(round, kept), 8 if kept is NONE else 0  # to label: two batches of 4
+    check(output, x, y, down=down, diagnostics=lc.ratios(right, lc.UNLABELED, lc.UNLABELED), labeled_rows=rows)
+    np.testing.assert_array_equal(output.client_state.pseudo, labels)
 
 
 def test_the_labeler_is_the_model_that_ends_the_first_phase():

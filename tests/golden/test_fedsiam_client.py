@@ -18,7 +18,7 @@ from fedjax_ssl.local import Server, ServerState, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods import METHODS, fedsiam
+from fedjax_ssl.methods import METHODS, fedsiam, options_class
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
 from fedjax_ssl.ssl import siamese
 from tests import toy
@@ -67,12 +67,10 @@ NORMED = TASK._replace(model=in_front_of(TASK.model), norm="running", norm_momen
 
 
 def kept_state(momentum):
-    """An optimizer's state with this momentum."""
     return lc.with_leaves(SGD.init(lc.named(momentum)), lc.named(momentum))
 
 
 def momentum_of(state):
-    """The momentum in an optimizer's state, by its layer."""
     return lc.with_leaves(lc.named({"bias": 0, "kernel": 0}), state)
 
 
@@ -156,9 +154,8 @@ def build(name, options, task=TASK, persistent=False):
     return METHODS[name](task=task, client=training, server=server, options=options)
 
 
-def empty_state(method, cohort_size=1):
-    """A server's state of zeros."""
-    spec = DataSpec((SIDE, SIDE, 1), CLASSES, cohort_size, cohort_size)
+def empty_state(method):
+    spec = DataSpec((SIDE, SIDE, 1), CLASSES, 1, 1)
     state = jax.eval_shape(lambda: method.init(KEY, spec))[0]
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
 
@@ -167,9 +164,6 @@ def close(got, expected):
     """Parameters, in one layer, or statistics."""
     layer = next(iter(got.values())) if len(got) == 1 else got
     lc.assert_same(layer, expected)
-
-
-OPTIONS = {"fedsiam_pi": fedsiam.FedSiamPiOptions, "fedsiam_mt": fedsiam.FedSiamMTOptions, "fedsiam_d": FedSiamDOptions}
 
 
 class Case(NamedTuple):
@@ -202,7 +196,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_client_update_is_what_the_equations_say(case):
     name, options, num_labeled, norm, persistent = case
-    data, options = Data(), toy.options(OPTIONS[name], **options)
+    data, options = Data(), toy.options(options_class(METHODS[name]), **options)
     method = build(name, options, task=NORMED if norm else TASK, persistent=persistent)
     if not persistent:
         data.momentum = dict.fromkeys(data.momentum, 0.0)
@@ -241,18 +235,13 @@ def test_a_client_update_is_what_the_equations_say(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fedsiam_pi", fedsiam.FedSiamPiOptions()),
-        ("fedsiam_mt", fedsiam.FedSiamMTOptions(alpha_max=0.93)),
-        ("fedsiam_d", toy.options(FedSiamDOptions, pi_rounds=3)),
-    ],
+    ("name", "options"), [("fedsiam_pi", {}), ("fedsiam_mt", {"alpha_max": 0.93}), ("fedsiam_d", {"pi_rounds": 3})]
 )
 def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(name, options):
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
     if one_net:
         data.target = data.online
-    method = build(name, options, persistent=True)
+    method = build(name, toy.options(options_class(METHODS[name]), **options), persistent=True)
     rng = np.random.default_rng(5)
     nets = [data.online] if pi else [data.online, data.target]
     moves = [{key: rng.standard_normal(leaf.shape) for key, leaf in network.items()} for network in nets]
@@ -355,26 +344,18 @@ def test_fsm_of_equal_layers_and_of_a_layer_of_zeros_is_finite():
     assert 1e6 < float(siamese.layer_distances(ones, zeros)[0]) < np.inf
 
 
-def linear(number: int, mu: float, phi: int, rounds: int) -> float:
-    """Eq. 11 as printed, cut to [0, 1]."""
-    return 0.0 if number <= phi else float(np.clip(-2 * (1 - mu) * rounds / (rounds - phi) ** 2 * (number - rounds), 0, 1))
-
-
-def rectangle(number: int, mu: float, phi: int, varphi: int, rounds: int) -> float:
-    """Eq. 12, cut to [0, 1]."""
-    return min((1 - mu) * rounds / (varphi - phi), 1) if phi < number < varphi else 0.0
-
-
 @pytest.mark.parametrize("mu", [0.0, 0.5, 0.8, 1.0])
 def test_tau_follows_its_curve(mu):
     for rounds, phi, varphi in ((50, 3, 40), (12, 5, 11), (4, 0, 3)):
         for number in range(1, rounds + 1):
-            expected = {"linear": linear(number, mu, phi, rounds), "rectangle": rectangle(number, mu, phi, varphi, rounds)}
+            # Eqs. 11 and 12 as printed, cut to [0, 1] below.
+            expected = {"linear": -2 * (1 - mu) * rounds / (rounds - phi) ** 2 * (number - rounds) * (number > phi)}
+            expected["rectangle"] = (1 - mu) * rounds / (varphi - phi) * (phi < number < varphi)
             for curve, tau in expected.items():
-                options = FedSiamDOptions().model_copy(
-                    update={"curve": curve, "saved": mu, "pi_rounds": phi, "end_round": varphi}
-                )
-                np.testing.assert_allclose(upload_share(options, rounds, jnp.int32(number)), tau, rtol=1e-5, atol=1e-7)
+                given = {"curve": curve, "saved": mu, "pi_rounds": phi, "end_round": varphi}
+                options = FedSiamDOptions().model_copy(update=given)
+                got = upload_share(options, rounds, jnp.int32(number))
+                np.testing.assert_allclose(got, np.clip(tau, 0, 1), rtol=1e-5, atol=1e-7)
 
 
 def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window():
@@ -389,8 +370,6 @@ def test_all_layers_are_uploaded_at_tau_1_none_at_0_and_none_of_an_empty_window(
 class Round:
     """A round of D with three clients and three layers a, b, c of 8, 8 and 12 bytes; the third client is broken."""
 
-    sizes = (2.0, 1.0, 0.0)
-
     def __init__(self):
         rng = np.random.default_rng(4)
 
@@ -402,7 +381,7 @@ class Round:
         for leaf in jax.tree.leaves(self.local):
             leaf[2] = np.nan
 
-    def choose(self, distances, tau=0.5, *, sizes=sizes, both_sent=True, stats=Networks({}, {}), update_stats=()):
+    def choose(self, distances, tau=0.5, *, sizes=(2.0, 1.0, 0.0), both_sent=True, stats=Networks({}, {}), update_stats=()):
         """(state, aggregate, metrics) of `choose` in a round after none."""
         update = jax.tree.map(lambda sent, local: jnp.float32(sent - local), self.sent, self.local)
         state = ServerState(Weights(lc.float32(self.sent), stats), (), (), siamese.empty_window(2, 3, 3))

@@ -38,7 +38,6 @@ def task_of(network="mlp", norm="static", **options):
 
 @functools.cache
 def method():
-    """The method and its jitted client update."""
     training = lc.InOrder(SGD, lambda _: jnp.float32(RATE), BATCH, epochs=EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
     options = toy.options(FedTriNetOptions, labeled_rounds=R1)
@@ -76,7 +75,6 @@ def sgd(net, momentum, steps, trained=("W0", "b0", "W1", "b1")):
 
 
 def batches(x, y):
-    """Batches in order of one epoch."""
     return [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(y), BATCH)]
 
 
@@ -137,11 +135,8 @@ class Problem:
 
     def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
         labels = np.append(LABELS, [2, 2]).astype(np.int32)
-        rows, others = (
-            lc.examples(self.pool, self.labeled_index, labeled, labels),
-            lc.examples(self.pool, self.index, unlabeled),
-        )
-        shard = Shard(rows, others, jnp.asarray(self.true_labels, jnp.int32))
+        rows = lc.examples(self.pool, self.labeled_index, labeled, labels)
+        shard = Shard(rows, lc.examples(self.pool, self.index, unlabeled), jnp.asarray(self.true_labels, jnp.int32))
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
         optimizer = lc.with_leaves(SGD.init(named(self.shared)), named(self.momentum))
         kept = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)

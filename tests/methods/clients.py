@@ -58,7 +58,6 @@ class Client:
         return self.update(*self.arguments(*counts, **call))
 
     def trace(self):
-        """The shapes of what it returns."""
         return jax.eval_shape(self.method.client_update, *self.arguments())
 
     def without_what_lies_beyond(self, **call):

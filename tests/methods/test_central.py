@@ -35,7 +35,6 @@ class Server:
         return self.start(jax.random.key(0))
 
     def shapes(self):
-        """The state before and after a round, in shapes."""
         before = jax.eval_shape(self.start, jax.random.key(0))
         return before, jax.eval_shape(self.update, before, self.data)[0]
 

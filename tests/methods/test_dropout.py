@@ -74,7 +74,6 @@ class DroppingMLP(nn.Module):
 
 @pytest.fixture
 def dropping(monkeypatch):
-    """In place of `mlp`."""
     monkeypatch.setitem(MODELS, "mlp", Model(DroppingMLP))
 
 

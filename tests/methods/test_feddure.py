@@ -10,8 +10,6 @@ from tests import engine, tiny
 from tests.methods.clients import flat, recorded_passes
 from tests.methods.test_labels_at_clients import EPOCHS, client_of
 
-RATES = {"method__eta_s": 0.05, "method__eta_w": 0.05}
-
 
 @pytest.mark.parametrize(
     ("labeled", "unlabeled", "expected"),
@@ -42,7 +40,7 @@ def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
 
 @pytest.fixture(scope="module")
 def client():
-    return client_of("feddure", **RATES)
+    return client_of("feddure", method__eta_s=0.05, method__eta_w=0.05)
 
 
 def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):

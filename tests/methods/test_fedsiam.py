@@ -45,10 +45,8 @@ def test_without_siamese_networks_unlabeled_images_do_not_train():
 
 
 def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_network():
-    online, target = (
-        Weights({"w": jnp.ones(2)}, {"mean": jnp.full(2, 3.0)}),
-        Weights({"w": jnp.zeros(2)}, {"mean": jnp.ones(2)}),
-    )
+    online = Weights({"w": jnp.ones(2)}, {"mean": jnp.full(2, 3.0)})
+    target = Weights({"w": jnp.zeros(2)}, {"mean": jnp.ones(2)})
     batch_stats, task = {"mean": jnp.full(2, 11.0)}, TASK._replace(norm="running")
     for alpha, stats, params, mean in ((0.75, batch_stats, 0.25, 2), (0.75, (), 0.25, 1), (0.0, batch_stats, 1, 3)):
         got = networks.follow(task, target, online, stats, jnp.float32(alpha))

@@ -46,14 +46,11 @@ def test_a_client_of_one_image_trains_on_it_and_stays_finite():
 
 
 def test_all_clients_dropped_leave_the_round_to_the_server():
-    def nobody(method):
-        def client_update(*args):
-            output = method.client_update(*args)
-            return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
+    def dropped(output):
+        return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
 
-        return method._replace(client_update=client_update)
-
-    _, (_, state), (row,) = engine.simulate(tiny.experiment("fixmatch", server__momentum=0.5), changed=nobody)
+    experiment = tiny.experiment("fixmatch", server__momentum=0.5)
+    _, (_, state), (row,) = engine.simulate(experiment, changed=lambda method: engine.with_outputs(method, dropped))
     assert row["server/non_finite"] == 0
     assert norm(state.server.optimizer) == 0  # no aggregation: the momentum is untouched
     assert np.isfinite(row["server/loss"])

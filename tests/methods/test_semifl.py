@@ -17,12 +17,10 @@ from fedjax_ssl.ssl import mixup
 from tests import tiny
 from tests.methods.clients import Client, finite, flat, norm, recorded_passes, same, traced_round
 
-SURE = {"network": "linear", "method__confidence": 0.25}  # at random weights some images pass, some do not
-
 
 @pytest.fixture(scope="module")
 def client():
-    return Client("semifl", **SURE)
+    return Client("semifl", network="linear", method__confidence=0.25)  # at random weights some images pass
 
 
 def test_a_client_without_a_confident_image_is_left_out_and_sends_nothing(client):

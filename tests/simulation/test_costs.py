@@ -35,28 +35,9 @@ def along(w):
     return derivative((w,))
 
 
-def look_ahead(w):
-    """A gradient through a gradient step: the inner's way back, reversed, is a pass forward along a direction."""
-    return jax.grad(lambda scale: loss(w - jax.grad(loss)(w, scale)))(1.0)
-
-
-def of_quadratic(w):
-    """The loss's Hessian times w, 2 X'X w: once forwards and once back, as the outputs do not enter it."""
-    return jax.grad(lambda v: jnp.vdot(jax.grad(loss)(v), w))(w)
-
-
 def scanned(w):
     """The sum of the losses at w, w/2, w/4 and w/8."""
     return jax.lax.scan(lambda carry, _: ((carry[0] + loss(carry[1]), carry[1] / 2), None), (0.0, w), length=4)[0][0]
-
-
-def stopped(w):
-    return jax.grad(lambda v: jnp.sum(jax.lax.stop_gradient(network(v)) * v.sum()))(w)
-
-
-def thrown_away(w):
-    network(w)
-    return w
 
 
 PROGRAMS = {
@@ -65,11 +46,13 @@ PROGRAMS = {
     "jitted": (jax.jit(jax.grad(loss)), 1, 1),
     "rematerialized": (jax.value_and_grad(jax.checkpoint(loss)), 2, 1),
     "two pullbacks": (both_ways, 1, 2),
-    "stopped": (stopped, 1, 0),
-    "not used": (thrown_away, 0, 0),
+    "stopped": (jax.grad(lambda w: jnp.sum(jax.lax.stop_gradient(network(w)) * w.sum())), 1, 0),
+    "not used": (lambda w: (network(w), w)[1], 0, 0),
     "the third of three": (lambda w: jax.lax.switch(jnp.int32(2), [lambda w: w, step, lambda w: step(step(w))], w), 2, 2),
-    "look-ahead": (look_ahead, 3, 2),
-    "Hessian times a vector": (of_quadratic, 1, 1),
+    # A gradient through a gradient step: the inner's way back, reversed, is a pass forward along a direction.
+    "look-ahead": (lambda w: jax.grad(lambda scale: loss(w - jax.grad(loss)(w, scale)))(1.0), 3, 2),
+    # 2 X'X w, as the loss is quadratic: once forwards and once back, as the outputs do not enter it.
+    "Hessian times a vector": (lambda w: jax.grad(lambda v: jnp.vdot(jax.grad(loss)(v), w))(w), 1, 1),
     "tangent": (along, 1, 0),  # the outputs themselves are not needed
     "vmap": (lambda w: jax.vmap(jax.grad(loss))(jnp.stack([w, w, w])), 3, 3),
     "map": (lambda w: jax.lax.map(network, jnp.stack([w, w, w])), 3, 0),

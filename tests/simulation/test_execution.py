@@ -28,12 +28,8 @@ BAD = 4
 )
 def test_three_rounds_with_a_client_that_returns_nan_are_what_a_python_loop_computes(name, on_host, aggregator, caplog):
     traces, method, execution = [], toy.method(aggregator=aggregator, bad_client=BAD), toy.EXECUTIONS[name]
-
-    def counted(*args):
-        traces.append(1)
-        return method.client_update(*args)
-
-    problem = toy.problem(made=method._replace(client_update=counted), on_host=on_host)
+    counted = engine.with_outputs(method, lambda output: traces.append(1) or output)
+    problem = toy.problem(made=counted, on_host=on_host)
     with caplog.at_level(logging.WARNING):
         _, state, rows = toy.run(problem, execution, 3)
     assert len(traces) == 1
@@ -102,16 +98,12 @@ def test_a_negative_weight_leaves_a_client_out_and_a_weight_of_0_does_not_reset_
 
 
 def test_a_round_in_which_nobody_takes_part_says_so(caplog):
-    method = toy.method()
-
-    def idle(*args):
-        return method.client_update(*args)._replace(weight=jnp.zeros(()))
-
+    idle = engine.with_outputs(toy.method(), lambda output: output._replace(weight=jnp.zeros(())))
     with caplog.at_level(logging.WARNING):
-        _, _, (row,) = toy.run(toy.problem(made=method._replace(client_update=idle)), Execution(), 1)
+        _, _, (row,) = toy.run(toy.problem(made=idle), Execution(), 1)
     assert row["client/participants"] == 0
     assert "round 1: no client took part" in caplog.text
-    without = method._replace(client_update=idle, requires=method.requires._replace(clients=False))
+    without = idle._replace(requires=idle.requires._replace(clients=False))
     caplog.clear()
     _, _, (row,) = toy.run(toy.problem(made=without), Execution(), 1)
     assert "client/participants" not in row

@@ -40,10 +40,7 @@ def recording():
 
 
 def announced(state) -> list[int]:
-    """The clients of the cohort to come, told by their pixels: client k's have the value 10 (k + 1).
-
-    By value and not by index: with data on the host the pool holds the round's own images, renumbered.
-    """
+    """The clients of the cohort to come, told by their pixels: data on the host are the round's own images, renumbered."""
     ids = np.asarray(state.server["pixels"]) // 10 - 1
     np.testing.assert_array_equal(state.server["counts"], np.array(toy.SIZES)[ids])
     return sorted(ids.tolist())
