@@ -6,7 +6,6 @@ import pytest
 from benchmarks import scaling
 
 COHORTS = scaling.SERIES["cohort"][1]
-SMALL = {"cohort": 2, "clients": 4, "steps": 1, "devices": 1}
 
 
 def noisy(values, seed, part=0.02):
@@ -79,7 +78,7 @@ def test_states_and_data_are_where_a_series_says():
 @pytest.mark.parametrize("also", [{}, {"states": 1, "hosted": 1}])
 def test_a_point_has_a_rounds_time_and_memory(monkeypatch, also):
     monkeypatch.setattr(scaling, "SECONDS", 0.0)
-    got = scaling.measure(scaling.BASE | SMALL | also)
+    got = scaling.measure(scaling.BASE | {"cohort": 2, "clients": 4, "steps": 1, "devices": 1} | also)
     assert got["repeats"] == scaling.LEAST
     assert 0 < got["quartiles"][0] <= got["seconds"] <= got["quartiles"][1]
     assert got["peak_bytes"] > 1e8 > got["program_bytes"] > 1e4

@@ -22,8 +22,7 @@ def values(table: str) -> dict:
     return found
 
 
-FIXMATCH = values("method: name=fixmatch pseudo_labels=local divisor=batch strict=False confidence=0.95")
-"""FixMatch as it was published."""
+FIXMATCH = values("method: name=fixmatch pseudo_labels=local divisor=batch strict=False confidence=0.95")  # as published
 
 
 def settings(file: str, argument: str | None = None) -> Settings:

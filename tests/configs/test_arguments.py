@@ -3,6 +3,7 @@
 import pytest
 
 from tests.configs.common import settings
+from tests.data.common import message_of
 
 WRONG = [
     ("fl2_cifar10:publshed", ["publshed", "paper, released"]),
@@ -53,7 +54,5 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "words"), WRONG)
 def test_a_wrong_argument_is_named(name, words):
-    with pytest.raises(ValueError) as error:
-        settings(name)
-    assert all(word in str(error.value) for word in words), error.value
-    assert "\n" not in str(error.value)
+    message = message_of(ValueError, settings, name)
+    assert all(word in message for word in words), message

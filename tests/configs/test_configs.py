@@ -18,11 +18,8 @@ FILES = {
     for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
     if "def get_config" in path.read_text(encoding="utf-8")
 }
-SPLITS = {
-    "iid": {"data.partition": "iid"},
-    "dir0.1": {"data.partition": "dirichlet", "data.alpha": 0.1},
-    "dir0.3": {"data.partition": "dirichlet", "data.alpha": 0.3},
-}
+SPLITS = {f"dir{alpha}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in (0.1, 0.3)}
+SPLITS["iid"] = {"data.partition": "iid"}
 PAPER = values("""
     method: name=fl2 prox_mu=0.0 threshold=cat confidence=0.95 strict=True batches=all consistency=sacr
     method: consistency_on=confident perturbation=asam rho=0.1 consistency_weight=1.0 aggregation=lsaa
@@ -91,12 +88,7 @@ FEDCON = values("""
     server.optimizer: persistent=False
     rounds=200 cohort_size=10
 """)
-FEDCON_MNIST = values("""
-    data: name=mnist weak=none mean=() std=()
-    model: name=mnist_cnn variant=released
-""")
-
-
+FEDCON_MNIST = values("data: name=mnist weak=none mean=() std=()\nmodel: name=mnist_cnn variant=released")
 FEDCON_CASES = {"fedcon_cifar10": FEDCON, "fedcon_svhn": FEDCON | SVHN | {"rounds": 150}, "fedcon_mnist": FEDCON | FEDCON_MNIST}
 
 

@@ -18,16 +18,9 @@ COMMON = OPTIMIZER | values("""
     server: momentum=0.0 learning_rate=1.0 pretrain=0 epochs=1 batch_size=10
     cohort_size=10
 """)
-CLIENTS = COMMON | values("""
-    data: labels_at=clients labeled_fraction=(0.1,)
-    rounds=50
-    client: epochs=5 batch_size=10
-""")
+CLIENTS = COMMON | values("data: labels_at=clients labeled_fraction=(0.1,)\nclient: epochs=5 batch_size=10\nrounds=50")
 SERVER = COMMON | {"data.labels_at": "server", "client.epochs": 1, "client.batch_size": 100, "rounds": 200}
-RELEASED = CLIENTS | values("""
-    method: normalization=released labeled_repeats=3
-    model: variant=released
-""")
+RELEASED = CLIENTS | values("method: normalization=released labeled_repeats=3\nmodel: variant=released")
 MNIST = {"data.name": "mnist", "model.name": "mnist_cnn"}
 SVHN = {"data.name": "svhn_cropped", "model.name": "cifar_cnn"}
 CIFAR = {"data.name": "cifar10", "model.name": "cifar_cnn"}

@@ -1,7 +1,4 @@
-"""SemiFL's config files, and its place in (FL)^2's comparison: what the papers fix has the papers' values.
-
-As in `test_configs`, the expected values are written out from the papers and the released code, not taken from the defaults.
-"""
+"""SemiFL's config files, and its place in (FL)^2's comparison: values of the papers and the released code, written out."""
 
 import pytest
 

@@ -155,7 +155,6 @@ def test_weak_view_is_the_augmentation_of_each_example_with_its_key(views):
 
 
 def test_view_of_an_example_does_not_depend_on_the_batch(views):
-    """Neither the batch's size nor what else is in it matters, also under a map over clients."""
     whole = np.asarray(views.strong(jax.random.key(1), BATCH))
     np.testing.assert_array_equal(views.strong(jax.random.key(1), BATCH[:5]), whole[:5])
     others = BATCH.copy()

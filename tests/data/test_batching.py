@@ -92,9 +92,6 @@ def test_a_sweep_covers_the_examples_in_order():
     assert seen == list(range(7))
 
 
-# --- pairs -------------------------------------------------------------------------------------------------------------
-
-
 PAIRS = [  # labeled and unlabeled examples, batch sizes, budget; sizes of the labeled and of the unlabeled batches
     (9, 8, (4, 3), {"epochs": 2}, [4, 4, 1] * 2, [3, 3, 2] * 2),  # labeled examples count the epochs
     (1, 5, (4, 3), {"epochs": 3}, [1, 1, 1], [3, 2, 3]),

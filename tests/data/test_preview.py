@@ -2,6 +2,7 @@
 
 import math
 
+import cv2
 import numpy as np
 import pytest
 
@@ -84,8 +85,6 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_picture_is_a_png_with_both_panels(name, tmp_path):
-    import cv2
-
     labels = np.arange(2000) % 10
     drawn = split.draw(labels, 10, PICTURES[name], 0)
     path = tmp_path / "preview.png"
@@ -100,8 +99,6 @@ def test_the_picture_is_a_png_with_both_panels(name, tmp_path):
 
 def test_the_picture_shows_each_client_and_class_in_its_place(tmp_path):
     """Client 0 holds class 0, client 1 class 2: the darkest spots are at the panel's upper left and lower right."""
-    import cv2
-
     path = tmp_path / "preview.png"
     preview.heat_map(seen(labeled=[[], []], unlabeled=[[0, 1, 2, 3], [8, 9, 10, 11]]), path, "two clients")
     picture = cv2.imread(str(path)).astype(int)

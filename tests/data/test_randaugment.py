@@ -13,16 +13,13 @@ from fedjax_ssl.data.randaugment import VARIANTS, Draw, Op, apply_op, draw, rand
 
 ENHANCE = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS)
 TRANSLATE, SHEAR = (Op.TRANSLATE_X, Op.TRANSLATE_Y), (Op.SHEAR_X, Op.SHEAR_Y)
-FACTORS = (0.05, 0.1, 0.28, 0.5, 0.77, 0.95, 1.0, 1.36, 1.9)
-SHEARS = (-0.3, -0.123, -0.03, 0.0, 0.1, 0.27, 0.3)
-SHIFTS = (-100.0, -9.6, -4.5, -3.2, -1.0, 0.0, 0.49, 0.51, 2.0, 6.7, 9.6)
 MAGNITUDES = {
     Op.POSTERIZE: tuple(range(1, 9)),
     Op.SOLARIZE: (0.0, 0.5, 85.33, 128.0, 200.7, 255.0, 256.0),
-    **dict.fromkeys(ENHANCE, FACTORS),
+    **dict.fromkeys(ENHANCE, (0.05, 0.1, 0.28, 0.5, 0.77, 0.95, 1.0, 1.36, 1.9)),
     Op.ROTATE: (-30.0, -17.3, -3.0, 0.0, 3.0, 10.0, 25.7, 30.0, 40.0, 160.0),
-    **dict.fromkeys(SHEAR, SHEARS),
-    **dict.fromkeys(TRANSLATE, SHIFTS),
+    **dict.fromkeys(SHEAR, (-0.3, -0.123, -0.03, 0.0, 0.1, 0.27, 0.3)),
+    **dict.fromkeys(TRANSLATE, (-100.0, -9.6, -4.5, -3.2, -1.0, 0.0, 0.49, 0.51, 2.0, 6.7, 9.6)),
 }
 # Share of values that may be off, by 1: Pillow's blend rounds its product and its sum, AutoContrast's table comes from a
 # product and an offset in float64, whose sum can fall just short of a whole number. All others are exact, geometry included.

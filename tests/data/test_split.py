@@ -61,10 +61,7 @@ def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
     [
         ({"labeled_fraction": (0.0001,)}, r"^labeled_fraction=0.0001 .*examples is less than one label per class$"),
         ({"labeled_fraction": (0.0001,), "label_selection": "random"}, r"^labeled_fraction=0.0001 .*is less than one label$"),
-        (
-            {"labeled_fraction": (0.001,), "labels_at": "clients"},
-            r"^labeled_fraction=0.001 .*labels no example of any client",
-        ),
+        ({"labeled_fraction": (0.001,), "labels_at": "clients"}, r"^labeled_fraction=0.001 .*labels no example of any"),
         ({"labels_at": "clients", "labeled_partition": "dirichlet", "num_labels": 100}, r"^labeled examples by dirichlet: 100"),
         ({"partition": "class_grid"}, r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"),
     ],
@@ -141,8 +138,6 @@ def test_the_two_draws_of_an_apart_split_are_independent():
     assert same(both.unlabeled, other.unlabeled)
     assert not np.array_equal(both.labeled[0], other.labeled[0])
 
-
-# --- revealed labels ---------------------------------------------------------------------------------------------------
 
 WAYS = {
     "server": {},

@@ -132,15 +132,9 @@ AG_NEWS = r""""3","Wall St. Bears Claw Back Into the Black (Reuters)","Short-sel
 TEST = '"2","Games","They won"\n"4","Chips","Smaller ones"\n'
 
 
-class Encoder:
-    """Texts -> (letters, words, first letter's code); remembers how many it was given at a time."""
-
-    def __init__(self):
-        self.batches = []
-
-    def __call__(self, texts):
-        self.batches.append(len(texts))
-        return np.array([[len(text), len(text.split()), ord(text[0])] for text in texts], np.float64)
+def encode(texts):
+    """Letters, words and the first letter's code of each text."""
+    return np.array([[len(text), len(text.split()), ord(text[0])] for text in texts], np.float64)
 
 
 def write_csv(folder, name, content):
@@ -161,27 +155,22 @@ def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
 def test_features_are_computed_in_order_in_batches(tmp_path):
     train, test = (text_features.read_csv(write_csv(tmp_path, "a.csv", content)) for content in (AG_NEWS, TEST))
     strong = train._replace(texts=[f"said anew: {text}" for text in train.texts])
-    encoder = Encoder()
-    got = text_features.compute(train, test, strong, encoder, batch_size=2)
-    assert encoder.batches == [2, 2, 1, 2, 2, 2, 1]
+    batches = []
+    got = text_features.compute(train, test, strong, lambda texts: batches.append(len(texts)) or encode(texts), batch_size=2)
+    assert batches == [2, 2, 1, 2, 2, 2, 1]
     for key, texts in [("train_features", train.texts), ("test_features", test.texts), ("train_strong_features", strong.texts)]:
         assert got[key].dtype == np.float32
-        assert np.array_equal(got[key], Encoder()(texts))
+        assert np.array_equal(got[key], encode(texts))
     assert got["train_labels"].tolist() == [2, 0, 1, 3, 2]
     assert got["test_labels"].tolist() == [1, 3]
     assert got["classes"].tolist() == ["1", "2", "3", "4"]
     rows = text_features.Texts(["10", "2", "x", "b"], ["text"] * 4)  # classes in the order of their labels
-    assert text_features.compute(rows, rows, None, Encoder())["train_labels"].tolist() == [1, 0, 3, 2]
+    assert text_features.compute(rows, rows, None, encode)["train_labels"].tolist() == [1, 0, 3, 2]
 
 
-def run(monkeypatch, tmp_path, *more, encoder=None):
+def run(monkeypatch, tmp_path, *more):
     asked = []
-
-    def fake(*arguments):
-        asked.append(arguments)
-        return encoder or Encoder()
-
-    monkeypatch.setattr(text_features, "hugging_face_encoder", fake)
+    monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *arguments: asked.append(arguments) or encode)
     train, test = write_csv(tmp_path, "train.csv", AG_NEWS), write_csv(tmp_path, "test.csv", TEST)
     out = tmp_path / "ag_news.npz"
     return text_features.main([f"--train={train}", f"--test={test}", f"--out={out}", *more]), out, asked

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from configs import common, digits
-from fedjax_ssl.data import sources
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.simulation.program import compiler_options
 from launch import command
+from tests.data.common import in_memory
 from tests.engine import distance
 
 
@@ -56,7 +56,9 @@ def experiment(name: str, **execution: Any) -> Experiment:
     else:
         case = CASES[name]
         size = BATCH_SIZES[case.dataset]
-        config, dataset = common.base("fedavg", case.model, **case.options), random_images(case.dataset, 20 * size)
+        rng, shape = np.random.default_rng(0), SHAPES[case.dataset]
+        train, test = ((rng.integers(0, 256, (n, *shape), np.uint8), np.arange(n) % 10) for n in (20 * size, 20))
+        config, dataset = common.base("fedavg", case.model, **case.options), in_memory(train, test, name=case.dataset)
         config.cohort_size = 2
         config.data.update(num_clients=4, labels_at="clients", num_labels=10 * size)
         config.client.update(batch_size=size, epochs=0, steps=case.steps)
@@ -64,13 +66,6 @@ def experiment(name: str, **execution: Any) -> Experiment:
     config.rounds = 1
     config.execution.update(execution)
     return build(config.to_dict(), dataset)
-
-
-def random_images(name: str, count: int) -> sources.Dataset:
-    rng = np.random.default_rng(0)
-    train, test = (rng.integers(0, 256, (n, *SHAPES[name]), np.uint8) for n in (count, 20))
-    labels, test_labels = (np.arange(len(some)) % 10 for some in (train, test))
-    return sources.from_arrays(train_images=train, train_labels=labels, test_images=test, test_labels=test_labels, name=name)
 
 
 def one_round(experiment: Experiment) -> tuple[Any, Any, list[float]]:

@@ -95,5 +95,4 @@ def test_a_network_of_ones_own_may_be_all_classifier():
 def test_fedcons_predictor_has_the_papers_size():
     params, _ = shapes(predictor(3 * 4096), (4096,))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 100_704_256
-    assert params["Dense_0"]["kernel"].shape == (4096, 12288)
-    assert params["Dense_1"]["kernel"].shape == (12288, 4096)
+    assert [params[f"Dense_{i}"]["kernel"].shape for i in (0, 1)] == [(4096, 12288), (12288, 4096)]

@@ -70,12 +70,11 @@ def test_each_network_starts_as_its_option_says(name, options, fans, expected):
         return params["Conv_0"], params[max(layer for layer in params if layer.startswith("Dense"))]
 
     conv, linear = jax.tree.map(np.asarray, jax.jit(layers)(KEY))
-    features = conv["kernel"].shape[-1]
-    size = np.prod(conv["kernel"].shape[:2])
+    fan_out = conv["kernel"].size / 3  # of three channels
     std = {
         "torch": (np.sqrt(1 / (3 * fans[0])), np.sqrt(1 / (3 * fans[1]))),
         "flax": (np.sqrt(1 / fans[0]), np.sqrt(1 / fans[1])),
-        "kaiming": (np.sqrt(2 / (size * features)), np.sqrt(1 / (3 * fans[1]))),
+        "kaiming": (np.sqrt(2 / fan_out), np.sqrt(1 / (3 * fans[1]))),
     }[expected]
     np.testing.assert_allclose([conv["kernel"].std(), linear["kernel"].std()], std, rtol=0.08)
     for layer, fan_in in zip((conv, linear), fans, strict=True):

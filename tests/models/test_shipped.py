@@ -24,16 +24,6 @@ DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
 """Noise of 1e-7 in the parameters changes the reference's own update by up to 4e-3, where ReLUs and pools decide otherwise."""
 
 
-def found(name: str) -> dict:
-    """What the program says, in an environment without the tests' flags, on two devices."""
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    environment |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "tests.models.shipped", name]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -42,7 +32,12 @@ def found(name: str) -> dict:
     ],
 )
 def test_a_round_with_the_options_that_ship_equals_the_plain_reference(name):
-    got = found(name)
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # without the tests' own
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "tests.models.shipped", name]
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout.splitlines()[-1])
     assert (got["layout"]["conv"], got["layout"]["strategy"]) == ("cpu", "sharded")
     assert got["compiler"] == ON_CPU
     assert got["moved"] > 1e-4
@@ -54,19 +49,14 @@ def test_every_network_is_run_as_it_ships():
     assert {case.model for case in shipped.CASES.values()} | {"cnn"} == set(registry.BUILT_IN) - {"linear"}
 
 
-def rows() -> list[list[str]]:
-    """The rows of the README's table of networks, each with its name."""
+def test_the_readme_counts_parameters_and_names_the_normalization():
     text = (ROOT / "fedjax_ssl" / "models" / "README.md").read_text()
     table = text.split("| `model.name` |")[1].split("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
-    for above, row in itertools.pairwise(cells):
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
+    for above, row in itertools.pairwise(rows):
         row[0] = row[0] or above[0]
-    return cells
-
-
-def test_the_readme_counts_parameters_and_names_the_normalization():
-    assert {row[0] for row in rows()} == set(registry.BUILT_IN)
-    for name, _, _, options, shape, count, normalization in rows():
+    assert {row[0] for row in rows} == set(registry.BUILT_IN)
+    for name, _, _, options, shape, count, normalization in rows:
         given = {key: int(value) if value.isdecimal() else value for key, value in re.findall(r"(\w+)=(\w+)", options)}
         network = models.build(name, num_classes=10, **given)
         params, stats = jax.eval_shape(
