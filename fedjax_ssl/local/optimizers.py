@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from fedjax_ssl.arrays import Number
+
 PyTree = Any
 TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1
 
@@ -16,12 +18,12 @@ def is_on(number: Any) -> bool:
     return isinstance(number, jax.Array) or number > 0
 
 
-def clipping(clip_norm: float) -> optax.GradientTransformation:
+def clipping(clip_norm: Number) -> optax.GradientTransformation:
     """Clipping to the largest global norm `clip_norm`; 0: none."""
     return optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()
 
 
-def decayed_weights(weight_decay: float, on: str = "all") -> optax.GradientTransformation:
+def decayed_weights(weight_decay: Number, on: str = "all") -> optax.GradientTransformation:
     """Weight decay g <- g + wd w on `all` parameters, or on layers' `kernels` (FixMatch's and FreeMatch's code); 0: none."""
     if not is_on(weight_decay):
         return optax.identity()
@@ -32,12 +34,12 @@ def _are_kernels(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)
 
 
-def _momentum(momentum: float, nesterov: bool) -> optax.GradientTransformation:
+def _momentum(momentum: Number, nesterov: bool) -> optax.GradientTransformation:
     return optax.trace(decay=momentum, nesterov=nesterov) if is_on(momentum) else optax.identity()
 
 
 def torch_sgd(
-    *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, decay: str = "all", clip_norm: float = 0.0
+    *, momentum: Number = 0.0, nesterov: bool = False, weight_decay: Number = 0.0, decay: str = "all", clip_norm: Number = 0.0
 ) -> optax.GradientTransformation:
     """SGD in PyTorch's form, before the learning rate.
 
@@ -48,7 +50,7 @@ def torch_sgd(
     return optax.chain(clipping(clip_norm), decayed_weights(weight_decay, decay), _momentum(momentum, nesterov))
 
 
-def lars(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> optax.GradientTransformation:
+def lars(*, momentum: Number = 0.0, nesterov: bool = False, weight_decay: Number = 0.0) -> optax.GradientTransformation:
     """LARS as SimCLR and BYOL use it (You et al. 2017), before the learning rate.
 
         g <- g + wd w;  g <- TRUST ||w|| / ||g|| g (1 g where either norm is 0);  m <- mu m + g;  direction = g + mu m or m

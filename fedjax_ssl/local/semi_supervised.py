@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jaxtyping
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, Scalar
+from fedjax_ssl.arrays import Array, Labels, Logits, Mask, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
@@ -26,6 +27,7 @@ from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
 
 PyTree = Any
+Keys = jaxtyping.Key[jax.Array, "2"]
 
 
 class UnlabeledOutputs(NamedTuple):
@@ -61,14 +63,14 @@ def step_metrics(label: Labels, accepted: Mask, shard: Shard, batch: Batch) -> M
 
 
 def client_output(
-    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, key: Key
+    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, keys: Keys
 ) -> ClientOutput:
-    """A client's round of local training on `objective`, weighted by its data; `key` has PRNG keys [2], of batches and steps.
+    """A client's round of local training on `objective`, weighted by its data; the keys are of its batches and of its steps.
 
     With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
     """
     size = objective.batch_size or client.batch_size
-    order_key, train_key = key
+    order_key, train_key = keys
     schedule: Schedule
     if "clients" in task.labels_at:
         schedule = client.paired_schedule(order_key, shard.labeled.mask, objective.drawn, size)
