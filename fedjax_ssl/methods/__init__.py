@@ -5,8 +5,6 @@ clients train, `server` the server's optimizer, fine-tuning and batch-norm stati
 Where a docstring does not say otherwise, the client state is the state of the local optimizer, if `client` is persistent.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

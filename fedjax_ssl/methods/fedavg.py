@@ -3,8 +3,6 @@
 With `data.reveal_labels` clients train on all of their examples: the fully supervised references, FedAvg-SL and FedProx-SL.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -9,8 +9,6 @@ average is never used, LARS has no momentum and its schedule starts anew each ro
 states are stored by batch number, and the last partial batch is dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -14,8 +14,6 @@ The released code is another algorithm, without F-reg and with a reward of oppos
 - A local epoch goes once through the labeled examples.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, Self
 
 import jax

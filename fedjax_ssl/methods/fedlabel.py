@@ -18,8 +18,6 @@ no step. Batch-norm statistics change by the mean of both changes, since a sum c
 FLUTE's choices that contradict the paper are options, marked `released`, but for a mistake: it adds up the gradients of w_U.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal, NamedTuple, Self
 

@@ -9,8 +9,6 @@ Defaults are the paper's, or those of its released code. Unlike there, batches a
 of a client, the learning rate depends on the round alone, and the bytes of changed entries are counted exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

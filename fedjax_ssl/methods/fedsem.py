@@ -6,8 +6,6 @@ is uniform, as in FedSiam's released code. Unlike there, the final model is the 
 pseudo-labels are made on plain images.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple, Self
 

@@ -14,8 +14,6 @@ network's while alpha = 0). With labels at the server, m counts the server's ste
 clients are averaged by size (Eq. 2), each epoch has an order of its own, and the last model counts, not the best on test data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 

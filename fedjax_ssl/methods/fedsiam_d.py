@@ -4,8 +4,6 @@ In the simulation clients return the updates of both networks and the distances 
 layers. The released code has another linear curve and another window of distances, which no option follows.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, Self
 
 import jax

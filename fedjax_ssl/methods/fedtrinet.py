@@ -19,8 +19,6 @@ The settings are those of the released code. Different from it:
 FedProx's term pulls a training towards its start, the global or the joined network; fine-tuning has no such term.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple, Self
 

@@ -7,8 +7,6 @@ FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`:
 batch's weak views. With labels at the clients a step takes a labeled batch, too.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import jax

@@ -5,8 +5,6 @@ trains with sharpness-aware consistency regularization (SACR), and is averaged b
 fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import jax

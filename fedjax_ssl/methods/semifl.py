@@ -8,8 +8,6 @@ Where the paper is silent the choices are those of its released code: mixtures a
 with replacement, and a client without a confident image is left out of the average.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import jax

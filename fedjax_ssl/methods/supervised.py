@@ -1,7 +1,5 @@
 """Supervised training on the server's labels alone: the baseline that every semi-supervised method has to beat."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fedjax_ssl import local

@@ -4,8 +4,6 @@ With labels at the clients a step takes a labeled and an unlabeled batch. With l
 consistency alone, and the server fine-tunes. Loss, temperature and threshold are those of the released code for CIFAR-10.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Plain convolutional networks: for the digits, for EMNIST, and the two of FedSiam, FedCon and FedTriNet."""
 
-from __future__ import annotations
-
 import functools
 from typing import Literal
 

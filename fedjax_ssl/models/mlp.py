@@ -1,7 +1,5 @@
 """Networks without convolutions, quick to compile, and BYOL's predictor."""
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

@@ -19,7 +19,7 @@ PyTree = Any
 Channels = Float32[Array, " F"]
 
 
-def moments(x: Float[Array, "B *rest F"], real: Bool[Array, ...]) -> tuple[Channels, Channels, Float32[Array, ""]]:
+def moments(x: Float[Array, "B *rest F"], real: Bool[Array, "*_"]) -> tuple[Channels, Channels, Float32[Array, ""]]:
     """Mean, biased variance and number of values of each channel over the `real` examples; zeros if there are none."""
     x = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))

@@ -1,7 +1,5 @@
 """Residual networks for small images, as FedLabel trains them (He et al. 2016, with a stem for 32x32)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """The three nine-layer residual networks of FedDure, FedMatch and SemiFL."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """Wide residual networks for small images, in the form that (FL)^2 and SemiFL train (Zagoruyko & Komodakis, 2016)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

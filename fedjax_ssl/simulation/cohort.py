@@ -1,7 +1,5 @@
 """Who takes part in a round."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """How much memory there is, and what to say where it is short."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

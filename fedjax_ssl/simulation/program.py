@@ -1,7 +1,5 @@
 """A function that is compiled once, and what XLA is asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """A round's metrics as numbers, and the evaluation of the global model."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -3,8 +3,6 @@
 So a client draws the same numbers whoever else takes part, on whatever device, and after a resume.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import jax

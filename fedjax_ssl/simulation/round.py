@@ -6,8 +6,6 @@ aggregate, states, metrics = client_update, over the cohort
 server                     = server_update(server, aggregate)
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -3,8 +3,6 @@
 One run is the plain case: its states and programs have no axis of runs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

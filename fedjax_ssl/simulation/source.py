@@ -3,8 +3,6 @@
 A source's `open` and `close` are traced, as the first and the last part of a round's program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 

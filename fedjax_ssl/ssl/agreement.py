@@ -1,7 +1,5 @@
 """Inter-client consistency (FedMatch): the helpers of a client, their common pseudo-labels, and the distance between them."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import chex

@@ -1,7 +1,5 @@
 """Exponential moving averages of a network's weights, and the schedules of their decay and of a loss weight."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float32

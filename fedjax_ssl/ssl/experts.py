@@ -1,7 +1,5 @@
 """Pseudo-labels by the more certain of two experts (FedLabel), and how much the other one counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Mixup: convex combinations of two batches and of their losses (Zhang et al. 2018), as SemiFL uses it."""
 
-from __future__ import annotations
-
 import chex
 import jax
 from jaxtyping import Float

@@ -1,7 +1,5 @@
 """Training signal annealing (TSA) of UDA: labeled examples train while their probability is below a rising threshold."""
 
-from __future__ import annotations
-
 import chex
 import jax
 import jax.numpy as jnp

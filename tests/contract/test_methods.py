@@ -129,10 +129,9 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ra
         other_rows.append(row)
     if not experiment.settings.data.reveal_labels:
         assert engine.same_bits(state, states[2])
-    key = "diagnostics/pseudo_label_accuracy"
-    accuracies = [[row[key] for row in all_ if key in row] for all_ in (rows[:2], other_rows)]
-    assert len(accuracies[0]) == len(accuracies[1]) == (2 if key in OWN[experiment.settings.method["name"]] else 0)
-    assert accuracies[0] != accuracies[1] or not accuracies[0]
+    accuracies = [[row.get("diagnostics/pseudo_label_accuracy") for row in all_] for all_ in (rows[:2], other_rows)]
+    names = [key for key in accuracies[0] if key is not None]
+    assert bool(names) == (accuracies[0] != accuracies[1])
 
 
 @pytest.mark.parametrize("norm", ["running", *(pytest.param(norm, marks=pytest.mark.ci) for norm in ("static", "batch"))])

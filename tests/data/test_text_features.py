@@ -50,7 +50,7 @@ def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
     [
         ({"train_features": np.zeros((12, 5))}, "text_features train: features have dtype float64: store them as float32"),
         ({"test_features": np.zeros((6, 5, 1), np.float32)}, "test: features have shape (6, 5, 1): needed is [N, D]"),
-        ({"test_features": np.zeros((6, 4), np.float32)}, "train (12, 5), train strong (12, 5), test (6, 4): compute all"),
+        ({"test_features": np.zeros((6, 4), np.float32)}, "train (12, 5), train strong (12, 5), test (6, 4): use one encoder"),
         ({"train_strong_features": np.zeros((11, 5), np.float32)}, "train strong (11, 5)"),
         ({"train_labels": np.zeros(11, int)}, "text_features train: 12 examples but 11 labels"),
         ({"test_labels": np.full(6, 3)}, "text_features: no training example of class 3"),
