@@ -58,20 +58,27 @@ def test_streams_do_not_share_keys():
     assert len({tuple(jax.random.key_data(rng.stream(key, name)).tolist()) for name in names}) == len(names)
 
 
-def test_a_client_draws_from_a_key_of_its_run_its_round_and_its_id():
+def test_clients_and_server_draw_from_keys_of_their_run_their_round_and_a_clients_id():
     made = toy.method()
 
     def client_update(shared, own, state, shard, key):
         output = made.client_update(shared, own, state, shard, key)
         return output._replace(metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/id": Sum(own)})
 
+    def server_update(server, aggregate, data, key):
+        server, metrics = made.server_update(server, aggregate, data, key)
+        return server, {**metrics, "server/draw": Sum(jax.random.uniform(key))}
+
     drawn = set()
     for seed in (0, 1):
-        problem = toy.problem(made=made._replace(client_update=client_update), seeds=(seed,), cohort_size=7)
+        changed = made._replace(client_update=client_update, server_update=server_update)
+        problem = toy.problem(made=changed, seeds=(seed,), cohort_size=7)
         _, state, rows = toy.run(problem, toy.EXECUTIONS["chunked"], rounds=2)
         for number, row in enumerate(rows):
             keys = rng.client_keys(state.key, np.int32(number), np.arange(7))
             np.testing.assert_allclose(row["client/draw"], np.sum(jax.vmap(jax.random.uniform)(keys)), rtol=1e-6)
+            own = jax.random.uniform(rng.round_key(state.key, "server", np.int32(number)))
+            np.testing.assert_allclose(row["server/draw"], own, rtol=1e-6)
             assert row["client/id"] == sum(range(7))
             drawn.add(round(row["client/draw"], 4))
     assert len(drawn) == 4
