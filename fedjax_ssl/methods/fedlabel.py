@@ -44,7 +44,9 @@ class FedLabelOptions(Options):
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
     measure: Literal["variance", "entropy"] = Field(default="variance", description="Certainty h: variance or inverse entropy.")
-    experts: Literal["both", "local", "global"] = Field(default="both", description="Who labels; one alone: no consistency.")
+    experts: Literal["both", "local", "global"] = Field(
+        default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
+    )
     expert_view: Literal["plain", "weak"] = Field(default="plain", description="View for experts and KL (`released`: `weak`).")
     augment: Literal["strong", "none"] = Field(default="strong", description="View for CE; `none`: the experts' (Figure 7).")
     consistency_weight: Weight = Field(default=0.05, description="Weight lambda_0 of the consistency loss.")

@@ -37,7 +37,9 @@ class FixMatchOptions(Options):
     )
     unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    batches: Literal["all", "accepted"] = Field(default="all", description="Examples drawn, with global pseudo-labels.")
+    batches: Literal["all", "accepted"] = Field(
+        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
+    )
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

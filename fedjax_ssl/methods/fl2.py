@@ -30,7 +30,9 @@ class FL2Options(Options):
     confidence: Fraction = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
     strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
     batches: Literal["all", "accepted"] = Field(default="all", description="Examples that are drawn (`released`: `accepted`).")
-    consistency: Literal["sacr", "sam", "none"] = Field(default="sacr", description="The second loss: Eqs. 11-14, SAM or none.")
+    consistency: Literal["sacr", "sam", "none"] = Field(
+        default="sacr", description="The second loss: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4) or `none`."
+    )
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
         default="confident", description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its correct."
     )
