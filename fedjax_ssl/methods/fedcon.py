@@ -22,7 +22,7 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, apply_gradients, dropout_key
 from fedjax_ssl.local.objectives import View
-from fedjax_ssl.local.server import ServerWork, server_step, with_statistics
+from fedjax_ssl.local.server import ServerState, ServerWork, server_step
 from fedjax_ssl.local.task import join
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
@@ -40,13 +40,10 @@ class FedConOptions(Options):
     ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
 
 
-class FedConServerState(NamedTuple):
-    """The server's network, the states of its two optimizers, the teacher's parameters, and the number k of steps so far."""
+class Teacher(NamedTuple):
+    """What the server's state adds: the moving average of its network's parameters, and the number k of steps so far."""
 
-    weights: Weights
-    optimizer: PyTree
-    fine_tune: PyTree
-    teacher: PyTree
+    params: PyTree
     steps: jax.Array
 
 
@@ -69,19 +66,19 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
         raise ValueError(f"model.name: got a network that is one classifier, with method.name=fedcon, accepted: {accepted}")
 
-    def init(key: jax.Array, spec: DataSpec) -> tuple[FedConServerState, FedConClientState]:
+    def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedConClientState]:
         weights = task.init(key, spec.image_shape)
         backbone, _ = task.split(weights)
         image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
         head, _ = predictor(options.head_hidden or 3 * num_features).init(jax.random.fold_in(key, 1), (num_features,))
         optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
-        state = FedConServerState(weights, *optimizers, teacher=weights.params, steps=jnp.zeros((), jnp.int32))
+        state = ServerState(weights, *optimizers, own=Teacher(weights.params, jnp.zeros((), jnp.int32)))
         optimizer = client.init({"backbone": backbone.params, "head": head})
         one = FedConClientState(head, backbone.params, jnp.zeros((), bool), optimizer)
         return state, jax.tree.map(lambda x: jnp.broadcast_to(x, (spec.num_clients, *x.shape)), one)
 
-    def broadcast(state: FedConServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
+    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
     update = partial(client_update, Setup(task, client, server, options))
@@ -191,39 +188,38 @@ def _both(
 
 
 def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWork:
-    """The server's work: the average of backbones, a training on its labels that its teacher follows, and statistics.
+    """The server's work: the average of backbones, and a training on its labels that its teacher follows.
 
     After step k of all K steps of the run the teacher's decay is 1 - rate (cos(pi k/K) + 1)/2. In training t the weight of
     consistency is w(t) = exp(-5 (1 - t/ramp_rounds)^2).
     """
 
-    def step(state: FedConServerState, aggregate: Aggregate) -> FedConServerState:
+    def step(state: ServerState, aggregate: Aggregate) -> ServerState:
         backbone, classifier = task.split(state.weights)
         backbone, optimizer = server_step(server, backbone, state.optimizer, aggregate)
         return state._replace(weights=join(backbone, classifier), optimizer=optimizer)
 
-    def train(state: FedConServerState, data: ServerData, key: jax.Array) -> tuple[FedConServerState, Metrics]:
+    def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
+        teacher, before = state.own
         order_key, train_key = jax.random.split(key)
         training = server.fine_tune
         schedule = training.schedule(order_key, data.labeled.mask)
         steps = jnp.maximum(schedule.steps, 1)
         all_steps = steps * (server.pretrain + data.rounds)
-        gradient = server_gradient(task, data.labeled, ema.ramp_up(state.steps // steps, options.ramp_rounds))
+        gradient = server_gradient(task, data.labeled, ema.ramp_up(before // steps, options.ramp_rounds))
         rate, anchor = training.learning_rate(data.round), state.weights.params
 
         def one(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
             fit, teacher = carry
             gradients = gradient(fit.weights, batch, key, teacher)
             fit = apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
-            decay = ema.annealed_decay(state.steps + batch.step, all_steps, options.teacher_rate)
+            decay = ema.annealed_decay(before + batch.step, all_steps, options.teacher_rate)
             return (fit, ema.update(teacher, fit.weights.params, decay)), gradients.metrics
 
-        trained = local.train((training.start(state.weights, state.fine_tune), state.teacher), one, schedule, train_key)
+        trained = local.train((training.start(state.weights, state.fine_tune), teacher), one, schedule, train_key)
         (weights, optimizer), teacher = trained.carry
-        state = FedConServerState(weights, state.optimizer, training.stored(optimizer), teacher, state.steps + schedule.steps)
+        own = Teacher(teacher, before + schedule.steps)
+        state = state._replace(weights=weights, fine_tune=training.stored(optimizer), own=own)
         return state, {f"server/{name}": value for name, value in trained.metrics.items()}
 
-    def statistics(state: FedConServerState, data: ServerData) -> FedConServerState:
-        return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
-
-    return ServerWork(step, train, statistics, server.pretrain)
+    return local.server_work(task, server)._replace(step=step, train=train)

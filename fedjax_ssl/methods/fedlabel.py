@@ -19,11 +19,10 @@ FLUTE's choices that contradict the paper are options, marked `released`, but fo
 """
 
 from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -33,7 +32,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Set
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, PyTree, Shard
 from fedjax_ssl.metrics import Sum, mean
-from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight, rounds_of
+from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
@@ -43,7 +42,9 @@ class FedLabelOptions(Options):
     """FedLabel's own settings; tau is `client.steps`."""
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
-    measure: Literal["variance", "entropy"] = Field(default="variance", description="Certainty h: variance or inverse entropy.")
+    measure: Literal["variance", "entropy"] = Field(
+        default="variance", description="How a model's certainty h is measured: variance of its probabilities or 1 / entropy."
+    )
     experts: Literal["both", "local", "global"] = Field(
         default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
     )
@@ -72,10 +73,6 @@ class FedLabelOptions(Options):
     def consistent(self) -> bool:
         """Whether there is a consistency loss."""
         return self.experts == "both" and self.consistency_weight > 0
-
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
-        """With `burn_in` as a number of rounds."""
-        return self.model_copy(update={"burn_in": rounds_of("burn_in", self.burn_in, rounds)})
 
 
 class FedLabelClientState(NamedTuple):

@@ -7,11 +7,10 @@ pseudo-labels are made on plain images.
 """
 
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -19,7 +18,7 @@ from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
-from fedjax_ssl.options import FirstPhase, Options, Positive, rounds_of
+from fedjax_ssl.options import FirstPhase, Options, Positive
 from fedjax_ssl.ssl import pseudo_labels
 
 
@@ -28,10 +27,6 @@ class FedSemOptions(Options):
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
     labeled_repeats: Positive = Field(default=1, description="Repeats of labels in epochs of phase 1 (`released`: 3 or 2).")
-
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
-        """With `labeled_rounds` as a number of rounds."""
-        return self.model_copy(update={"labeled_rounds": rounds_of("labeled_rounds", self.labeled_rounds, rounds)})
 
 
 class FedSemBroadcast(NamedTuple):

@@ -24,7 +24,10 @@ from fedjax_ssl.ssl import siamese
 class FedSiamDOptions(FedSiamMTOptions):
     """Options of FedSiam-D: those of FedSiam-MT, and which layers are uploaded."""
 
-    curve: Literal["linear", "rectangle"] = Field(default="linear", description="Curve of tau, the share sent (Eqs. 11, 12).")
+    curve: Literal["linear", "rectangle"] = Field(
+        default="linear",
+        description="How tau, the share sent, goes: it falls to 0 (Eq. 11) or is constant in between (Eq. 12).",
+    )
     saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
     pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")

@@ -20,11 +20,10 @@ FedProx's term pulls a training towards its start, the global or the joined netw
 """
 
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -36,7 +35,7 @@ from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import FirstPhase, Options, rounds_of
+from fedjax_ssl.options import FirstPhase, Options
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 ENOUGH = 10  # after a client gains so many pseudo-labels in one round, alpha weighs them
@@ -49,10 +48,6 @@ class FedTriNetOptions(Options):
 
     labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
     threshold_protection: bool = Field(default=True, description="Constant threshold from round 35 of the second phase on.")
-
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
-        """With `labeled_rounds` as a number of rounds."""
-        return self.model_copy(update={"labeled_rounds": rounds_of("labeled_rounds", self.labeled_rounds, rounds)})
 
 
 class FedTriNetBroadcast(NamedTuple):

@@ -36,7 +36,10 @@ class FL2Options(Options):
     consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
         default="confident", description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its correct."
     )
-    perturbation: Literal["asam", "sam"] = Field(default="asam", description="ASAM's (Section 5.1) or SAM's (Eq. 12).")
+    perturbation: Literal["asam", "sam"] = Field(
+        default="asam",
+        description="`asam` scales the perturbation by each weight's size (Section 5.1), `sam` does not (Eq. 12).",
+    )
     rho: Weight = Field(default=0.1, description="The radius of the perturbation.")
     consistency_weight: Weight = Field(default=1.0, description="Weight w_cs of the second loss (Eq. 14).")
     aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="Clients' weights: Eq. 15 (LSAA) or uniform.")

@@ -29,7 +29,9 @@ class UDAOptions(Options):
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    tsa: Literal["none", "linear", "log", "exp"] = Field(default="none", description="Schedule of training signal annealing.")
+    tsa: Literal["none", "linear", "log", "exp"] = Field(
+        default="none", description="How the confidence rises above which a labeled example is left out (annealing)."
+    )
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:

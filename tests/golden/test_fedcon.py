@@ -15,10 +15,10 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
+from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import ServerData, Shard
-from fedjax_ssl.methods.fedcon import FedConClientState, FedConOptions, FedConServerState, fedcon, server_work
+from fedjax_ssl.methods.fedcon import FedConClientState, FedConOptions, Teacher, fedcon, server_work
 from fedjax_ssl.ssl import losses
 from tests.golden import linear_clients as lc
 
@@ -200,14 +200,14 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
         teacher = lc.combine(lambda t, w, decay=decay: decay * t + (1 - decay) * w, teacher, w)
 
     params, average = map(lc.named, start)
-    state = FedConServerState(Weights(params, {}), (), (), average, jnp.int32(trainings * STEPS))
+    state = ServerState(Weights(params, {}), (), (), Teacher(average, jnp.int32(trainings * STEPS)))
     # One batch of all labels: the mean over it does not feel the order.
     labeled = lc.examples(pool, np.arange(LABELS), LABELS, y)
     data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)), ROUNDS)
     state, metrics = server_training()(state, data, jax.random.key(0))
     lc.assert_same(state.weights.params["Dense_0"], w)
-    lc.assert_same(state.teacher["Dense_0"], teacher)
-    assert state.steps == (trainings + 1) * STEPS
+    lc.assert_same(state.own.params["Dense_0"], teacher)
+    assert state.own.steps == (trainings + 1) * STEPS
     assert state.fine_tune == ()
     np.testing.assert_allclose(metrics["server/loss"], (ce_sum, STEPS * LABELS), rtol=1e-4)
     np.testing.assert_allclose(metrics["server/consistency_loss"], (kl_sum, STEPS * LABELS), rtol=1e-4)
