@@ -124,8 +124,10 @@ class WorkerError(RuntimeError):
 
 
 class Worker(contextlib.AbstractContextManager):
-    """A process of `benchmarks/programs.py` on a checkout's package, with variables of its environment besides those here, and
-    so many JAX devices of a CPU; 0: one for each core, as `launch.run` has."""
+    """A process of `benchmarks/programs.py` on a checkout's package, with this process's environment and `environment`.
+
+    `devices` is its number of JAX devices on a CPU; 0: one for each core, as `launch.run` has.
+    """
 
     def __init__(self, package: pathlib.Path = ROOT, environment: dict[str, str] | None = None, devices: int = 0) -> None:
         of_jax = {"JAX_NUM_CPU_DEVICES": str(devices or cores()), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -154,7 +156,7 @@ class Worker(contextlib.AbstractContextManager):
 
 def in_turns(workers: Sequence[Worker], request: str, seconds: float, least: int) -> list[list[Result]]:
     """What each worker's `rounds` (or `evaluate`) took after its warm-up, one a turn, in whole sets of balanced orders: at
-    least so many turns, of which the first worker's take at least so many seconds."""
+    least `least` turns, of which the first worker's take at least `seconds`."""
     found: list[list[Result]] = [[] for _ in workers]
     whole = 2 * len(workers) if len(workers) % 2 and len(workers) > 1 else len(workers)
     while len(found[0]) < least or len(found[0]) % whole or sum(row["seconds"] for row in found[0]) < seconds:

@@ -57,7 +57,7 @@ class Session:
         return {"build_s": seconds, "package": str(pathlib.Path(fedjax_ssl.__file__).parents[1])}
 
     def rounds(self, number: int) -> list[dict[str, Any]]:
-        """Runs so many rounds; of each its metrics, with `seconds` as measured here."""
+        """Runs `number` rounds; of each its metrics, with `seconds` as measured here."""
         found = []
         for _ in range(number):
             (self.state, metrics), seconds = clocked(lambda: next(self._rounds))
@@ -65,7 +65,7 @@ class Session:
         return found
 
     def evaluate(self, number: int) -> list[dict[str, Any]]:
-        """Evaluates the initial model so many times; the seconds of each."""
+        """Evaluates the initial model `number` times; the seconds of each."""
         if self.state is None:
             self.state, _ = self.experiment.start()
         return [{"seconds": clocked(lambda: self.experiment.simulator.evaluate(self.state))[1]} for _ in range(number)]

@@ -34,7 +34,7 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "hosted": ("clients", CLIENTS, {"states": 1, "hosted": 1}),
     "steps": ("steps", (2, 4, 8, 16, 32, 64, 128), {}),
     "devices": ("devices", (1, 2, 4), {}),
-}  # which number of BASE changes, its values, and what differs from BASE besides
+}  # which number of BASE changes, its values, and what else differs from BASE
 WITH_FIXED_COST = ("cohort", "steps")  # series whose seconds are fitted by a + b x^c
 KINDS = ("seconds", "program_bytes", "peak_bytes")
 WARM_UP, LEAST, SECONDS, ROUNDS, REPEATS = 2, 5, 4.0, 10_000, 3

@@ -28,7 +28,7 @@ DIVERGED = "NaN or infinity"
 
 
 def cells(table: str) -> Iterator[Result]:
-    """The cells of a table, row by row: the config, what is set besides, and the paper's accuracy in percent or None."""
+    """The cells of a table, row by row: the config, what else is set, and the paper's accuracy in percent or None."""
     spec = TABLES[table]
     for (row, of_row), (column, value) in itertools.product(spec["rows"].items(), spec["columns"].items()):
         of_column = value if isinstance(value, dict) else {"value": value}

@@ -112,7 +112,7 @@ def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: Ge
 
 
 def _check_classes(labels: Labels, classes_per_client: int) -> int:
-    """The number of classes C; ValueError if a client cannot have so many of them."""
+    """The number of classes C; ValueError if a client cannot have `classes_per_client` of them."""
     num_classes = int(np.max(labels)) + 1
     if not 1 <= classes_per_client <= num_classes:
         raise ValueError(f"classes_per_client={classes_per_client}: give 1 to {num_classes}, the number of classes")

@@ -38,7 +38,7 @@ class FedMatchOptions(Options):
 
     confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
     helpers: Positive = Field(default=2, description="Helpers H per client.")
-    helper_period: Positive = Field(default=10, description="Every so many rounds there are helpers.")
+    helper_period: Positive = Field(default=10, description="A cohort gets helpers in every round that is a multiple of this.")
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
     lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
     lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")

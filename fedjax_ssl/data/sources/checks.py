@@ -75,7 +75,7 @@ def checked_part(where: str, split: Part) -> Part:
 
 
 def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> Classes:
-    """The labels of so many examples, or a ValueError that says what is wrong with them."""
+    """The labels of `num_examples` examples, or a ValueError that says what is wrong with them."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
