@@ -140,7 +140,8 @@ def install(peer: str, peers: pathlib.Path) -> str:
     for command in (venv, pip):
         done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
         if done.returncode:
-            return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}"
+            by_hand = f"with another Python, install {' '.join(pip[4:])} in {folder} by hand, and add an empty file `installed`"
+            return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}; {by_hand}"
     (folder / "installed").touch()
     return ""
 
