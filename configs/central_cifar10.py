@@ -6,7 +6,7 @@ Expected error (USB's table, in %; not measured here) with 40, 250 and 4000 labe
 4.97, 4.29. Run time: for an accelerator, 2^20 steps on 960 images each; not measured.
 """
 
-from configs.common import ConfigDict, central
+from .common import ConfigDict, central
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

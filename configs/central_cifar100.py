@@ -7,7 +7,7 @@ Expected error (USB's table, in %; not measured here) with 400, 2500 and 10000 l
 Run time: for an accelerator, 2^20 steps on 960 images each; not measured.
 """
 
-from configs.common import ConfigDict, central
+from .common import ConfigDict, central
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -7,7 +7,7 @@ not measured here; USB also trains on the `extra` split, and mirrors images) wit
 4.31; fixmatch 2.08, 1.99, 2.00. Run time: for an accelerator, 2^20 steps on 960 images each; not measured.
 """
 
-from configs.common import ConfigDict, central
+from .common import ConfigDict, central
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -13,9 +13,10 @@ Expected test accuracy and run time of all methods: README. Seeds and processors
 
 from typing import Any
 
-from configs import common
-from configs.common import ConfigDict
 from fedjax_ssl.methods import METHODS
+
+from . import common
+from .common import ConfigDict
 
 CENTRAL: dict[str, Any] = {
     "server.epochs": 0, "server.steps": 25, "server.batch_size": 16, "method.ema_decay": 0.98, "model.norm": "running",

@@ -7,7 +7,7 @@ does the one checkpoint, at the end; `--config.method.head_hidden=512` makes bot
 authors is at hand; (FL)^2's comparison is `fl2_cifar10:paper,method=fedcon`. Run time: for an accelerator, not measured.
 """
 
-from configs.common import ConfigDict, fedcon
+from .common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

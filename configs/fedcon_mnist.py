@@ -6,7 +6,7 @@ split: iid or shards. Its code does not augment MNIST: the two views of an image
 its code's (`released`). Expected: no result of its authors is at hand. Run time: for an accelerator, not measured.
 """
 
-from configs.common import ConfigDict, fedcon
+from .common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -6,7 +6,7 @@ split: iid or shards; memory as for fedcon_cifar10. Expected: no result of its a
 `fl2_svhn:paper,method=fedcon`. Run time: for an accelerator, not measured.
 """
 
-from configs.common import ConfigDict, fedcon
+from .common import ConfigDict, fedcon
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from configs import common
-from configs.common import ConfigDict
-from configs.splits import SPLITS
 from fedjax_ssl.methods.feddure import own_batch_size
+
+from . import common
+from .common import ConfigDict
+from .splits import SPLITS
 
 WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "feddure": ("feddure", {}),

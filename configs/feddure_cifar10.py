@@ -14,7 +14,7 @@ fedavg 45.68 (1.14), 40.34 (.46); fedavg_sl 75.47, 58.38; fedprox_sl 74.67, 59.5
 Run time: for an accelerator.
 """
 
-from configs.feddure import ConfigDict, make
+from .feddure import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

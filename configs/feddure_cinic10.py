@@ -5,7 +5,7 @@
 Argument as in feddure_cifar10. Expected: no numbers of the paper are at hand. Run time: for an accelerator.
 """
 
-from configs.feddure import ConfigDict, make
+from .feddure import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -8,7 +8,7 @@ fedavg 85.56, 82.24; fedavg_sl 89.87, 86.95; fedprox_sl 89.53, 87.32; no_c_reg -
 Run time: for an accelerator.
 """
 
-from configs.feddure import ConfigDict, make
+from .feddure import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

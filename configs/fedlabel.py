@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from configs import common
-from configs.common import ConfigDict
+from . import common
+from .common import ConfigDict
 
 FEDLABEL: dict[str, dict[str, Any]] = {
     "paper": {},

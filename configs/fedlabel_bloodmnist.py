@@ -7,7 +7,7 @@ FedProx + uda 59.48, fedtrinet 59.38, fedmatch 58.89, fedprox 56.53, fedavg and 
 47.92; with all labels fedprox 74.53, fedavg 70.53. Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, make
+from .fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -14,7 +14,7 @@ fedprox 44.72, fedavg 44.67. local_only 32.57, global_only 37.51, both 44.51; wi
 Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, make
+from .fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

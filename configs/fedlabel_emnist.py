@@ -5,7 +5,7 @@
 Argument as in fedlabel_cifar10. Expected: the paper's numbers are not at hand. Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, make
+from .fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

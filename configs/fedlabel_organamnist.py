@@ -6,7 +6,7 @@ Argument as in fedlabel_cifar10; but for `released`, slices of one scan are trai
 avoids. Expected: the paper's numbers are not at hand. Run time: for an accelerator.
 """
 
-from configs.fedlabel import ConfigDict, make
+from .fedlabel import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

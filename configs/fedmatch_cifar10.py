@@ -11,9 +11,9 @@ Expected (the paper, in %; not reproduced here), IID and Non-IID: labels at the 
 at the clients 52.13 (.34), 52.25 (.81), fixmatch 47.01. Run time: for an accelerator, not measured.
 """
 
-from configs import common
-from configs.common import ConfigDict
-from configs.splits import SPLITS
+from . import common
+from .common import ConfigDict
+from .splits import SPLITS
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from configs import common
-from configs.common import ConfigDict, one_of
-from configs.splits import SPLITS
 from fedjax_ssl.methods import METHODS
+
+from . import common
+from .common import ConfigDict, one_of
+from .splits import SPLITS
 
 FEDSIAM = {"d": "fedsiam_d", "mt": "fedsiam_mt", "pi": "fedsiam_pi", "no_siamese": "fedsiam_pi"}
 """First words for FedSiam itself; every other method runs in the same setting (Table 2)."""

@@ -8,7 +8,7 @@ Expected (the paper, in %, IID, gamma .1, labels at the clients; not reproduced 
 60.78, FedSem 50.61; with KL 63.52. Run time: for an accelerator.
 """
 
-from configs.fedsiam import ConfigDict, make
+from .fedsiam import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

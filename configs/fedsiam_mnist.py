@@ -16,7 +16,7 @@ Pi 90.6 and 92.2, MT 94.0 and 93.8). The third command runs these tables; with `
 Run time on two CPU cores: Pi with labels at the clients 1.5 minutes, 150 rounds with labels at the server 2 to 25 minutes.
 """
 
-from configs.fedsiam import ConfigDict, make
+from .fedsiam import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

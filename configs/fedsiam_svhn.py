@@ -6,7 +6,7 @@ Argument as in fedsiam_mnist. Expected (the paper, in %, IID, gamma .1, labels a
 MT 87.66, D 88.76, no siamese 87.24, FedSem 85.70. Run time: for an accelerator.
 """
 
-from configs.fedsiam import ConfigDict, make
+from .fedsiam import ConfigDict, make
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -5,7 +5,7 @@
 Argument as in fedtrinet_mnist. Expected: no result of its authors is at hand. Run time: for an accelerator.
 """
 
-from configs.common import ConfigDict, fedtrinet
+from .common import ConfigDict, fedtrinet
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -6,7 +6,7 @@ First word: fedtrinet, or fedsem in the same setting. split: iid, shards, l2 or 
 Expected: no result of its authors is at hand. Run time: for an accelerator.
 """
 
-from configs.common import ConfigDict, fedtrinet
+from .common import ConfigDict, fedtrinet
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -9,7 +9,7 @@ The paper's 20 epochs are taken as local ones, its optimizer, which it does not 
 Expected: not measured. Run time: minutes.
 """
 
-from configs.common import ConfigDict, fl2
+from .common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

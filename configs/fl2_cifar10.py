@@ -10,7 +10,7 @@ and .1, 40 labels: fl2 81.5 (7.4), 43.5 (7.5), 36.4 (1.4); semifl 75.3 (2.8), 38
 takes minutes.
 """
 
-from configs.common import ConfigDict, fl2
+from .common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -7,7 +7,7 @@ there: here it is CIFAR-10's. `method=` as in fl2_cifar10.
 Expected: no reference at hand, not measured. Run time: for an accelerator; 10 clients of 23.4 million parameters a round.
 """
 
-from configs.common import ConfigDict, fl2
+from .common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -7,7 +7,7 @@ optimizer (here CIFAR-10's); its code has no loader. `method=` as in fl2_cifar10
 Expected: not measured. Run time: for an accelerator.
 """
 
-from configs.common import ConfigDict, fl2
+from .common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -7,7 +7,7 @@
 fedcon 20.3 (1.0), 21.6 (1.7), 20.5 (1.4); fixmatch, IID, 50.2 (Table 2). Run time: for an accelerator.
 """
 
-from configs.common import ConfigDict, fl2
+from .common import ConfigDict, fl2
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

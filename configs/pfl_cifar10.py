@@ -8,7 +8,7 @@ Expected (its authors' report): about 70 %; not reproduced here. Run time: for a
 rounds of it beside pfl-research, Flower and PyTorch.
 """
 
-from configs.common import ConfigDict, base, number, parse
+from .common import ConfigDict, base, number, parse
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

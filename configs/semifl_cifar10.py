@@ -9,7 +9,7 @@ client (`split=l2`): 4000 labels 93.1 (.1), 88.9 (.3), 84.5 (.4), 85.3 (.3), sup
 47.0; no_global_labels 80.4, 81.7. Run time: for an accelerator, not measured.
 """
 
-from configs.common import ConfigDict, semifl
+from .common import ConfigDict, semifl
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

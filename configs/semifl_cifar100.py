@@ -8,7 +8,7 @@ Dirichlet .3 and .1, 2 classes a client: 10000 labels 72.1 (.2), 70.0 (.3), 68.0
 Run time: for an accelerator, not measured; 10 clients of 23.4 million parameters a round.
 """
 
-from configs.common import ConfigDict, semifl
+from .common import ConfigDict, semifl
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

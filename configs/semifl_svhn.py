@@ -7,7 +7,7 @@ Dirichlet .3 and .1, 2 classes a client: 1000 labels 96.9 (.1), 95.2 (.2), 93.0 
 96.8 (.3), 94.0 (.5), 91.2 (.3), 87.5 (1.1), supervised 77.1. Run time: for an accelerator, not measured.
 """
 
-from configs.common import ConfigDict, semifl
+from .common import ConfigDict, semifl
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

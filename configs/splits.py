@@ -8,7 +8,7 @@ Expected: the table of the split of CIFAR-10, or `dataset`, over 100 clients, an
 
 from typing import Any
 
-from configs.common import ConfigDict, base, parse
+from .common import ConfigDict, base, parse
 
 SPLITS: dict[str, dict[str, Any]] = {
     "fl2_iid": {"num_labels": 40, "partition": "iid"},

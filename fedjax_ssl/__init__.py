@@ -1,13 +1,15 @@
 """fedjax_ssl: federated semi-supervised learning, simulated in one JAX program with the clients as an axis.
 
-from configs import digits
 import fedjax_ssl
+from fedjax_ssl.configs import digits
 
 experiment = fedjax_ssl.build(digits.get_config("fl2").to_dict())
 for state, metrics in experiment.rounds():
     print(metrics)
 logits = experiment.predict(state, images)
 """
+
+import pathlib
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
@@ -16,6 +18,10 @@ from fedjax_ssl.methods import METHODS, register_method
 from fedjax_ssl.models import MODELS, register_model
 from fedjax_ssl.options import Options
 from fedjax_ssl.simulation.simulator import copied
+
+_folder = pathlib.Path(__file__).parent
+if not (_folder / "configs").exists():  # in a checkout `configs` and `launch` stand beside the package, not in it
+    __path__.append(str(_folder.parent))
 
 __all__ = [
     "METHODS",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
 FOR_EXAMPLE = "for example --config=digits:fl2"
 CONFIG_HELP = """  --config: The config: a name or a file's path, with its argument after a colon.
   --config.KEY: A key's value, such as --config.client.epochs=1; `python -m launch.explain --config=...` prints them all."""
@@ -72,10 +73,14 @@ class Config(NamedTuple):
     name: str
 
 
-def parse(argv: list[str]) -> Config:
-    """The config of a command line, whose other flags are set; `--help` prints them. ValueError has one line for a mistake."""
+def parse(argv: list[str], module: str = "__main__") -> Config:
+    """The config of a command line, whose other flags, those of `module`, are set; `--help` prints them.
+
+    ValueError has one line for a mistake.
+    """
     if {"--help", "-h"} & set(argv):
-        print(f"{sys.modules['__main__'].__doc__}\n{CONFIG_HELP}\n{flags.FLAGS.main_module_help()}")
+        own = flags.FLAGS.module_help(sys.argv[0] if module == "__main__" else module)
+        print(f"{sys.modules[module].__doc__}\n{CONFIG_HELP}\n{own}")
         sys.exit(0)
     file, overrides, others = _sorted(argv[1:])
     try:
@@ -145,7 +150,7 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
     if not is_ours:
         sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script
     try:
-        names = runpy.run_path(str(file.absolute()), run_name=f"configs.{file.stem}" if is_ours else file.stem)
+        names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
     except Exception as error:
         raise ValueError(f"--config: {_where(error, file)}") from None
     if not callable(get_config := names.get("get_config")):

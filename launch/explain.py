@@ -18,7 +18,7 @@ from typing import Any
 
 import pydantic
 
-from launch import command
+from . import command
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs")
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     words, flags = ([word for word in argv[1:] if word.startswith("-") == is_flag] for is_flag in (False, True))
     try:
         if flags:
-            lines = list(explained(command.parse([argv[0], *flags]).tree, words))
+            lines = list(explained(command.parse([argv[0], *flags], __name__).tree, words))
         elif len(words) == 1 and words[0] in LISTS:
             rows = list(listed(words[0]))
             width = max(len(name) for name, _ in rows) + 2

@@ -10,7 +10,7 @@ import sys
 
 from absl import flags
 
-from launch import command
+from . import command
 
 OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
@@ -18,7 +18,7 @@ OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        config = command.parse(argv)
+        config = command.parse(argv, __name__)
         output = pathlib.Path(OUTPUT.value)
         if output.suffix != ".png" or not output.parent.is_dir():
             raise ValueError(f"--output: got {output}, accepted: a file NAME.png in a folder that exists")

@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import command
+from . import command
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
-        config = command.parse(argv)
+        config = command.parse(argv, __name__)
     except ValueError as error:
         return command.refuse(error)
     try:

@@ -28,7 +28,8 @@ import tqdm
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
 from fedjax_ssl.experiment.writers import replacing
-from launch import command
+
+from . import command
 
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
@@ -42,9 +43,9 @@ class Texts(NamedTuple):
     texts: list[str]
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(argv[1:])
     try:
         if os.path.isdir(options.out) or not os.path.isdir(os.path.dirname(options.out) or "."):  # before hours are lost
             raise FileNotFoundError(f"--out: got {options.out}, accepted: a file in a folder that exists")
@@ -191,4 +192,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv))

@@ -118,7 +118,7 @@ def test_lengths_beyond_the_model_are_refused(tmp_path):
 def test_the_script_refuses_a_missing_folder_in_one_line(tmp_path, capsys):
     file, out = tmp_path / "texts.csv", tmp_path / "features.npz"
     file.write_text("1,Bank shares fell\n2,the team won\n", encoding="utf-8")
-    arguments = [f"--train={file}", f"--test={file}", f"--out={out}", "--max_length=16"]
+    arguments = ["text_features", f"--train={file}", f"--test={file}", f"--out={out}", "--max_length=16"]
     assert text_features.main([*arguments, f"--encoder={tmp_path / 'nowhere'}"]) == 2
     message = capsys.readouterr().err
     assert len(message.splitlines()) == 1

@@ -173,7 +173,7 @@ def run(monkeypatch, tmp_path, *more):
     monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *arguments: asked.append(arguments) or encode)
     train, test = write_csv(tmp_path, "train.csv", AG_NEWS), write_csv(tmp_path, "test.csv", TEST)
     out = tmp_path / "ag_news.npz"
-    return text_features.main([f"--train={train}", f"--test={test}", f"--out={out}", *more]), out, asked
+    return text_features.main(["text_features", f"--train={train}", f"--test={test}", f"--out={out}", *more]), out, asked
 
 
 def test_the_script_writes_what_ag_news_is_read_from(tmp_path, monkeypatch):

@@ -1,0 +1,26 @@
+"""All commands as one: `fedjax-ssl COMMAND` is what `python -m launch.COMMAND` is in a checkout.
+
+fedjax-ssl run --config=digits:fl2
+fedjax-ssl COMMAND --help
+"""
+
+import importlib
+import sys
+
+COMMANDS = ("run", "preview", "explain", "text_features")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line, by default the process's; returns the exit status."""
+    name, *rest = (sys.argv if argv is None else argv)[1:] or ["nothing"]
+    if name in ("--help", "-h"):
+        print(f"{__doc__}\nCommands: {', '.join(COMMANDS)}")
+        return 0
+    if name not in COMMANDS:
+        print(f"error: got {name}, accepted: {', '.join(COMMANDS)}, or --help", file=sys.stderr)
+        return 2
+    return importlib.import_module(f".{name}", __package__).main([f"fedjax-ssl {name}", *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
