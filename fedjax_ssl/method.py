@@ -8,16 +8,14 @@ The axis letters are those of `fedjax_ssl.arrays`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import Key, PyTree
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.metrics import Metrics
-
-PyTree = Any
-Key = jax.Array
 
 
 class DataSpec(NamedTuple):

@@ -7,14 +7,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Key, Scalar
+from fedjax_ssl.arrays import Array, Key, PyTree, Scalar
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 
-PyTree = Any
 OptionsT = TypeVar("OptionsT")
 
 

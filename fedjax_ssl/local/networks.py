@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.arrays import Number
+from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import ema
-
-PyTree = Any
 
 
 class Networks(NamedTuple):

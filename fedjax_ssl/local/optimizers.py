@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from fedjax_ssl.arrays import Number
+from fedjax_ssl.arrays import Number, PyTree
 
-PyTree = Any
 TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1
 
 

@@ -9,13 +9,13 @@ together. Where the labels are at the server, there is no labeled batch and L_s 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jaxtyping
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Labels, Logits, Mask, Scalar
+from fedjax_ssl.arrays import Array, Labels, Logits, Mask, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
@@ -26,7 +26,6 @@ from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
 
-PyTree = Any
 Keys = jaxtyping.Key[jax.Array, "2"]
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.arrays import Key, Number
+from fedjax_ssl.arrays import Key, Number, PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.local.objectives import supervised_gradient
@@ -18,8 +18,6 @@ from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard, weighted_sum
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
-
-PyTree = Any
 
 
 class StaticNorm(NamedTuple):

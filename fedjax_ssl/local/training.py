@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Count, Key, Mask, Number
+from fedjax_ssl.arrays import Array, Count, Key, Mask, Number, PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
 
-PyTree = Any
 Carry = TypeVar("Carry")
 
 

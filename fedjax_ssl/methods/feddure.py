@@ -23,9 +23,10 @@ import optax
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
-from fedjax_ssl.method import ClientOutput, DataSpec, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Rate
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds

@@ -22,13 +22,14 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import with_statistics
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses

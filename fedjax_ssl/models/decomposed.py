@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Int32
 
-from fedjax_ssl.arrays import Array, Count, Scalar
+from fedjax_ssl.arrays import Array, Count, PyTree, Scalar
 
-PyTree = Any
 PSI_FACTOR = 0.2  # psi_0 / sigma_0
 
 

@@ -13,12 +13,11 @@ from flax import linen as nn
 from jax import Array
 from jaxtyping import Float
 
-from fedjax_ssl.arrays import Inputs, Logits, Mask, Outputs
+from fedjax_ssl.arrays import Inputs, Logits, Mask, Outputs, PyTree
 from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.initializers import torch_uniform
 from fedjax_ssl.models.layers import Conv
 
-PyTree = Any
 Features = Float[Array, "B F"]
 
 

@@ -7,15 +7,16 @@ drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or over
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array, lax
+from jax import lax
 from jaxtyping import Bool, Float, Float32
 
-PyTree = Any
+from fedjax_ssl.arrays import Array, PyTree
+
 Channels = Float32[Array, " F"]
 
 

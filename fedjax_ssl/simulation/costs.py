@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local.marks import BACKWARD, FORWARD
-
-PyTree = Any
 
 
 class Passes(NamedTuple):

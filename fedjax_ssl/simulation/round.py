@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum
@@ -18,7 +19,6 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 
-PyTree = Any
 Message = tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
 FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each

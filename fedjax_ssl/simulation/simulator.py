@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Metrics, reduce
@@ -22,7 +23,6 @@ from fedjax_ssl.simulation.results import Row, evaluate, report
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
 
-PyTree = Any
 _log = logging.getLogger(__name__)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics
@@ -19,7 +20,6 @@ from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import CLIENTS
 from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
 
-PyTree = Any
 DRAWN = 64  # rounds whose cohorts the host draws by one call
 
 

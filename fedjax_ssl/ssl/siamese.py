@@ -11,9 +11,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32, PyTree
+from jaxtyping import Bool, Float, Int, Int32
 
-from fedjax_ssl.arrays import Array, Number, Params, Scalar
+from fedjax_ssl.arrays import Array, Number, Params, PyTree, Scalar
 from fedjax_ssl.ssl import losses
 
 MIN_NORM = 1e-12  # the norm of a layer is at least this in FSM, which is then finite
