@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Bool
@@ -31,7 +31,7 @@ def train_client(
     client: Training,
     gradient: GradientFn,
     schedule: Schedule,
-    shared: Any,
+    shared: PyTree,
     optimizer: PyTree,
     *,
     weight: Scalar,

@@ -5,7 +5,7 @@ A pair is a `Weights` whose two fields are Networks, so that it is broadcast, su
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from fedjax_ssl.ssl import ema
 class Networks(NamedTuple):
     """The weights, parameters or statistics of both networks."""
 
-    online: Any
-    target: Any
+    online: PyTree
+    target: PyTree
 
 
 def join(online: Weights, target: Weights) -> Weights:

@@ -15,7 +15,7 @@ clients are averaged by size (Eq. 2), each epoch has an order of its own, and th
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ def train_pair(task: Task, training: Training, gradient: PairGradient, fit: Fit,
     online, target = networks.networks(fit.weights)
     paired, anchor = networks.is_pair(fit.weights), online.params
 
-    def step(carry: tuple[Fit, Any], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, Any], Metrics]:
+    def step(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
         one, target = carry
         gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
         one = local.apply_gradients(task, training, one, gradients, steps.learning_rate, anchor=anchor)

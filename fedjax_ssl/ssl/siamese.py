@@ -5,7 +5,7 @@ A layer is all parameters of one module, such as kernel and bias of a convolutio
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -21,7 +21,7 @@ Rounds = Int[Array, "..."]
 Shares = Float[Array, "..."]
 
 
-def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def _leaves(tree: PyTree) -> list[tuple[str, Array]]:
     """(name of its layer, leaf) of every leaf of parameters or of batch-norm statistics."""
     return [(jax.tree_util.keystr(path[:-1]), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
