@@ -6,7 +6,7 @@ aggregate, states, metrics = client_update, over the cohort
 server                     = server_update(server, aggregate)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Exa
 def attach(tree: PyTree, images: jax.Array) -> PyTree:
     """Gives every Examples in `tree` its images."""
 
-    def with_images(x: Any) -> Any:
+    def with_images(x: PyTree) -> PyTree:
         return x._replace(images=images) if isinstance(x, Examples) else x
 
     return jax.tree.map(with_images, tree, is_leaf=lambda x: isinstance(x, Examples))
