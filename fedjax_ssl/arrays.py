@@ -36,6 +36,7 @@ PerExample = Float32[Array, " B"]
 Inputs = Float[Array, "B ..."]  # what a network takes: normalized images, or a text's features
 Maps = Float[Array, "B H W ch"]
 NewMaps = Float[Array, "B _ _ _"]  # of another size
+Features = Float[Array, "B F"]  # what a classifier gets, in the dtype of the activations
 Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
 Params: TypeAlias = jaxtyping.PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient
