@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import jaxtyping
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Int32, PyTree, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Int32, Shaped
 
 if TYPE_CHECKING:
     Array: TypeAlias = jax.Array
@@ -21,6 +21,7 @@ else:
     Array = jax.Array | np.ndarray | np.generic  # tests call functions of JAX with NumPy's arrays, too
     Stored = Array  # in structures whose data are NumPy's on the host and JAX's on a device: mypy takes either
 
+PyTree: TypeAlias = Any
 Key = jaxtyping.Key[jax.Array, ""]  # one typed PRNG key (`jax.random.key`)
 Number = float | int | Shaped[Array, ""]
 Scalar = Float[Array, ""]
@@ -35,6 +36,7 @@ PerExample = Float32[Array, " B"]
 Inputs = Float[Array, "B ..."]  # what a network takes: normalized images, or a text's features
 Maps = Float[Array, "B H W ch"]
 NewMaps = Float[Array, "B _ _ _"]  # of another size
+Features = Float[Array, "B F"]  # what a classifier gets, in the dtype of the activations
 Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
-Params: TypeAlias = PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient
+Params: TypeAlias = jaxtyping.PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient

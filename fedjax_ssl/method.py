@@ -8,16 +8,14 @@ The axis letters are those of `fedjax_ssl.arrays`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Float32, Shaped
 
+from fedjax_ssl.arrays import Key, Logits, Mask, PyTree
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.metrics import Metrics
-
-PyTree = Any
-Key = jax.Array
 
 
 class DataSpec(NamedTuple):
@@ -74,7 +72,7 @@ class Aggregate(NamedTuple):
     """The cohort's updates, combined by the aggregator `sum`, or all of them, with leading axis M, where it is `stack`."""
 
     update: PyTree  # `sum`: sum_k weight_k update_k / sum_k weight_k, zeros where all weights are 0
-    weight: jax.Array  # float32: sum_k weight_k (`sum`), or the weights [M] (`stack`)
+    weight: Float32[Array, "*M"]  # sum_k weight_k (`sum`), or the weights [M] (`stack`)
 
 
 class Requires(NamedTuple):
@@ -88,7 +86,7 @@ class Requires(NamedTuple):
     server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
 
 
-def weighted_sum(updates: jax.Array, weights: jax.Array) -> jax.Array:
+def weighted_sum(updates: Float[Array, " M *shape"], weights: Float32[Array, " M"]) -> Float[Array, "*shape"]:
     """sum_k weights_k updates_k over the leading axis; a client of weight 0 may hold NaN."""
     weights = weights.reshape(-1, *[1] * (updates.ndim - 1))
     return jnp.sum(jnp.where(weights > 0, weights * updates, 0.0), axis=0)
@@ -115,7 +113,7 @@ class Method(NamedTuple):
     broadcast: Callable[[PyTree, PyTree, Cohort], tuple[PyTree, PyTree]]
     client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput]
     server_update: Callable[[PyTree, Aggregate, ServerData, Key], tuple[PyTree, Metrics]]
-    predict: Mapping[str, Callable[[PyTree, jax.Array, jax.Array], jax.Array]]
+    predict: Mapping[str, Callable[[PyTree, Shaped[Array, " B *_"], Mask], Logits]]
     requires: Requires = Requires()
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = lambda server, _data, _key: (server, {})
     aggregator: str = "sum"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, PyTree, Shaped
+from jaxtyping import Bool, Float32, Int32, Shaped
 
-from fedjax_ssl.arrays import Array, Number
+from fedjax_ssl.arrays import Array, Number, PyTree
 
 
 class Mean(NamedTuple):

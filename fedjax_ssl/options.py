@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import pydantic
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+ModelT = TypeVar("ModelT", bound="Model")
 MANY = 2**31 - 1  # the largest whole number that a setting may have
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> object:
     """A list as a tuple, and one number as a tuple of one, which is what a command line gives."""
     if isinstance(value, list):
         return tuple(value)
@@ -69,7 +70,7 @@ def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = Non
     return int(phase) if phase >= 1 else min(max(round(phase * rounds), int(phase > 0)), maximum)
 
 
-def parse(model: type[Model], values: Any, prefix: str = "") -> Any:
+def parse(model: type[ModelT], values: object, prefix: str = "") -> ModelT:
     """An instance of `model` from nested mappings; messages name the first wrong key, after a `prefix` such as `method.`."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{prefix.rstrip('.') or 'the config'}: got {_shown(values)}, accepted: a group of keys")
@@ -121,7 +122,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key; accepted: {', '.join(top) or 'none'}"
 
 
-def from_text(key: str, text: str, like: Any) -> Any:
+def from_text(key: str, text: str, like: object) -> Any:
     """A value of the type of `like` from a command line's text; a ValueError says that the text is none."""
     kind = tuple if isinstance(like, list) else type(like)
     try:
@@ -141,7 +142,7 @@ def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tup
             yield from fields_of(field.annotation, f"{prefix}{name}.")
 
 
-def literals(annotation: Any) -> list[str]:
+def literals(annotation: object) -> list[str]:
     """The words that an annotation accepts; empty: it is no choice of words."""
     return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
@@ -163,18 +164,18 @@ def accepted(field: FieldInfo) -> str:
     return " ".join([noun, " and ".join(bounds)]).strip()
 
 
-def _bound(field: FieldInfo, **signs: str) -> tuple[str, Any] | None:
+def _bound(field: FieldInfo, **signs: str) -> tuple[str, float] | None:
     """The last of a field's marks `ge`, `gt`, `le` or `lt` that `signs` names: (its sign, the number)."""
     found = [(signs[kind], getattr(mark, kind)) for mark in field.metadata for kind in signs if hasattr(mark, kind)]
     return found[-1] if found else None
 
 
-_KINDS: dict[Any, str] = {
+_KINDS: dict[object, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "numbers, separated by commas",
 }  # fmt: skip
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value in a message, on one line and not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

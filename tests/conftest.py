@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 # Every call in these packages is checked against its annotations, shapes and dtypes included; an int counts as a float, too.
-CHECKED = [f"fedjax_ssl.{name}" for name in ("data", "local", "method", "metrics", "ssl")]
+CHECKED = [f"fedjax_ssl.{name}" for name in ("data", "local", "method", "metrics", "models", "ssl")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 

@@ -25,6 +25,7 @@ from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.task import NORM_DEFAULTS, Task
 from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.options import Options
 from fedjax_ssl.simulation.source import Problem
 
 
@@ -70,7 +71,7 @@ class Plan(NamedTuple):
     """A run before its data are split: the method's own `options`, the padded dataset, and its sizes without `client_rows`."""
 
     settings: Settings
-    options: Any
+    options: Options
     dataset: sources.Dataset
     views: Views
     spec: DataSpec

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-PyTree = Any
+from fedjax_ssl.arrays import PyTree
+
 _log = logging.getLogger(__name__)
 
 

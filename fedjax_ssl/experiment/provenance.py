@@ -8,7 +8,6 @@ import pathlib
 import platform
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -57,7 +56,7 @@ def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
             _log.warning("%s: going on with other rounding: %s", path.parent, ", ".join(differing))
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, str | int]:
     """What the rounding of results depends on: platform, processor, cores, and the versions of JAX and of this package."""
     platform = jax.default_backend()
     kind = jax.devices()[0].device_kind if platform != "cpu" else processor()

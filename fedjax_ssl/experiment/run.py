@@ -7,7 +7,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 
@@ -40,7 +40,7 @@ class Stop:
         """Within it, the first signal is stored, to stop after the round; a second Ctrl-C raises KeyboardInterrupt."""
         stop = cls()
 
-        def handle(number: int, _: Any) -> None:
+        def handle(number: int, _: object) -> None:
             if stop.signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             stop.signal = stop.signal or number
@@ -58,7 +58,7 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
     return [workdir / run.name for run in experiment.runs]
 
 
-def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
+def open_workdir(workdir: pathlib.Path, config: Mapping[str, object], *, overwrite: bool) -> None:
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
     Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
@@ -230,7 +230,7 @@ def last_row(log: MetricsLog, done: int) -> Row:
     return rows[-1]
 
 
-def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def seen(rows: Sequence[Row]) -> Row:
     """What the progress bar shows of all runs: mean accuracy and loss, the accuracies' standard deviation, summed images/s."""
     if len(rows) == 1:
         return dict(rows[0])
@@ -244,7 +244,7 @@ def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return shown
 
 
-def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, Any]:
+def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
     """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
     last = rows[-1]
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]

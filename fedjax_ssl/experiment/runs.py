@@ -58,15 +58,15 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"values: got {values} with vary={key}, accepted: numbers > 0, {why}")
 
 
-def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as one, with dotted keys."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in config.items():
         flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
-def replaced(tree: Any, path: Sequence[str], value: Any) -> Any:
+def replaced(tree: Any, path: Sequence[str], value: object) -> Any:
     """`tree`, of mappings and settings, with `value`, which may be traced and is not checked, at `path`."""
     name, *rest = path
     if isinstance(tree, Mapping):

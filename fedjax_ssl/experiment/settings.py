@@ -20,7 +20,7 @@ Seed = Annotated[int, Field(ge=0, le=MANY)]
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-def one_of(key: str, got: Any, accepted: Iterable[Any]) -> None:
+def one_of(key: str, got: object, accepted: Iterable[object]) -> None:
     """Raises ValueError where `got` is none of the accepted words."""
     accepted = list(accepted)
     if not isinstance(got, str) or got not in accepted:

@@ -25,7 +25,7 @@ class MetricsLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.rows()  # repairs what a killed process left
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """Adds a row: flat keys to numbers (Python, NumPy or jax scalars); ValueError if `round` is no int."""
         row = plain(row)
         if not isinstance(row.get("round"), int):
@@ -62,7 +62,7 @@ class MetricsLog:
             file.writelines(map(_line, rows))
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Writes `value`, which may have arrays, as indented JSON, atomically; NaN and infinity become null."""
     content = json.dumps(plain(value), indent=2, allow_nan=False)
     with replacing(path) as file:
@@ -118,14 +118,14 @@ class Progress:
     def __init__(self, total_rounds: int, start_round: int = 0, stream: TextIO | None = None):
         self._stream = sys.stderr if stream is None else stream
         self._total = total_rounds
-        self._latest: dict[str, Any] = {}
+        self._latest: dict[str, float] = {}
         self._first: tuple[int, float] | None = None
         layout, disable = "round {n_fmt}/{total_fmt} {bar:30} {desc}", not self._stream.isatty()
         self._bar = tqdm.tqdm(
             total=total_rounds, initial=start_round, file=self._stream, bar_format=layout, dynamic_ncols=True, disable=disable
         )
 
-    def update(self, round: int, metrics: Mapping[str, Any]) -> None:
+    def update(self, round: int, metrics: Mapping[str, float]) -> None:
         """Shows that `round` rounds are finished, with the metrics of the last one."""
         self._latest.update(metrics)
         shown = [form.format(float(self._latest[name])) for name, form in FORMATS.items() if name in self._latest]
@@ -146,7 +146,7 @@ class Progress:
         self._bar.close()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value in JSON's types: arrays as lists, NaN and infinity as None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _line(row: Mapping[str, object]) -> bytes:
     return json.dumps(plain(row), allow_nan=False).encode() + b"\n"
 
 

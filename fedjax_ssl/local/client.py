@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Key, Scalar
+from fedjax_ssl.arrays import Array, Key, PyTree, Scalar
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 
-PyTree = Any
 OptionsT = TypeVar("OptionsT")
 
 
@@ -32,7 +31,7 @@ def train_client(
     client: Training,
     gradient: GradientFn,
     schedule: Schedule,
-    shared: Any,
+    shared: PyTree,
     optimizer: PyTree,
     *,
     weight: Scalar,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
-from fedjax_ssl.arrays import Array, Key
+from fedjax_ssl.arrays import Array, Count, Inputs, Key
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local.task import Task, Weights
@@ -36,12 +36,12 @@ def class_probabilities(task: Task, weights: Weights, examples: Examples, key: K
     n = examples.index.shape[0]
     size = min(_batch_size.get(), n)
 
-    def views_of(positions: jax.Array) -> jax.Array:
+    def views_of(positions: Int32[Array, " B"]) -> Inputs:
         if key is None:
             return task.views.plain(examples.take(positions))
         return jax.vmap(lambda i: task.views.weak(jax.random.fold_in(key, i), examples.take(i[None]))[0])(positions)
 
-    def step(s: jax.Array, probs: jax.Array) -> jax.Array:
+    def step(s: Count, probs: Float32[Array, "rows C"]) -> Float32[Array, "rows C"]:
         batch = batching.in_order(s, examples.count, n, size)
         outputs = jax.nn.softmax(task.eval_logits(weights, views_of(batch.positions), batch.mask))
         return jax.lax.dynamic_update_slice(probs, outputs, (s * size, 0))

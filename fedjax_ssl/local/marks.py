@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
+
+from fedjax_ssl.arrays import Array
 
 FORWARD, BACKWARD = "fedjax_ssl.forward", "fedjax_ssl.backward"
 
 
 @jax.custom_vjp
-def mark(outputs: jax.Array) -> jax.Array:
+def mark(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """A network's outputs [B, ...], unchanged, with marks of their forward and backward passes, which cost nothing."""
     return checkpoint_name(outputs, FORWARD)
 
 
 @jax.custom_vjp
-def _mark_cotangent(cotangent: jax.Array) -> jax.Array:
+def _mark_cotangent(cotangent: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return checkpoint_name(cotangent, BACKWARD)
 
 

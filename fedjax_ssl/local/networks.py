@@ -5,23 +5,21 @@ A pair is a `Weights` whose two fields are Networks, so that it is broadcast, su
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.arrays import Number
+from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.ssl import ema
-
-PyTree = Any
 
 
 class Networks(NamedTuple):
     """The weights, parameters or statistics of both networks."""
 
-    online: Any
-    target: Any
+    online: PyTree
+    target: PyTree
 
 
 def join(online: Weights, target: Weights) -> Weights:

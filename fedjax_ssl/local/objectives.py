@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from fedjax_ssl.arrays import Array, Inputs, Key, Labels, Logits, Mask, PerExample, Scalar
+from fedjax_ssl.arrays import Array, Inputs, Key, Labels, Logits, Mask, PerExample, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.local.task import Task, Weights, dropout_key
@@ -15,7 +14,6 @@ from fedjax_ssl.local.training import GradientFn, Gradients
 from fedjax_ssl.metrics import Mean, mean
 from fedjax_ssl.ssl import losses
 
-PyTree = Any
 View = Callable[[Key, Array], Inputs]  # one of `Views`, of images uint8 [B, H, W, ch]
 Selection = Callable[[Logits, Labels], Mask]  # the labeled examples that a step's loss is over
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import optax
 
-from fedjax_ssl.arrays import Number
+from fedjax_ssl.arrays import Number, PyTree
 
-PyTree = Any
 TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1
 
 
-def is_on(number: Any) -> bool:
+def is_on(number: Number) -> bool:
     """Whether a number of which 0 means `none` is positive; a traced one counts as positive (`experiment.runs.SWITCHES`)."""
     return isinstance(number, jax.Array) or number > 0
 

@@ -9,13 +9,13 @@ together. Where the labels are at the server, there is no labeled batch and L_s 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jaxtyping
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Labels, Logits, Mask, Scalar
+from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
@@ -26,7 +26,6 @@ from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import pseudo_labels
 
-PyTree = Any
 Keys = jaxtyping.Key[jax.Array, "2"]
 
 
@@ -84,7 +83,7 @@ def client_output(
 def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
     """The gradient of L in a step on a Pair, or of w L_u in a step on an unlabeled Batch."""
 
-    def step_gradient(weights: Weights, batch: Pair | Batch, key: jax.Array) -> Gradients:
+    def step_gradient(weights: Weights, batch: Pair | Batch, key: Key) -> Gradients:
         unlabeled, labeled = (batch.unlabeled, batch.labeled) if isinstance(batch, Pair) else (batch, None)
         images = shard.unlabeled.take(unlabeled.positions)
         strong = task.views.strong(key, images)
@@ -94,7 +93,7 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
             views.append(task.views.labeled(substream(key, "labeled"), shard.labeled.take(labeled.positions)))
             masks.append(labeled.mask)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
+        def loss(params: PyTree) -> tuple[Scalar, tuple[Metrics, PyTree]]:
             (weak, strong, *rest), batch_stats = task.train_logits_together(
                 weights._replace(params=params), views, masks, dropout_key(key)
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Shaped
 
-from fedjax_ssl.arrays import Key, Number
+from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.local.objectives import supervised_gradient
@@ -18,8 +19,6 @@ from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard, weighted_sum
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
-
-PyTree = Any
 
 
 class StaticNorm(NamedTuple):
@@ -73,19 +72,19 @@ class ServerWork(NamedTuple):
     Where the server trains in parallel with its clients, `average_with_server` takes the states before and after its training.
     """
 
-    step: Callable[[Any, Aggregate], Any]  # from one state to the next, by the clients' updates
-    train: Callable[[Any, ServerData, jax.Array], tuple[Any, Metrics]]  # one training on the server's labels
-    statistics: Callable[[Any, ServerData], Any]  # gives a state the static batch-norm statistics for the next broadcast
+    step: Callable[[PyTree, Aggregate], PyTree]  # from one state to the next, by the clients' updates
+    train: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]]  # one training on the server's labels
+    statistics: Callable[[PyTree, ServerData], PyTree]  # gives a state the static batch-norm statistics for the next broadcast
     pretrain: int  # how many trainings come before round 1
-    average_with_server: Callable[[Any, Any, Aggregate], Aggregate] | None = None  # None: the server trains after the clients
+    average_with_server: Callable[[PyTree, PyTree, Aggregate], Aggregate] | None = None  # None: it trains after the clients
 
-    def prepare(self, state: Any, data: ServerData, key: Key) -> tuple[Any, Metrics]:
+    def prepare(self, state: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         """The work before round 1: trainings, each with a key of its own, then the first statistics."""
         if self.pretrain:
             state = jax.lax.fori_loop(0, self.pretrain, lambda i, s: self.train(s, data, jax.random.fold_in(key, i))[0], state)
         return self.statistics(state, data), {}
 
-    def finish_round(self, state: Any, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[Any, Metrics]:
+    def finish_round(self, state: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         """The work at the end of a round: the aggregation step and the training, then the statistics."""
         if self.average_with_server is None:
             state, metrics = self.train(self.step(state, aggregate), data, key)
@@ -94,7 +93,7 @@ class ServerWork(NamedTuple):
             state = self.step(trained, self.average_with_server(state, trained, aggregate))
         return self.statistics(state, data), metrics
 
-    def train_alone(self, state: Any, data: ServerData, key: Key) -> tuple[Any, Metrics]:
+    def train_alone(self, state: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         """The work of a round without clients: the training, then the statistics."""
         state, metrics = self.train(state, data, key)
         return self.statistics(state, data), metrics
@@ -129,7 +128,7 @@ def averaging_method(
     task: Task,
     client: Training,
     server: Server,
-    client_update: Callable[[Any, PyTree, Any, Shard, jax.Array], ClientOutput],
+    client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput],
     *,
     labels_at: tuple[str, ...] = ("server",),
     work: ServerWork | None = None,
@@ -172,9 +171,9 @@ def requirements(task: Task, server: Server, labels_at: tuple[str, ...] = ("serv
 
 def method_without_clients(
     *,
-    init: Callable[[jax.Array, DataSpec], PyTree],
-    train: Callable[[PyTree, ServerData, jax.Array], tuple[PyTree, Metrics]],
-    predict: Callable[[PyTree, jax.Array, jax.Array], jax.Array],
+    init: Callable[[Key, DataSpec], PyTree],
+    train: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]],
+    predict: Callable[[PyTree, Shaped[Array, " B *_"], Mask], Logits],
     requires: Requires,
 ) -> Method:
     """A method whose rounds are the server's `train` alone: clients have no state, receive nothing and send nothing."""
@@ -261,7 +260,7 @@ def _collect(
     n = examples.index.shape[0]
     size = min(batch_size, n)
 
-    def step(s: jax.Array, total: norm.Cumulative) -> norm.Cumulative:
+    def step(s: Count, total: norm.Cumulative) -> norm.Cumulative:
         batch = batching.in_order(s, examples.count, n, size)
         _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), batch.mask)
         weight = jnp.sum(batch.mask, dtype=jnp.float32) if settings.weighting == "examples" else 1.0

@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from fedjax_ssl.arrays import Array, Inputs, Key, Logits, Mask, Outputs
+from fedjax_ssl.arrays import Array, Inputs, Key, Logits, Mask, Outputs, PyTree
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.local.marks import mark
 from fedjax_ssl.models import ModelFns, norm
 
-PyTree = Any
 NORMS = ("static", "running", "batch")
-NORM_DEFAULTS: dict[str, Any] = {"norm": "static", "norm_momentum": 0.1}  # the config's keys of batch norm, with their defaults
+NORM_DEFAULTS: dict[str, str | float] = {"norm": "static", "norm_momentum": 0.1}  # the config's batch norm keys, with defaults
 
 
 def substream(key: Key, name: str) -> Key:

@@ -6,20 +6,19 @@ The steps change a carry: a `Fit`, to which a method may add an average of the w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Bool
+from jaxtyping import Bool, Shaped
 
-from fedjax_ssl.arrays import Array, Count, Key, Mask, Number
+from fedjax_ssl.arrays import Array, Count, Key, Mask, Number, PyTree, Scalar
 from fedjax_ssl.data import batching
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
 
-PyTree = Any
 Carry = TypeVar("Carry")
 
 
@@ -39,7 +38,7 @@ class Gradients(NamedTuple):
     taken: Bool[Array, ""] | None = None  # whether the step is taken; None: always
 
 
-GradientFn = Callable[[Weights, Any, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
+GradientFn = Callable[[Weights, PyTree, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
 
 
 @runtime_checkable
@@ -47,10 +46,10 @@ class Schedule(Protocol):
     """Which examples each local step sees; see `fedjax_ssl.data.batching`."""
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Count | int:
         """The number of steps, an int32 scalar or an int."""
 
-    def take(self, step: jax.Array) -> Any:
+    def take(self, step: Count) -> PyTree:
         """The batch of a step, of which `real` says how many examples it has."""
 
 
@@ -62,7 +61,7 @@ class Training(NamedTuple):
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate
-    learning_rate: Callable[[jax.Array], jax.Array]
+    learning_rate: Callable[[Shaped[Array, ""]], Scalar]
     batch_size: int  # B
     epochs: int = 0  # passes over the examples
     steps: int = 0
@@ -97,7 +96,7 @@ class Training(NamedTuple):
         unlabeled_batch_size: int,
         *,
         larger_counts: bool = False,
-        entries: jax.Array | None = None,
+        entries: Count | None = None,
     ) -> batching.PairedSchedule:
         """One labeled and one unlabeled batch per step, over examples in masks bool [n] and [m]; see `batching.paired`."""
         sizes, length = (self.batch_size, unlabeled_batch_size), {"epochs": self.epochs, "steps": self.steps}
@@ -107,23 +106,21 @@ class Training(NamedTuple):
 class Trained(NamedTuple):
     """The carry after the last step, the steps' metrics added up, and how many examples the steps took, int32 scalar."""
 
-    carry: Any
+    carry: PyTree
     metrics: Metrics
     images: Count
 
 
-def train(
-    carry: Carry, step: Callable[[Carry, Any, jax.Array], tuple[Carry, Metrics]], schedule: Schedule, key: Key
-) -> Trained:
+def train(carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metrics]], schedule: Schedule, key: Key) -> Trained:
     """Runs `step` on (carry, a Batch or Pair, its key) for each batch of the schedule; step s has the key fold_in(key, s)."""
 
     @jax.jit  # traced once, for the shapes of its metrics and for the loop
-    def numbered(s: jax.Array, carry: Carry) -> tuple[Carry, Metrics, jax.Array]:
+    def numbered(s: Count, carry: Carry) -> tuple[Carry, Metrics, Count]:
         batch = schedule.take(s)
         new, metrics = step(carry, batch, jax.random.fold_in(key, s))
         return new, metrics, batch.real
 
-    def body(s: jax.Array, trained: Trained) -> Trained:
+    def body(s: Count, trained: Trained) -> Trained:
         new, metrics, images = numbered(s, trained.carry)
         return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images)
 
@@ -154,7 +151,7 @@ def minimize(
     """Gradient steps of one network: `train` with a Fit as its carry, which has the stored optimizer state before and after."""
     anchor = fit.weights.params
 
-    def step(fit: Fit, batch: Any, key: jax.Array) -> tuple[Fit, Metrics]:
+    def step(fit: Fit, batch: PyTree, key: Key) -> tuple[Fit, Metrics]:
         gradients = gradient(fit.weights, batch, key)
         return apply_gradients(task, training, fit, gradients, learning_rate, anchor=anchor), gradients.metrics
 

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import pydantic
 from pydantic import Field
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key, train
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
-from fedjax_ssl.method import DataSpec, Method, PyTree, ServerData
+from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Decay, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local import Broadcast, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
-from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.options import Options
 
 

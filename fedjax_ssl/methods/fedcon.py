@@ -18,13 +18,14 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, apply_gradients, dropout_key
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.server import ServerState, ServerWork, server_step
 from fedjax_ssl.local.task import join
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import predictor
 from fedjax_ssl.options import Count, Fraction, Options, Positive

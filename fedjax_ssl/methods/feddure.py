@@ -14,7 +14,7 @@ The released code is another algorithm, without F-reg and with a reward of oppos
 - A local epoch goes once through the labeled examples.
 """
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,10 @@ import optax
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree, Stored
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
-from fedjax_ssl.method import ClientOutput, DataSpec, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Rate
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
@@ -126,7 +127,7 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
     return method._replace(init=init)
 
 
-def own_batch_size(labeled: Any, unlabeled: Any, batch_size: int) -> jax.Array:
+def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> jax.Array:
     """The unlabeled batch size B_u of clients by the rule of the released code, about one batch for each labeled one.
 
     It is |D_u| div n for n = round(|D_s| / B), or n = 4 if that is 2 or less; a quarter of the result if it is 400 or more; and

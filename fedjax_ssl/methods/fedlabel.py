@@ -26,11 +26,12 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, PyTree, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds

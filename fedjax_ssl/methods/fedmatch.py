@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts

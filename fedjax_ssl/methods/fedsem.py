@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, Options, Positive
 from fedjax_ssl.ssl import pseudo_labels

@@ -15,20 +15,21 @@ clients are averaged by size (Eq. 2), each epoch has an order of its own, and th
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import with_statistics
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Options, Positive, Weight
 from fedjax_ssl.ssl import ema, losses
@@ -170,7 +171,7 @@ def train_pair(task: Task, training: Training, gradient: PairGradient, fit: Fit,
     online, target = networks.networks(fit.weights)
     paired, anchor = networks.is_pair(fit.weights), online.params
 
-    def step(carry: tuple[Fit, Any], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, Any], Metrics]:
+    def step(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
         one, target = carry
         gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
         one = local.apply_gradients(task, training, one, gradients, steps.learning_rate, anchor=anchor)

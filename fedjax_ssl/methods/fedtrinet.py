@@ -27,13 +27,14 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import flatten
 from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import FirstPhase, Options
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds

@@ -14,10 +14,11 @@ import pydantic
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
-from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds

@@ -16,11 +16,12 @@ import pydantic
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, semi_supervised, substream
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, PyTree, Shard
+from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Rate
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds

@@ -11,12 +11,13 @@ import jax
 from pydantic import Field
 
 from fedjax_ssl import local
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, semi_supervised
 from fedjax_ssl.local.objectives import Selection
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, PyTree, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Count, Fraction, Options, Rate, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa

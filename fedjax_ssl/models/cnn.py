@@ -3,14 +3,14 @@
 import functools
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Float
 
-from fedjax_ssl.arrays import Inputs, Logits, Mask
+from fedjax_ssl.arrays import Array, Features, Inputs, Logits, Mask
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense, dropout, max_pool
-from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
 
 
@@ -91,7 +91,7 @@ class MnistCNN(Network):
         return dense(x.astype(jnp.float32), self.num_classes, init)
 
     @nn.nowrap
-    def _drop(self, x: jax.Array, *, per_channel: bool = False) -> jax.Array:
+    def _drop(self, x: Float[Array, "*shape"], *, per_channel: bool = False) -> Float[Array, "*shape"]:
         return dropout(self, x, 0.5 if self.variant == "released" else 0.0, per_channel=per_channel)
 
 

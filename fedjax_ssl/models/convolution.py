@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32
 
-Images = Float[Array, "B H W ch"]
+from fedjax_ssl.arrays import Array, Maps
+
 Convolved = Float[Array, "B _ _ F"]
 Kernel = Float[Array, "kh kw ch F"]
 
 _CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, then fit a core's cache
 
 
-def xla_conv(images: Images, kernel: Kernel, stride: int, padding: int) -> Convolved:
+def xla_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
     """Cross-correlation of images and kernel by XLA's own convolution: a grouped one where kernels are vmapped.
 
     All are of one dtype. Zeros are added on all four sides: outputs have height (H + 2 padding - kh) // stride + 1.
@@ -175,7 +176,7 @@ def _band(kernel: Array, tile: int) -> Array:
     return band.reshape(kh * met * channels, tile * features)
 
 
-def gpu_conv(images: Images, kernel: Kernel, stride: int, padding: int) -> Convolved:
+def gpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
     """What `xla_conv` computes, as one large matrix product, and two for its gradients. Reverse mode only.
 
     The tiles and the banded matrix are those of `_banded`, at every stride of 1: matrix units are made for 128 columns, and the
@@ -265,7 +266,7 @@ _OF_PRODUCTS = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 
 """B^T, G and A^T of F(4, 3) (Lavin & Gray, Fast algorithms for convolutional neural networks, 2016, section 4.3)."""
 
 
-def cpu_conv(images: Images, kernel: Kernel, stride: int, padding: int) -> Convolved:
+def cpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
     """What `xla_conv` computes, in the form that is fastest in a loop on a CPU. Reverse mode only.
 
     For many channels that is Winograd's minimal filtering F(4, 3) along rows. Four neighboring outputs need six inputs d and a
@@ -301,7 +302,7 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-LOWERINGS: dict[str, Callable[[Images, Kernel, int, int], Images]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
+LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
 # Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
 # `gpu` is measured with kernels vmapped, without `xla` beside it.

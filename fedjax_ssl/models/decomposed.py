@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 
-from fedjax_ssl.arrays import Array, Count, Scalar
+from fedjax_ssl.arrays import Array, Count, PyTree, Scalar
 
-PyTree = Any
 PSI_FACTOR = 0.2  # psi_0 / sigma_0
 
 
@@ -49,7 +48,7 @@ def penalty(parts: Parts, l1: float, l2: float) -> Scalar:
     The gradient of |x| is taken as 0 at x = 0, where JAX has 1.
     """
 
-    def entry_sums(sigma: jax.Array, psi: jax.Array) -> jax.Array:
+    def entry_sums(sigma: Float[Array, "*shape"], psi: Float[Array, "*shape"]) -> Scalar:
         absolute = psi * jax.lax.stop_gradient(jnp.sign(psi))
         return l1 * jnp.sum(absolute) + l2 * jnp.sum(jnp.square(sigma - psi))
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array, lax
-from jaxtyping import Bool, Float
+from jax import lax
+from jaxtyping import Float
 
+from fedjax_ssl.arrays import Array, Mask
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.norm import Norm, normalize
 
-Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], nn.module.InterceptorContext], Any]
 
-
-def aware_of(mask: Bool[Array, " B"] | None, conv: str) -> Interceptor:
+def aware_of(mask: Mask | None, conv: str) -> nn.module.Interceptor:
     """An interceptor for `nn.intercept_methods` that replaces the computation of flax's layers.
 
     `nn.BatchNorm` becomes `norm.normalize` of the real examples, whose statistics it stores as they are, whatever its momentum.
@@ -43,11 +42,7 @@ def aware_of(mask: Bool[Array, " B"] | None, conv: str) -> Interceptor:
 
 
 def _batch_norm(
-    layer: nn.BatchNorm,
-    real: Bool[Array, " B"] | None,
-    x: Float[Array, "B *rest F"],
-    use_running_average: bool | None = None,
-    **_: Any,
+    layer: nn.BatchNorm, real: Mask | None, x: Float[Array, "B *rest F"], use_running_average: bool | None = None, **_: object
 ) -> Float[Array, "B *rest F"]:
     if layer.axis not in (-1, x.ndim - 1) or layer.axis_name is not None:
         raise ValueError(f"nn.BatchNorm: got axis={layer.axis}, axis_name={layer.axis_name}, accepted: -1 and None")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import DTypeLike, Float
 
-Initializer = Callable[..., jax.Array]
+from fedjax_ssl.arrays import Array, Key
+
+Initializer = Callable[..., Float[Array, "*_"]]
 InitializationName = Literal["torch", "flax", "kaiming"]
 
 
@@ -18,7 +21,7 @@ def _as_matrix(initializer: Initializer) -> Initializer:
     """`initializer` drawn for the matrix [fan_in, F] that a kernel [..., F] is, convolution or linear."""
 
     # XLA takes four times as long to compile a generator for four axes as for two.
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    def init(key: Key, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array, "*_"]:
         return initializer(key, (math.prod(shape[:-1]), shape[-1]), dtype).reshape(shape)
 
     return init
@@ -31,7 +34,7 @@ torch_uniform = _as_matrix(nn.initializers.variance_scaling(1.0 / 3.0, "fan_in",
 lecun_normal = _as_matrix(nn.initializers.lecun_normal())
 
 
-def kaiming_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def kaiming_fan_out(key: Key, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array, "*_"]:
     """N(0, 2 / (kh kw F)) for a kernel of shape [kh, kw, ch, F]: PyTorch's `kaiming_normal_`, mode fan_out, gain of ReLU."""
     kh, kw, _, features = shape
     # Drawn flat, for the reason in `_as_matrix`.
@@ -42,7 +45,7 @@ def torch_bias(fan_in: int) -> Initializer:
     """PyTorch's default for a bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)); fan_in is that of the layer's kernel."""
     bound = 1.0 / math.sqrt(fan_in)
 
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    def init(key: Key, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Float[Array, "*_"]:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jaxtyping import Float
 
+from fedjax_ssl.arrays import Array, Features, Inputs, Maps, NewMaps
 from fedjax_ssl.models.convolution import LOWERINGS, product
 from fedjax_ssl.models.initializers import Initialization, Initializer, kaiming_fan_out, zero_bias
 
@@ -39,7 +41,7 @@ class Conv(nn.Module):
     bias_init: Callable[[int], Initializer] = zero_bias
 
     @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(self, images: Maps) -> NewMaps:
         """Images [B, H, W, ch] -> [B, H', W', F] in `dtype`."""
         shape = (self.kernel_size, self.kernel_size, images.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
@@ -52,7 +54,7 @@ class Conv(nn.Module):
         return out.astype(self.dtype)
 
 
-def max_pool(images: jax.Array, window: int = 2) -> jax.Array:
+def max_pool(images: Maps, window: int = 2) -> Float[Array, "B _ _ ch"]:
     """Maximum over disjoint windows: [B, H, W, ch] -> [B, H // window, W // window, ch]; what is left over is dropped.
 
     Equal values share the gradient: in a 2x2 window, four equal ones have a quarter each.
@@ -66,19 +68,19 @@ def max_pool(images: jax.Array, window: int = 2) -> jax.Array:
 
 
 @jax.custom_jvp
-def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
+def _larger(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.maximum(a, b)
 
 
 @_larger.defjvp
-def _larger_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _larger_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     # The gradient of `jnp.maximum`, without its divisions.
     a, b = primals
     share = jnp.where(a == b, 0.5, a > b).astype(a.dtype)
     return jnp.maximum(a, b), share * tangents[0] + (1 - share) * tangents[1]
 
 
-def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bias: bool = True) -> jax.Array:
+def dense(x: Features, features: int, initialization: Initialization, *, use_bias: bool = True) -> Float[Array, "B _"]:
     """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x; reverse mode only.
 
     Of bfloat16 the bias is added, and its gradient added up, in float32.
@@ -94,7 +96,7 @@ def dense(x: jax.Array, features: int, initialization: Initialization, *, use_bi
     return linear(x).astype(x.dtype)
 
 
-def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+def _product(x: Float[Array, "B D"], kernel: Float[Array, "D F"], *args: Any, **kwargs: Any) -> Float[Array, "B F"]:
     """`lax.dot_general`, as a linear layer calls it, float32; of few examples and a large kernel with a gradient for a CPU."""
     if x.dtype != jnp.float32:
         return product(x, kernel, x.dtype)
@@ -103,16 +105,16 @@ def _product(x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.
 
 
 @jax.custom_vjp
-def _few_by_large(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _few_by_large(x: Float[Array, "B D"], kernel: Float[Array, "D F"]) -> Float[Array, "B F"]:
     """The product of x [B, D] and kernel [D, F], of which the gradient for the kernel is sum_b x_b outer cotangent_b [D, F]."""
     return x @ kernel
 
 
-def _few_by_large_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _few_by_large_backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = residuals
 
     # Example by example XLA makes it one pass over the weights together with the step of plain SGD, and does not write it down.
-    def one_pass(x: jax.Array, cotangent: jax.Array) -> jax.Array:
+    def one_pass(x: Float[Array, "B D"], cotangent: Float[Array, "B F"]) -> Float[Array, "D F"]:
         return functools.reduce(jnp.add, (x[b, :, None] * cotangent[b] for b in range(x.shape[0])))
 
     of_kernel = lax.platform_dependent(x, cotangent, cpu=one_pass, default=lambda x, cotangent: x.T @ cotangent)
@@ -122,7 +124,7 @@ def _few_by_large_backward(residuals: tuple[jax.Array, jax.Array], cotangent: ja
 _few_by_large.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _few_by_large_backward)
 
 
-def dropout(network: nn.Module, x: jax.Array, rate: float, *, per_channel: bool = False) -> jax.Array:
+def dropout(network: nn.Module, x: Float[Array, "*shape"], rate: float, *, per_channel: bool = False) -> Float[Array, "*shape"]:
     """Zeros with probability `rate` and scales what is left by 1 / (1 - rate), where `network` was given a dropout key.
 
     A draw takes 16 random bits, half of what flax's takes, as random numbers are a large part of a small network's step: `rate`
@@ -137,7 +139,7 @@ def dropout(network: nn.Module, x: jax.Array, rate: float, *, per_channel: bool 
     return jnp.where(survives, x / (1 - rate), 0).astype(x.dtype)
 
 
-def check_images(name: str, images: jax.Array, least: int) -> None:
+def check_images(name: str, images: Inputs, least: int) -> None:
     """Raises ValueError where the inputs of network `name` are not [B, H, W, ch] with H, W >= `least`."""
     if images.ndim != 4 or min(images.shape[1:3]) < least:
         raise ValueError(

@@ -1,12 +1,11 @@
 """Networks without convolutions, quick to compile, and BYOL's predictor."""
 
-import jax
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Mask
+from fedjax_ssl.arrays import Features, Inputs, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import dense
-from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
 
 
@@ -38,7 +37,7 @@ class Predictor(nn.Module):
     hidden: int
 
     @nn.compact
-    def __call__(self, features: jax.Array, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+    def __call__(self, features: Outputs, mask: Mask | None = None, train: bool = False) -> Outputs:
         """Features float32 [B, F] -> [B, F]."""
         init = INITIALIZATIONS["torch"]
         x = nn.relu(BatchNorm()(dense(features, self.hidden, init), mask, train))

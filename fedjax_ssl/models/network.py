@@ -10,16 +10,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array
-from jaxtyping import Float
 
-from fedjax_ssl.arrays import Inputs, Logits, Mask, Outputs
+from fedjax_ssl.arrays import Features, Inputs, Key, Logits, Mask, Outputs, PyTree
 from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.initializers import torch_uniform
 from fedjax_ssl.models.layers import Conv
-
-PyTree = Any
-Features = Float[Array, "B F"]
 
 
 class Network(nn.Module):
@@ -61,12 +56,12 @@ class Apply(Protocol):
         *,
         mask: Mask | None = None,
         train: bool = False,
-        key: Array | None = None,
+        key: Key | None = None,
     ) -> tuple[Features, PyTree]:
         """See ModelFns."""
 
 
-def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: Any) -> tuple[Features, PyTree]:
+def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: object) -> tuple[Features, PyTree]:
     """The features of a network that is all classifier: its flattened inputs."""
     del params
     return images.reshape(images.shape[0], -1), stats
@@ -88,7 +83,7 @@ class ModelFns(NamedTuple):
     hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
     """
 
-    init: Callable[[Array, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
+    init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
     apply: Apply
     features: Apply = _inputs_as_features
     backbone: Callable[[], frozenset[str]] = frozenset  # the layers of `features`, as named at the top of params and stats
@@ -114,8 +109,8 @@ def pure(
     takes = arguments(type(module))
     forward = functools.partial(_forward, module, takes, conv, dtype)
 
-    def init(key: Array, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
-        def variables(key: Array) -> PyTree:
+    def init(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        def variables(key: Key) -> PyTree:
             images = jnp.zeros((1, *image_shape), dtype)
             given: dict[str, Any] = {"train": False} if "train" in takes else {}
             with nn.intercept_methods(aware_of(None, "xla")):
@@ -148,13 +143,7 @@ def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **
     """`ModelFns.apply` of a module that takes these arguments, of which `only` are given with a value of their own."""
 
     def apply(
-        params: PyTree,
-        stats: PyTree,
-        images: Inputs,
-        *,
-        mask: Mask | None = None,
-        train: bool = False,
-        key: Array | None = None,
+        params: PyTree, stats: PyTree, images: Inputs, *, mask: Mask | None = None, train: bool = False, key: Key | None = None
     ) -> tuple[Features, PyTree]:
         if mask is not None:
             # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
@@ -185,7 +174,7 @@ def arguments(module: type[nn.Module]) -> frozenset[str]:
     return frozenset(names) & {p.name for p in parameters}
 
 
-def _check(name: str, outputs: Any, variables: PyTree, image_shape: tuple[int, ...], num_classes: int | None) -> None:
+def _check(name: str, outputs: object, variables: PyTree, image_shape: tuple[int, ...], num_classes: int | None) -> None:
     """Raises ValueError where outputs of one input are not logits, or variables not those of ModelFns."""
     shape = getattr(outputs, "shape", type(outputs).__name__)
     if num_classes is not None and shape != (1, num_classes):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax import Array
 
+from fedjax_ssl.arrays import Array, Inputs, Mask
 from fedjax_ssl.models.flax_layers import conv_as
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.norm import Norm, normalize
@@ -42,9 +42,9 @@ def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
 class _BatchNorm(nnx.BatchNorm):
     """Batch norm that leaves out padded examples, those of `real` False, and stores the batch's statistics as they are."""
 
-    real: Array | None
+    real: Mask | None
 
-    def __call__(self, x: Array, use_running_average: bool | None = None, **_: Any) -> Array:
+    def __call__(self, x: Array, use_running_average: bool | None = None, **_: object) -> Array:
         train = not (self.use_running_average if use_running_average is None else use_running_average)
         scale = 1.0 if self.scale is None else self.scale[...].astype(jnp.float32)
         bias = 0.0 if self.bias is None else self.bias[...].astype(jnp.float32)
@@ -57,7 +57,7 @@ class _NNX(nn.Module):
     """An nnx module whose parameters and statistics are linen's, by the names of its attributes."""
 
     @nn.compact
-    def __call__(self, x: Array, mask: Array | None = None, train: bool = False) -> Array:
+    def __call__(self, x: Inputs, mask: Mask | None = None, train: bool = False) -> Array:
         """See ModelFns."""
         first = self.is_initializing()
         drops = self.has_rng("dropout")

@@ -7,15 +7,16 @@ drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or over
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import Array, lax
+from jax import lax
 from jaxtyping import Bool, Float, Float32
 
-PyTree = Any
+from fedjax_ssl.arrays import Array, Mask, Number, PyTree
+
 Channels = Float32[Array, " F"]
 
 
@@ -41,7 +42,7 @@ class Norm(NamedTuple):
 
 
 def normalize(
-    x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, layer: Norm, *, train: bool
+    x: Float[Array, "B *rest F"], mask: Mask | None, layer: Norm, *, train: bool
 ) -> tuple[Float[Array, "B *rest F"], Channels, Channels]:
     """Batch norm, y = scale (x - mean) / sqrt(var + epsilon) + bias, and the statistics to report: (y, mean, var).
 
@@ -67,7 +68,7 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B *rest F"], mask: Bool[Array, " B"] | None, train: bool) -> Float[Array, "B *rest F"]:
+    def __call__(self, x: Float[Array, "B *rest F"], mask: Mask | None, train: bool) -> Float[Array, "B *rest F"]:
         """Inputs and which examples are real (None: all) -> normalized inputs of the same dtype."""
         features = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
@@ -80,7 +81,7 @@ class BatchNorm(nn.Module):
         return y
 
 
-def running(stats: PyTree, batch_stats: PyTree, momentum: float | Array = 0.1) -> PyTree:
+def running(stats: PyTree, batch_stats: PyTree, momentum: Number = 0.1) -> PyTree:
     """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats; Flax has 1 - momentum."""
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
 
@@ -97,7 +98,7 @@ def start(stats: PyTree) -> Cumulative:
     return Cumulative(jax.tree.map(jnp.zeros_like, stats), jnp.zeros((), jnp.float32))
 
 
-def add(cumulative: Cumulative, batch_stats: PyTree, weight: float | Array) -> Cumulative:
+def add(cumulative: Cumulative, batch_stats: PyTree, weight: Number) -> Cumulative:
     """The average with one more batch in it, of `weight` >= 0; 0 leaves the batch out, whatever it holds."""
     weight = jnp.asarray(weight, jnp.float32)
     total = jax.tree.map(lambda a, b: jnp.where(weight > 0, a + weight * b, a), cumulative.total, batch_stats)

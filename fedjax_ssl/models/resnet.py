@@ -4,14 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Logits, Maps, Mask, NewMaps
+from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense
-from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
@@ -34,7 +33,7 @@ class ResidualBlock(nn.Module):
     def __call__(self, x: Maps, mask: Mask | None, train: bool) -> NewMaps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
 
-        def normed(x: jax.Array, features: int, size: int, stride: int = 1) -> jax.Array:
+        def normed(x: Maps, features: int, size: int, stride: int = 1) -> NewMaps:
             x = self.conv(features, kernel_size=size, strides=stride, padding=size // 2)(x)
             return BatchNorm()(x, mask, train)
 

@@ -4,14 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Logits, Maps, Mask
+from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, Initialization
 from fedjax_ssl.models.layers import check_images, dense, max_pool
-from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
 from fedjax_ssl.models.wide_resnet import Block
 
@@ -62,7 +61,7 @@ class ResNet9(Network):
     def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool) -> Features:
         normed = self.variant == "feddure"
 
-        def layer(x: jax.Array, features: int) -> jax.Array:
+        def layer(x: Maps, features: int) -> NewMaps:
             x = conv(features, use_bias=normed)(x)
             return nn.relu(BatchNorm()(x, mask, train) if normed else x)
 

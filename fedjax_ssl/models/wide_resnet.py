@@ -6,9 +6,9 @@ from typing import Literal
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_ssl.arrays import Inputs, Maps, Mask, NewMaps
+from fedjax_ssl.arrays import Features, Inputs, Maps, Mask, NewMaps
 from fedjax_ssl.models.layers import check_images
-from fedjax_ssl.models.network import Features, Network
+from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
 
 

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local.marks import BACKWARD, FORWARD
 
-PyTree = Any
+Value = jax.typing.ArrayLike  # of a program's variable
 
 
 class Passes(NamedTuple):
@@ -36,7 +37,7 @@ class Passes(NamedTuple):
         return Passes(jnp.asarray(self.forward, jnp.int32), jnp.asarray(self.backward, jnp.int32))
 
 
-def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[Any, Passes]]:
+def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[PyTree, Passes]]:
     """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned."""
 
     @functools.wraps(function)
@@ -48,9 +49,9 @@ def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[Any, Pas
     return counted
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Passes]:
+def _run(jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> tuple[list[Value], Passes]:
     """Runs a program operation by operation: (its results, its passes)."""
-    values: dict[Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    values: dict[Var, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     total = Passes()
     for eqn in _used(jaxpr):
         inputs = [x.val if isinstance(x, Literal) else values[x] for x in eqn.invars]
@@ -71,7 +72,7 @@ def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return used[::-1]
 
 
-def _run_equation(eqn: JaxprEqn, inputs: list[Any]) -> tuple[list[Any], Passes]:
+def _run_equation(eqn: JaxprEqn, inputs: list[Value]) -> tuple[list[Value], Passes]:
     if (passes := _marked(eqn)) is not None:
         return inputs, passes
     if not any(map(_has_marks, _inner(eqn))):
@@ -103,7 +104,7 @@ def _has_marks(program: ClosedJaxpr) -> bool:
     return any(_marked(eqn) is not None or any(map(_has_marks, _inner(eqn))) for eqn in program.jaxpr.eqns)
 
 
-def _scan(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:
+def _scan(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
     body = params["jaxpr"]
     if "ft_in" in params:  # from JAX 0.12 on
         consts, carry, xs = map(list, params["ft_in"].update(inputs).unpack())
@@ -112,7 +113,7 @@ def _scan(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]
         consts, carry, xs = inputs[: ends[0]], inputs[ends[0] : ends[1]], inputs[ends[1] :]
     num_carry = len(carry)
 
-    def step(carry: tuple[list[Any], Passes], xs: list[Any]) -> tuple[tuple[list[Any], Passes], list[Any]]:
+    def step(carry: tuple[list[Value], Passes], xs: list[Value]) -> tuple[tuple[list[Value], Passes], list[Value]]:
         outputs, passes = _run(body.jaxpr, body.consts, [*consts, *carry[0], *xs])
         return (outputs[:num_carry], carry[1].plus(passes).arrays()), outputs[num_carry:]
 
@@ -122,23 +123,23 @@ def _scan(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]
     return [*carry, *ys], total
 
 
-def _while(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:
+def _while(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
 
-    def step(carry: tuple[list[Any], Passes]) -> tuple[list[Any], Passes]:
+    def step(carry: tuple[list[Value], Passes]) -> tuple[list[Value], Passes]:
         outputs, passes = _run(body.jaxpr, body.consts, [*inputs[first:second], *carry[0]])
         return outputs, carry[1].plus(passes).arrays()
 
-    def goes_on(carry: tuple[list[Any], Passes]) -> Any:
+    def goes_on(carry: tuple[list[Value], Passes]) -> jax.Array:
         return jaxpr_as_fun(condition)(*inputs[:first], *carry[0])[0]
 
     return jax.lax.while_loop(goes_on, step, (inputs[second:], Passes().arrays()))
 
 
-def _cond(params: dict[str, Any], inputs: list[Any]) -> tuple[list[Any], Passes]:
-    def branch(program: ClosedJaxpr, *args: Any) -> tuple[list[Any], Passes]:
+def _cond(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
+    def branch(program: ClosedJaxpr, *args: Value) -> tuple[list[Value], Passes]:
         outputs, passes = _run(program.jaxpr, program.consts, args)
         return outputs, passes.arrays()
 

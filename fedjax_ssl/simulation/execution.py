@@ -6,17 +6,17 @@ A method's `client_update` is written for one client. How it is mapped changes t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.method import Aggregate, ClientOutput, weighted_sum
 from fedjax_ssl.metrics import Metrics
 
-PyTree = Any
 RUNS, CLIENTS = "runs", "clients"  # the mesh's axes: runs at the same time, and the devices that share the clients of each
 
 

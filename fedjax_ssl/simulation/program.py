@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.simulation.execution import Execution
 
@@ -43,7 +44,7 @@ class Program:
         with of_products, forward_batches_of(self._execution.batch_size):
             yield
 
-    def eval_shape(self, *args: Any) -> Any:
+    def eval_shape(self, *args: PyTree) -> PyTree:
         """Shapes and dtypes of the results."""
         with self._tracing():
             return self._jitted.eval_shape(*args)
@@ -55,11 +56,11 @@ class Program:
         arguments = needs.argument_size_in_bytes
         return arguments + needs.output_size_in_bytes + needs.temp_size_in_bytes - needs.alias_size_in_bytes, arguments
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         """Runs the function, compiled first where it is not yet."""
         return self.compiled(*args)(*args)
 
-    def compiled(self, *args: Any) -> jax.stages.Compiled:
+    def compiled(self, *args: PyTree) -> jax.stages.Compiled:
         """The program for such arguments, compiled where it is not yet."""
         if self._compiled is None:
             start = time.perf_counter()

@@ -1,11 +1,11 @@
 """A round's metrics as numbers, and the evaluation of the global model."""
 
 import logging
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort, Method
@@ -37,7 +37,7 @@ def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
     return row
 
 
-def evaluate(method: Method, server: Any, test: Pool, execution: Execution) -> Metrics:
+def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images."""
     (n,) = test.labels.shape
     size, devices = min(execution.batch_size, n), execution.devices

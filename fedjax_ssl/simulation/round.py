@@ -6,11 +6,12 @@ aggregate, states, metrics = client_update, over the cohort
 server                     = server_update(server, aggregate)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
 from fedjax_ssl.metrics import Mean, Metrics, Sum
@@ -18,7 +19,6 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 
-PyTree = Any
 Message = tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
 FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each
@@ -77,7 +77,7 @@ def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Exa
 def attach(tree: PyTree, images: jax.Array) -> PyTree:
     """Gives every Examples in `tree` its images."""
 
-    def with_images(x: Any) -> Any:
+    def with_images(x: PyTree) -> PyTree:
         return x._replace(images=images) if isinstance(x, Examples) else x
 
     return jax.tree.map(with_images, tree, is_leaf=lambda x: isinstance(x, Examples))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Metrics, reduce
@@ -22,7 +23,6 @@ from fedjax_ssl.simulation.results import Row, evaluate, report
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
 
-PyTree = Any
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +86,7 @@ class Simulator:
         """Initialization, the rounds of a dispatch, and evaluation. They do not refer to `self`, so that it can be freed."""
         problem, source, specs = self.problem, self._source, self._specs
 
-        def rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
+        def rounds(state: RunState, *data: PyTree) -> tuple[RunState, Cohort, Metrics]:
             def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
                 method, cohort, rows, of_cohort, message = source.open(state, *data)
                 new, metrics = run_round(method, of_cohort, message, cohort, rows, execution)
@@ -111,12 +111,12 @@ class Simulator:
         return initialize, of_rounds, self._program(evaluation, execution, [each, each], shared, each)
 
     def _program(
-        self, function: Callable, execution: Execution, own: list[Any], shared: list[Any], results: Any, **options: Any
+        self, function: Callable, execution: Execution, own: list[PyTree], shared: list[PyTree], results: PyTree, **options: Any
     ) -> Program:
         """`function(*own, *shared)` of one run, for all runs and devices; `own` are specs of each run's arguments."""
         several, mesh, where = self._several, self._mesh, self._placed(results)
 
-        def local(*args: Any) -> Any:
+        def local(*args: PyTree) -> PyTree:
             if not several:
                 return function(*args)
             of_runs, of_all = args[: len(own)], args[len(own) :]
@@ -178,7 +178,7 @@ class Simulator:
         state, ((row,),) = self.dispatch(state)
         return state, row
 
-    def _first_round(self, state: RunState, *data: Any) -> tuple[RunState, Cohort, Metrics]:
+    def _first_round(self, state: RunState, *data: PyTree) -> tuple[RunState, Cohort, Metrics]:
         """The first round, in chunks that are halved until it fits into memory."""
         size, devices = self.problem.spec.cohort_size, self._mesh.size if self._mesh else 1
         saved = copied(state) if self.execution.smaller(size) else None  # a round that fails may have consumed it
@@ -221,7 +221,7 @@ class Simulator:
             return placed(state, self._where.state)
         place = SingleDeviceSharding(jax.devices()[0])
 
-        def of_one(x: jax.ShapeDtypeStruct) -> Any:
+        def of_one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | np.ndarray:
             one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)
             return one if is_key(one) else np.empty(one.shape, one.dtype)
 
@@ -238,7 +238,7 @@ class Simulator:
         host = jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state))
 
         def of_run(run: int) -> RunState:
-            def at(x: jax.Array, values: np.ndarray) -> Any:
+            def at(x: jax.Array, values: np.ndarray) -> jax.Array | np.ndarray:
                 return jax.random.wrap_key_data(values[run], impl=jax.random.key_impl(x)) if is_key(x) else values[run]
 
             return jax.tree.map(at, state, host)
@@ -258,7 +258,7 @@ def copied(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
 
 
-def is_key(x: Any) -> bool:
+def is_key(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
     """Whether an array is of typed PRNG keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 

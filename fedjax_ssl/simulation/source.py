@@ -4,13 +4,14 @@ A source's `open` and `close` are traced, as the first and the last part of a ro
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics
@@ -19,14 +20,13 @@ from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import CLIENTS
 from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
 
-PyTree = Any
 DRAWN = 64  # rounds whose cohorts the host draws by one call
 
 
 class Problem(NamedTuple):
     """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read."""
 
-    method: Callable[[Any], Method]  # of a run's number, a traced float32 scalar, or None where there is none
+    method: Callable[[Number | None], Method]  # of a run's number, a traced float32 scalar, or None where there is none
     train: Pool  # all runs share both pools
     test: Pool
     tables: tuple[Mapping[str, Table], ...]  # each run's index tables, by name, all of the same shapes
@@ -50,8 +50,8 @@ class Problem(NamedTuple):
 class RunInputs(NamedTuple):
     """A run's index tables and number, with leading axis R where runs are several."""
 
-    tables: Mapping[str, Any]
-    number: Any
+    tables: Mapping[str, PyTree]
+    number: Number | None
 
 
 class DeviceSource:
@@ -208,7 +208,7 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
     images = np.zeros((size, *pool.shape[1:]), pool.dtype)
     used = 0
 
-    def fetch(examples: Any) -> Any:
+    def fetch(examples: PyTree) -> PyTree:
         nonlocal used
         if not isinstance(examples, Examples):
             return examples

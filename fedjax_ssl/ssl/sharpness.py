@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int, PyTree
+from jaxtyping import Bool, Int
 
-from fedjax_ssl.arrays import Array, Logits, Params, Scalar
+from fedjax_ssl.arrays import Array, Logits, Params, PyTree, Scalar
 from fedjax_ssl.ssl import losses
 
 

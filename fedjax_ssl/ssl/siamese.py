@@ -5,15 +5,15 @@ A layer is all parameters of one module, such as kernel and bias of a convolutio
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int32, PyTree
+from jaxtyping import Bool, Float, Int, Int32
 
-from fedjax_ssl.arrays import Array, Number, Params, Scalar
+from fedjax_ssl.arrays import Array, Number, Params, PyTree, Scalar
 from fedjax_ssl.ssl import losses
 
 MIN_NORM = 1e-12  # the norm of a layer is at least this in FSM, which is then finite
@@ -21,7 +21,7 @@ Rounds = Int[Array, "..."]
 Shares = Float[Array, "..."]
 
 
-def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def _leaves(tree: PyTree) -> list[tuple[str, Array]]:
     """(name of its layer, leaf) of every leaf of parameters or of batch-norm statistics."""
     return [(jax.tree_util.keystr(path[:-1]), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 

@@ -19,8 +19,6 @@ def test_statistics_are_medians_and_quartiles():
 
 
 class Turns:
-    """A worker whose rounds take given seconds."""
-
     def __init__(self, seconds, log):
         self.seconds, self.log = seconds, log
 

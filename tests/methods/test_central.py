@@ -19,8 +19,6 @@ NAMES = ("freematch_central", "fixmatch_central")
 
 
 class Server:
-    """The server of a tiny experiment, its round jitted once."""
-
     def __init__(self, name, network="linear", **overrides):
         overrides = {"server__epochs": 0, "server__steps": 3, "method__mu": 2, **overrides}
         self.experiment = tiny.experiment(name, network=network, **overrides)

@@ -19,8 +19,6 @@ def close(a, b) -> bool:
 
 
 class Run(Client):
-    """A client, and the server's work at the end of its round."""
-
     def __init__(self):
         super().__init__("fedcon", client__epochs=0, client__steps=2, server__epochs=1, method__target_decay=0.9)
         self.change = self().update

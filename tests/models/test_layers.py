@@ -220,8 +220,6 @@ def test_max_pool_has_second_derivatives():
 
 
 class Layer(nn.Module):
-    """A function of (module, x) as a network."""
-
     function: Callable
 
     @nn.compact
