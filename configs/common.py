@@ -26,7 +26,8 @@ def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[
     parts = [part.strip() for part in (argument or "").split(",") if part.strip()]
     word = parts.pop(0) if parts and "=" not in parts[0] else words[0]
     if word not in words:
-        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}")
+        own = "; a method of your own: give the config file that registers it" if "fl2" in words else ""
+        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}{own}")
     values = dict(defaults)
     for part in parts:
         key, equals, value = part.partition("=")

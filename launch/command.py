@@ -101,6 +101,13 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     tree = _made(path, argument if colon else None)
     from fedjax_ssl.options import from_text, unknown_key
 
+    other = (overrides or {}).get("model.name", "")
+    if other and other != tree.get("model", {}).get("name", other):  # another network has other options
+        from fedjax_ssl.local.task import NORM_DEFAULTS
+        from fedjax_ssl.models import MODELS, default_options
+
+        kept = {key: value for key, value in tree["model"].items() if key in ("name", *NORM_DEFAULTS)}
+        tree["model"] = kept | (default_options(other) if other in MODELS else {})
     known = _keys(tree)
     for key, text in (overrides or {}).items():
         if key not in known:

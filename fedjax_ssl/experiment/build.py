@@ -43,9 +43,16 @@ def build(
     `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
+    if dataset is not None and not isinstance(dataset, sources.Dataset):
+        raise ValueError(f"dataset: got {type(dataset).__name__}, accepted: what sources.from_arrays or from_features returns")
     if not isinstance(config, Settings):
+        config = config.to_dict() if hasattr(config, "to_dict") else config  # a ConfigDict is no Mapping
+        if not isinstance(config, Mapping):
+            raise ValueError(f"config: got {config!r}, accepted: nested dicts, such as digits.get_config('fl2') returns")
         config = dict(config)
         if method is not None:
+            if not callable(method):
+                raise ValueError(f"method: got {method!r}, accepted: a factory, such as METHODS['fedavg']")
             config["method"] = {"name": methods.name_of(method)}
         if model is not None:
             norms = {key: value for key, value in dict(config.get("model", {})).items() if key in NORM_DEFAULTS}

@@ -31,7 +31,7 @@ class DivergedError(RuntimeError):
     """The global model, or the update of every client of a round, has NaN or infinity."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Experiment:
     """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size."""
 
@@ -41,6 +41,11 @@ class Experiment:
     method: Method
     num_params: int
     views: Views
+
+    def __repr__(self) -> str:
+        settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
+        name, clients = settings.method["name"], settings.data.num_clients
+        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{settings.rounds} rounds>"
 
     @property
     def settings(self) -> Settings:
@@ -85,6 +90,7 @@ class Experiment:
         """`rounds` with a list of rows for one run, too; rows of a run that has diverged have `round` and REASON alone."""
         if state is None:
             state, last = self.start()
+        state = state._replace(key=jnp.copy(state.key))  # a round consumes it, and `copied` states are used again
         before = [dict(row) for row in last or [dict.fromkeys(TOTALS, 0)] * len(self.runs)]
         rows, began, compiled = before, time.perf_counter(), self.simulator.compile_s
         together = self.settings.execution.rounds_per_dispatch

@@ -123,6 +123,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
         with ExitStack() as stack:
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
+    if all((path / SUMMARY).exists() for path in paths):
+        _log.info("all %d rounds are done, results in %s", experiment.settings.rounds, workdir)
     reasons = {i: read_json(paths[i] / DIVERGED)[REASON] for i in left if (paths[i] / DIVERGED).exists()}
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
@@ -139,6 +141,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     except ValueError as error:
         raise RefusedError(str(error)) from error
     provenance.write(run_files, experiment, layout)
+    if done:
+        _log.info("going on after round %d", done)
     if state is None and stop.signal is None:
         state, last = experiment.start()
         last = [{**row, REASON: folder.diverged} if folder.diverged else row for row, folder in zip(last, opened, strict=True)]
@@ -166,6 +170,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 _save(experiment, opened, done, state)
         if stop.signal is not None:
             _save(experiment, opened, done, state)
+    if done < settings.rounds:
+        _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
     for own, folder in zip(experiment.runs, opened, strict=True):
         rows = folder.log.rows()
         if len(rows) == settings.rounds and not folder.diverged:

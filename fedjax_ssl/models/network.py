@@ -168,10 +168,12 @@ def arguments(module: type[nn.Module]) -> frozenset[str]:
     if call is None:
         raise ValueError(f"{module.__name__}.__call__: got none, accepted: {accepted}")
     _, *parameters = inspect.signature(call).parameters.values()
+    accepts = [p.name for p in parameters]
     needed = [p for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if not parameters or parameters[0].name in names or any(p.name not in names for p in needed):
-        raise ValueError(f"{module.__name__}.__call__: got ({', '.join(p.name for p in parameters)}), accepted: {accepted}")
-    return frozenset(names) & {p.name for p in parameters}
+    modes = {"deterministic", "training", "is_training", "use_running_average"}  # which nobody would set here
+    if not parameters or parameters[0].name in names or any(p.name not in names for p in needed) or modes & {*accepts}:
+        raise ValueError(f"{module.__name__}.__call__: got ({', '.join(accepts)}), accepted: {accepted}")
+    return frozenset(names) & {*accepts}
 
 
 def _check(name: str, outputs: object, variables: PyTree, image_shape: tuple[int, ...], num_classes: int | None) -> None:

@@ -18,7 +18,7 @@ from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.norm import Norm, normalize
 
 
-def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
+def from_nnx(factory: Any) -> type[nn.Module]:
     """The linen module of an nnx module, to be registered or built like any other.
 
     `factory` is its class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`; ValueError if one
@@ -26,6 +26,10 @@ def from_nnx(factory: Callable[..., nnx.Module]) -> type[nn.Module]:
     options. Instances are called with x, and with `train` if they take it; `train()` and `eval()` are called before in any
     case. Variables are `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
     """
+    if not callable(factory) or isinstance(factory, nnx.Module):
+        raise ValueError(
+            f"from_nnx: got {type(factory).__name__}, an instance, accepted: its class, or a function that makes one"
+        )
     made_by: Callable[..., Any] = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     arguments = inspect.signature(made_by).parameters
     if missing := [name for name in ("num_classes", "rngs") if name not in arguments]:

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ def build(
     return pure(module, num_classes=num_classes, conv=conv, dtype=dtype, first_blocks=model.first_blocks)
 
 
-def check_options(name: str, options: dict[str, Any], module: Any = None) -> None:
+def check_options(name: str, options: Mapping[str, object], module: Any = None) -> None:
     """ValueError where network `name` of MODELS, or this module, has no such option, or none of such a value."""
     module = module or _find(name).module
     known, accepted = _options(module), get_type_hints(module)
@@ -142,7 +142,7 @@ def predictor(hidden: int) -> ModelFns:
     return pure(Predictor(hidden))
 
 
-def _options(module: Any) -> dict[str, Any]:
+def _options(module: object) -> dict[str, Any]:
     """The options of a module's class with their defaults; ValueError where it is not as `register_model` describes."""
     if not (isinstance(module, type) and issubclass(module, nn.Module)):
         got = f"class {module.__name__}" if isinstance(module, type) else type(module).__name__
@@ -169,7 +169,7 @@ def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
         raise ValueError(f"{what}={got!r}: unknown; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
 
 
-def _fits(got: Any, wanted: Any) -> bool:
+def _fits(got: object, wanted: Any) -> bool:
     """Whether `got` is of the annotated type: one of a Literal's values, an integer >= 1, ..."""
     origin = get_origin(wanted)
     if origin is Literal:

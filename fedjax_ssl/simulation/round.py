@@ -121,6 +121,11 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do.
     """
+    for name, metric in output.metrics.items():
+        if not isinstance(metric, Mean | Sum):
+            raise ValueError(
+                f"metric {name!r}: got {type(metric).__name__}, accepted: metrics.mean(values, mask), or a Mean or Sum"
+            )
     faults = (
         ~_all_finite(output.update),
         ~jnp.isfinite(output.weight),

