@@ -22,6 +22,7 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
 )
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say what the run is and will cost, without training or writing anything.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
 
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, run
+    from fedjax_ssl.experiment import build, estimate, run
     from fedjax_ssl.experiment.experiment import DivergedError
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
@@ -62,6 +63,9 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
         experiment = build.build(settings, layout=None if OVERWRITE.value else run.noted_layout(workdir, names))
+        if DRY_RUN.value:
+            print(*estimate.described(experiment), sep="\n")
+            return 0
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
             run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
     except command.WRONG_INPUT as error:
@@ -69,6 +73,9 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         return command.refuse(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
+    if estimate.may_be_long(experiment):
+        seconds = estimate.estimate(experiment).seconds
+        print(f"{settings.rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
     try:
         run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
     except run.RefusedError as error:

@@ -33,7 +33,10 @@ class DivergedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Experiment:
-    """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size."""
+    """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size.
+
+    `small` makes the method with a tiny network, for counts of steps and examples.
+    """
 
     runs: tuple[Run, ...]
     problem: Problem
@@ -41,6 +44,7 @@ class Experiment:
     method: Method
     num_params: int
     views: Views
+    small: Callable[[], Method]
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""

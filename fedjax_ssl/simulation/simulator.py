@@ -146,6 +146,12 @@ class Simulator:
         self._round.eval_shape(state, self._inputs, self._pools)
         self._evaluate.eval_shape(state.server, self._inputs, self._pools)
 
+    def compile(self) -> None:
+        """Compiles a round without running it; OutOfMemoryError where it does not fit. For data on the device."""
+        state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
+        self._round.compiled(placed(state, self._where.state), self._inputs, self._pools)
+        memory.check(*self._round.memory_bytes(), self._mesh.size if self._mesh else 1)
+
     # --- rounds --------------------------------------------------------------------------------------------------------
 
     def initialize(self) -> RunState:

@@ -1,0 +1,178 @@
+"""What a run will cost, before it begins: examples that pass the network, arithmetic, bytes and seconds.
+
+Passes are those of a round with a tiny network in place of the experiment's, which takes the same steps; where pseudo-labels
+decide how many, they differ somewhat. Seconds are the arithmetic over what this machine multiplies in a second: a rough figure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl import models
+from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.experiment.experiment import COSTS, Experiment
+from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.task import NORM_DEFAULTS
+from fedjax_ssl.metrics import num_bytes
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.costs import Passes, with_passes
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.memory import OutOfMemoryError
+from fedjax_ssl.simulation.round import RunState, attach, gather, prepare, run_round
+
+SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
+"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
+BACKWARD = 2  # a backward pass has the arithmetic of so many forward passes
+SLOW = 3e10  # floating-point operations a second, fewer than any machine of today does
+WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
+
+
+class Estimate(NamedTuple):
+    """What an experiment costs. Counts are of one run, `flops` and `seconds` of all runs together, without compilation."""
+
+    round: Passes  # examples in one round, at clients and server
+    prepare: Passes  # examples before round 1
+    evaluation: int  # examples that one evaluation passes forward
+    forward_flops: float  # of one example
+    flops: float
+    seconds: float
+
+
+def estimate(experiment: Experiment) -> Estimate:
+    """The cost of an experiment; compiles a small program for it."""
+    settings, problem = experiment.settings, experiment.problem
+    of_round, before = counted(experiment)
+    evaluation = len(problem.test.labels) * len(experiment.method.predict)
+    examples = _as_forward(before) + settings.rounds * _as_forward(of_round)
+    examples += -(-settings.rounds // settings.eval_every) * evaluation
+    forward = forward_flops(experiment)
+    flops = len(experiment.runs) * examples * forward
+    seconds = flops / (products_per_s() * SHARE.get(jax.default_backend(), 0.1))
+    return Estimate(of_round, before, evaluation, forward, flops, seconds)
+
+
+def may_be_long(experiment: Experiment) -> bool:
+    """Whether a run may take so long that an estimate is worth its seconds, by how many examples its clients have."""
+    settings, data, client = experiment.settings, experiment.problem.data, experiment.settings.client
+    per_client = client.steps * client.batch_size + client.epochs * float(np.mean(data.labeled.count + data.unlabeled.count))
+    examples = len(experiment.runs) * settings.rounds * settings.cohort_size * per_client
+    return examples * (1 + BACKWARD) * forward_flops(experiment) / SLOW > WORTH_S
+
+
+def counted(experiment: Experiment) -> tuple[Passes, Passes]:
+    """Examples that pass the network in round 1 of the first run, at clients and server, and before it."""
+    problem, method, size = experiment.problem, experiment.small(), experiment.layout.batch_size
+
+    def program(data: PyTree, key: jax.Array) -> tuple[Passes, Passes]:
+        first, second = (sample(key, jnp.int32(number), problem.spec, problem.rounds) for number in (0, 1))
+        server, clients = method.init(rng.stream(key, "init"), problem.spec)
+        before = gather(data, first, first)
+        (server, _), preparing = with_passes(lambda server: prepare(method, server, before, key))(server)
+        message = method.broadcast(server, clients, first)
+        state = RunState(server, jax.tree.map(lambda x: x[first.ids], clients), jnp.int32(0), key)
+
+        def of_round(state: RunState) -> PyTree:
+            rows = gather(data, first, second)
+            return run_round(method, state, message, first, rows, Execution(chunk_size=1, batch_size=size))
+
+        (_, metrics), at_server = with_passes(of_round)(state)  # the clients count by their metrics
+        at_clients = (jnp.sum(metrics[name].total) if name in metrics else 0 for name in COSTS[2:])
+        return Passes(*at_clients).plus(at_server), preparing
+
+    with forward_batches_of(size):
+        found = jax.device_get(jax.jit(program)(problem.data, jax.random.key(problem.seeds[0])))
+    of_round, preparing = (Passes(*map(int, passes)) for passes in found)
+    return of_round, preparing
+
+
+def traffic(experiment: Experiment) -> tuple[int, int]:
+    """The most bytes that the clients of a round send and receive, by the shapes of what they do."""
+    problem, method = experiment.problem, experiment.method
+
+    def of_cohort(data: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+        cohort = sample(key, jnp.int32(0), problem.spec, problem.rounds)
+        server, clients = method.init(key, problem.spec)
+        shared, own = method.broadcast(server, clients, cohort)
+        rows = gather(data, cohort, cohort)
+        one = jax.tree.map(lambda x: x[0], (own, jax.tree.map(lambda x: x[cohort.ids], clients), rows.clients))
+        output = method.client_update(shared, one[0], one[1], attach(one[2], rows.images), key)
+        return output.update, (shared, one[0])
+
+    shapes = jax.eval_shape(of_cohort, problem.data, jax.random.key(0))
+    up, down = (problem.spec.cohort_size * num_bytes(tree) for tree in shapes)
+    return up, down
+
+
+def forward_flops(experiment: Experiment) -> float:
+    """Floating-point operations of one example's forward pass, with convolutions as XLA has them."""
+    spec, model = experiment.problem.spec, experiment.settings.model
+    options = {key: value for key, value in model.items() if key not in ("name", *NORM_DEFAULTS)}
+    network = models.build(model["name"], num_classes=spec.num_classes, conv="xla", **options)
+    params, stats = jax.eval_shape(lambda: network.init(jax.random.key(0), spec.image_shape))
+    image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
+    analysis = jax.jit(network.apply).lower(params, stats, image).cost_analysis() or {}
+    return float(analysis.get("flops", 0.0))
+
+
+def products_per_s() -> float:
+    """Floating-point operations a second of large matrix products, on all devices together."""
+    size = 1024 if jax.default_backend() == "cpu" else 8192
+    product = jax.jit(jnp.matmul)
+    matrices = [jax.device_put(np.full((size, size), 1 / size, np.float32), device) for device in jax.devices()]
+    seconds = []
+    for _ in range(4):  # the first one compiles
+        began = time.perf_counter()
+        matrices = jax.block_until_ready([product(x, x) for x in matrices])
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 * len(matrices) / min(seconds[1:])
+
+
+def duration(seconds: float) -> str:
+    """A time in words, with the precision of an estimate."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 1):.0f} seconds"
+
+
+def _as_forward(passes: Passes) -> int:
+    return passes.forward + BACKWARD * passes.backward
+
+
+def described(experiment: Experiment) -> Iterator[str]:
+    """Lines that say what an experiment is and costs, as `launch.run --dry_run` prints them; compiles a round."""
+    settings, problem, found = experiment.settings, experiment.problem, estimate(experiment)
+    data, spec, runs = problem.data, problem.spec, len(experiment.runs)
+    per_client = {name: np.asarray(table.count) for name, table in (("labeled", data.labeled), ("unlabeled", data.unlabeled))}
+    counts = ", ".join(f"{x.min():,} to {x.max():,} {name}" for name, x in per_client.items())
+    per_round = _as_forward(found.round) * found.forward_flops
+    shape = " x ".join(map(str, spec.image_shape))
+    examples = f"{len(data.train.labels):,} training and {len(data.test.labels):,} test examples, {shape}"
+    yield f"data      {settings.data.name}: {examples}, {spec.num_classes} classes"
+    yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round, with {counts} examples each"
+    yield f"server    {int(data.server.count.sum()):,} labeled examples"
+    network = f"{experiment.num_params:,} parameters, {found.forward_flops / 1e6:,.3g} MFLOP forward an example"
+    yield f"network   {settings.model['name']}: {network}"
+    yield f"a round   {found.round.forward:,} examples forward, {found.round.backward:,} backward, {per_round / 1e9:,.3g} GFLOP"
+    up, down = traffic(experiment)
+    yield f"traffic   at most {up / 1e6:,.3g} MB up and {down / 1e6:,.3g} MB down a round"
+    yield f"layout    {experiment.layout.strategy}, {experiment.layout.devices} devices for a run's clients"
+    yield f"memory    {_memory(experiment)}"
+    yield f"time      {runs} x {settings.rounds:,} rounds: about {duration(found.seconds)} without compilation, a rough figure"
+
+
+def _memory(experiment: Experiment) -> str:
+    if experiment.problem.on_host:
+        return "not computed where data are on the host"
+    try:
+        experiment.simulator.compile()
+    except OutOfMemoryError as error:
+        return str(error)
+    return f"a round needs {experiment.simulator.memory_bytes / 1e6:,.3g} MB of each device, data and states included"

@@ -1,0 +1,47 @@
+"""What a run will cost, before it begins."""
+
+import re
+
+import pytest
+
+from fedjax_ssl.experiment import estimate
+from tests import engine, tiny
+from tests.experiment.commands import launch
+
+
+@pytest.mark.parametrize(("method", "labels_at"), [("feddure", "clients"), ("fixmatch", "server")])
+def test_passes_are_those_of_a_round(method, labels_at):
+    experiment = tiny.experiment(method, labels_at=labels_at)
+    found, before = estimate.counted(experiment)
+    _, _, (row,) = engine.simulate(experiment, "scan")
+    of_server = 10 * 20 if labels_at == "server" else 0  # ten epochs of 20 labels; the statistics see 20 more, and the cohort's
+    assert found.backward - of_server == row["cost/backward_passes"]
+    at_least = row["cost/forward_passes"] + of_server
+    assert at_least <= found.forward <= at_least + 1000
+    assert before.backward == experiment.settings.server.pretrain * of_server
+    up, down = estimate.traffic(experiment)
+    assert up == row["comm/bytes_up"]
+    assert row["comm/bytes_down"] <= down <= row["comm/bytes_down"] + 100  # with the round's number and learning rate
+
+
+def test_a_linear_network_has_a_product_and_a_sum_for_each_weight():
+    assert 2 * 64 * 10 <= estimate.forward_flops(tiny.experiment("supervised", network="linear")) <= 2 * 64 * 10 + 20
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 seconds"), (119, "119 seconds"), (7000, "117 minutes"), (7200, "2 hours"), (916219, "11 days")],
+)
+def test_durations_in_words(seconds, words):
+    assert estimate.duration(seconds) == words
+
+
+def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
+    done = launch("--config=digits:fixmatch", "--config.rounds=400000", "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = dict(re.match(r"(\S+(?: round)?) +(.*)", line).groups() for line in done.stdout.splitlines())
+    assert list(lines) == ["data", "clients", "server", "network", "a round", "traffic", "layout", "memory", "time"]
+    assert lines["data"] == "digits: 1,437 training and 360 test examples, 8 x 8 x 1, 10 classes"
+    assert lines["server"] == "40 labeled examples"
+    assert re.match(r"1 x 400,000 rounds: about \d+ (minutes|hours|days)", lines["time"])
+    assert list(tmp_path.iterdir()) == []
