@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, estimate, run
+    from fedjax_ssl.experiment import build, estimate, run, trackers
     from fedjax_ssl.experiment.experiment import DivergedError
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
@@ -60,6 +60,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     waiting.setTarget(AboveTheBar())
     try:
         settings = Settings.from_dict(config.tree)
+        trackers.names(settings.log_to)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
         experiment = build.build(settings, layout=None if OVERWRITE.value else run.noted_layout(workdir, names))

@@ -1,5 +1,6 @@
 """Runs in folders: rounds, checkpoints, logs, resume and a clean stop, for one run or for several together."""
 
+import itertools
 import logging
 import pathlib
 import shutil
@@ -7,7 +8,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -17,11 +18,13 @@ from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Expe
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, plain, read_json, write_json
+from fedjax_ssl.experiment.trackers import trackers
+from fedjax_ssl.experiment.writers import MetricsLog, Progress, plain, read_json, write_json
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
+ELSEWHERE = ("data.data_dir", "data.path", "log_to")
 _log = logging.getLogger(__name__)
 
 
@@ -76,13 +79,18 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, object], *, overwri
                 path.unlink(missing_ok=True)
     path = workdir / CONFIG
     if path.exists():
-        there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
+        there, here, defaults = (_identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
         if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
     write_json(path, config)
+
+
+def _identity(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config makes it another experiment: not where its data lie, nor where its metrics go."""
+    return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
 
 def noted_layout(workdir: pathlib.Path, names: Sequence[str]) -> Layout | None:
@@ -147,7 +155,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
         state, last = experiment.start()
         last = [{**row, REASON: folder.diverged} if folder.diverged else row for row, folder in zip(last, opened, strict=True)]
     with ExitStack() as stack:
-        boards = [stack.enter_context(closing(TensorBoard(folder.path, start_round=done))) for folder in opened]
+        boards = [trackers(own.settings, folder.path, done) for own, folder in zip(experiment.runs, opened, strict=True)]
+        for tracker in itertools.chain.from_iterable(boards):
+            stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         steps = experiment.steps(state, last)
         together = settings.execution.rounds_per_dispatch  # the state is that after a dispatch
@@ -162,7 +172,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             for folder, board, row in zip(opened, boards, rows, strict=True):
                 if REASON not in row:
                     folder.log.append(row)
-                    board.add(done, {key: value for key, value in row.items() if key != "round"})
+                    for tracker in board:
+                        tracker.add(done, {key: value for key, value in row.items() if key != "round"})
                 elif not folder.diverged:
                     write_json(folder.path / DIVERGED, row)
             progress.update(done, seen(rows))

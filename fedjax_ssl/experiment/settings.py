@@ -180,6 +180,7 @@ class Settings(Model):
     vary: str = Field(default="", description="In place of seeds, the dotted key of a number that differs between runs.")
     values: Numbers = Field(default=(), description="The values of that number, one per run.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
+    log_to: str = Field(default="", description="Where metrics go besides JSONL and TensorBoard: wandb, mlflow, or both.")
     checkpoint_every: Positive = Field(default=10, description="Rounds between checkpoints; one is always saved at the end.")
 
     @pydantic.model_validator(mode="after")

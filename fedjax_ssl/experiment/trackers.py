@@ -1,0 +1,115 @@
+"""Where a run's metrics go besides its folder: TensorBoard always, Weights & Biases and MLflow where `log_to` names them.
+
+A tracker has `add(round, metrics)` and `close()`. All write below the run's folder unless the environment says otherwise
+(WANDB_MODE, MLFLOW_TRACKING_URI), so that nothing leaves the machine unasked.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.writers import TensorBoard
+
+
+class Tracker(Protocol):
+    """What a run's metrics are handed to."""
+
+    def add(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of a round."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+
+
+def trackers(settings: Settings, folder: pathlib.Path, start_round: int) -> list[Tracker]:
+    """The trackers of a run's folder, of which `start_round` rounds are done; a resumed run goes on in the same place."""
+    return [TensorBoard(folder, start_round), *(OTHERS[name](settings, folder) for name in names(settings.log_to))]
+
+
+def names(log_to: str) -> list[str]:
+    """The trackers that `log_to` names; ValueError for an unknown one, or one that is not installed."""
+    found = [name.strip() for name in log_to.split(",") if name.strip()]
+    for name in found:
+        if name not in OTHERS:
+            raise ValueError(f"log_to: got {name!r}, accepted: {', '.join(OTHERS)}, separated by commas")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"log_to: got {name!r}, which is not installed: pip install 'fedjax-ssl[{name}]'")
+    return found
+
+
+class WandB:
+    """Weights & Biases: offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
+
+    def __init__(self, settings: Settings, folder: pathlib.Path) -> None:
+        """Opens the run, whose id is that of its folder."""
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedjax_ssl"), name=_title(settings, folder), id=_identity(folder),
+            dir=str(folder), resume="allow", mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            config=flattened(settings.to_dict()), settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+
+    def add(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Adds the finite metrics of a round."""
+        self._run.log(_finite(metrics), step=round)
+
+    def close(self) -> None:
+        """Ends the process that writes them."""
+        self._run.finish()
+
+
+class MLflow:
+    """MLflow: a database in the run's folder, unless MLFLOW_TRACKING_URI names another place."""
+
+    def __init__(self, settings: Settings, folder: pathlib.Path) -> None:
+        """Opens the run that has the tag of its folder, or makes one."""
+        from mlflow.tracking import MlflowClient
+
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+        self._client, name, tag = MlflowClient(where), "fedjax_ssl", {"fedjax_ssl.id": _identity(folder)}
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        query = f"tags.`fedjax_ssl.id` = '{_identity(folder)}'"
+        runs = self._client.search_runs([experiment], query)
+        if runs:
+            self._id = runs[0].info.run_id
+            self._client.update_run(self._id, "RUNNING")
+            return
+        self._id = self._client.create_run(experiment, tags=tag, run_name=_title(settings, folder)).info.run_id
+        for key, value in flattened(settings.to_dict()).items():
+            self._client.log_param(self._id, key, value)
+
+    def add(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Adds the finite metrics of a round."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self._id, [Metric(key, value, now, round) for key, value in _finite(metrics).items()])
+
+    def close(self) -> None:
+        """Marks the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+OTHERS: dict[str, Any] = {"wandb": WandB, "mlflow": MLflow}
+
+
+def _title(settings: Settings, folder: pathlib.Path) -> str:
+    return f"{settings.method['name']} on {settings.data.name}, seed {settings.seed}: {folder.name}"
+
+
+def _identity(folder: pathlib.Path) -> str:
+    """An id that a resumed run has again."""
+    return hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

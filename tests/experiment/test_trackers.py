@@ -1,0 +1,48 @@
+"""Metrics in Weights & Biases and MLflow, offline, of a run that is stopped and goes on."""
+
+import pytest
+
+from fedjax_ssl.experiment import run as runs
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.writers import MetricsLog
+from tests import tiny
+from tests.experiment.commands import refused
+
+
+def run_in_two_parts(folder, monkeypatch, log_to):
+    for variable in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    for stop_after in (2, None):
+        experiment = build(tiny.config("supervised", network="linear", log_to=log_to))
+        runs.open_workdir(folder, experiment.settings.to_dict(), overwrite=False)
+        runs.run(experiment, folder, runs.Stop(), stop_after=stop_after)
+    return MetricsLog(folder).rows()
+
+
+def test_mlflow_has_one_run_with_every_round(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking")
+    rows = run_in_two_parts(tmp_path / "a run", monkeypatch, "mlflow")
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path / 'a run' / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("fedjax_ssl").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["client.optimizer.learning_rate"] == "0.03"
+    for key in ("eval/accuracy", "server/loss"):
+        history = {(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, key)}
+        assert history == {(row["round"], row[key]) for row in rows if key in row}
+
+
+def test_wandb_writes_offline_below_the_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    rows = run_in_two_parts(tmp_path / "a run", monkeypatch, "wandb")
+    files = sorted((tmp_path / "a run" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2  # of each process, with one id
+    assert len({file.name for file in files}) == 1
+    assert str(rows[-1]["eval/accuracy"]).encode() in files[1].read_bytes()
+
+
+def test_where_metrics_go_makes_no_other_experiment_and_an_unknown_place_is_named(tmp_path):
+    config = tiny.config("supervised", network="linear")
+    runs.open_workdir(tmp_path, config, overwrite=False)
+    runs.open_workdir(tmp_path, config | {"log_to": "mlflow"}, overwrite=False)
+    line = refused("--config=digits:supervised", "--config.log_to=wandbb", cwd=tmp_path)
+    assert line == "error: log_to: got 'wandbb', accepted: wandb, mlflow, separated by commas\n"
