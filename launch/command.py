@@ -27,6 +27,11 @@ MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
 
 
+def program(name: str) -> str:
+    """What a user types for a command: `python -m launch.NAME` in a checkout, else `fedjax-ssl NAME`."""
+    return f"python -m launch.{name}" if __package__ == "launch" else f"fedjax-ssl {name}"
+
+
 def use_all_cores() -> None:
     """Makes a JAX device of each CPU core, unless XLA_FLAGS or JAX_NUM_CPU_DEVICES says how many; before JAX is used."""
     import jax
