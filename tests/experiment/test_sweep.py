@@ -21,7 +21,7 @@ def test_every_sweep_that_is_known_by_name_has_configs_that_run():
 def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     file = tmp_path / "two ways.toml"
     file.write_text(
-        'config = "digits:{row}"\nseeds = 2\nrows = ["supervised", "fedavg"]\n'
+        'config = "digits:{row}"\nseeds = 2\nrows = ["supervised"]\n'
         '[set]\n"rounds" = 2\n"model.name" = "linear"\n[columns]\n'
         'plain = {}\n"lr 1e30" = { set = { "server.optimizer.learning_rate" = 1e30 } }\n'
     )
@@ -29,16 +29,16 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     done = launch(*arguments, cwd=tmp_path, program=sweep)
     assert done.returncode == 1
     assert "failed: supervised lr 1e30: " in done.stderr
-    header, names, supervised, fedavg = done.stdout.splitlines()
+    header, names, supervised = done.stdout.splitlines()
     assert header == "accuracy of the last round in %, mean ± sd over 2 seeds"
     assert names.split("  ")[-1].strip() == "lr 1e30"
     assert supervised.split()[-1] == "failed"
-    folders = [tmp_path / "out" / "fedavg-plain" / str(seed) for seed in (0, 1)]
+    folders = [tmp_path / "out" / "supervised-plain" / str(seed) for seed in (0, 1)]
     accuracies = [100 * json.loads((folder / "summary.json").read_text())["eval/accuracy"] for folder in folders]
-    assert f"{sum(accuracies) / 2:.1f} ± " in fedavg
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "fedavg-plain").rglob("*")}
+    assert f"{sum(accuracies) / 2:.1f} ± " in supervised
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")}
     launch(*arguments, cwd=tmp_path, program=sweep)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "fedavg-plain").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")} == before
 
 
 @pytest.mark.parametrize(
