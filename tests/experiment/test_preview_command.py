@@ -14,7 +14,7 @@ from launch import preview
 from tests import tiny
 from tests.experiment.commands import ROOT, launch, refused
 
-DIGITS = f"--config={ROOT}/configs/digits.py:supervised,split=dir0.3"
+DIGITS = f"--config={ROOT}/configs/digits.py:fixmatch,split=dir0.3"
 
 
 def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path):
@@ -22,7 +22,7 @@ def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path)
     done = launch(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "digits-supervised-split=dir0.3: digits, seed 3"
+    assert lines[0] == "digits-fixmatch-split=dir0.3: digits, seed 3"
     assert sum(line.split()[:1] == [str(k)] for k in range(20) for line in lines) == 20
     assert "unassigned: 0 training examples that nobody has" in lines
     assert lines[-1] == "picture: preview.png"
@@ -120,7 +120,7 @@ def test_every_named_split_can_be_drawn(name):
     settings = Settings.from_dict(splits.get_config(name).to_dict())
     how = settings.data.split
     labels = np.arange(50_000) % 10
-    holdings = split.draw(labels, 10, how, 0)
+    holdings = split.draw(split.Training(labels, 10), how, 0)
     num_labeled = len(holdings.server) + sum(map(len, holdings.labeled))
     expected = 50_000 * np.mean(how.labeled_fraction) if how.labeled_fraction else how.num_labels
     assert abs(num_labeled - expected) < 0.02 * expected + 1
