@@ -110,7 +110,9 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     if dataset is None:
         dataset = load_dataset(settings)
     else:
-        data = data.model_copy(update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False})
+        data = data.model_copy(
+            update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
+        )
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
@@ -145,9 +147,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
     with naming("data"):
-        assignments = [
-            split.draw(split.training_of(own.dataset), own.settings.data.split, own.settings.seed) for own in plans
-        ]
+        assignments = [split.draw(split.training_of(own.dataset), own.settings.data.split, own.settings.seed) for own in plans]
     return Drawn(config, runs, plans, assignments)
 
 

@@ -78,7 +78,9 @@ def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
     alone = sources.load("image_folder", path=str(tmp_path / "train"), resplit=(0.8, 0.0, 0.2))
     assert sorted(as_rows(*alone[1:3]) + as_rows(*alone[3:5])) == as_rows(*written["train"])
     message = message_of(FileNotFoundError, sources.load, "image_folder", path=str(tmp_path / "train"))
-    assert "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv" in message
+    assert (
+        "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv" in message
+    )
 
 
 def save(folder, image):

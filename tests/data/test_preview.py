@@ -71,7 +71,9 @@ def test_a_long_table_repeats_its_header_and_stays_aligned():
     assert len({len(line) for line in rows}) == 1
     assert max(len(line) for line in rows) < 100
     labels = np.arange(4000) % 100  # bars of so many classes do not fit
-    assert "|" not in preview.table(preview.preview(split.draw(Training(labels, 100), Split(4, num_labels=100), 0), labels, 100))
+    assert "|" not in preview.table(
+        preview.preview(split.draw(Training(labels, 100), Split(4, num_labels=100), 0), labels, 100)
+    )
 
 
 PICTURES = {

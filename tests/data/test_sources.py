@@ -95,7 +95,10 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"train_images": np.zeros((40, 3, 4), np.float32)}, "npz train: images have dtype float32 from 0 to 0: scale them to 0..255"),
+        (
+            {"train_images": np.zeros((40, 3, 4), np.float32)},
+            "npz train: images have dtype float32 from 0 to 0: scale them to 0..255",
+        ),
         ({"test_images": np.zeros((20, 3, 4), int)}, "npz test: images have dtype int64"),
         ({"train_images": np.zeros((40, 12), np.uint8)}, "npz train: images have shape (40, 12): needed is [N, H, W]"),
         ({"train_images": np.zeros((0, 3, 4), np.uint8)}, "npz train: images have shape (0, 3, 4)"),

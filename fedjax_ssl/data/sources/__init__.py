@@ -97,7 +97,7 @@ def from_arrays(
 
 def _array(name: str, what: str, given: Raw) -> np.ndarray:
     if given is None:
-        raise ValueError(f"{name} {what}: got None, accepted: an array; a test part can be some training examples, left out there")
+        raise ValueError(f"{name} {what}: got None, accepted: an array; for a test part leave some training examples out")
     try:
         return np.asarray(given)
     except ValueError:  # lists of different lengths

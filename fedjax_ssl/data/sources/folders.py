@@ -88,8 +88,8 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[st
     files = {}
     for split, folder in folders.items():
         if (table := tables[split]) is None:
-            if not images.listing(folder).images:
-                raise ValueError(f"{folder} holds no image ({', '.join(images.ENDINGS)}): add some, or remove the folder")
+            if not (inside := images.listing(folder)).images:
+                raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
             raise ValueError(f"{folder} has no table of labels, and others have: add {folder}.csv with the columns id,label")
         inside = images.listing(folder)
         rows = rows_of(table, inside.images)
@@ -107,7 +107,9 @@ def _table(root: Path, folder: Path) -> Path | None:
     found = [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
     if not found and not inside.folders:
         where = places[0] if places else root / "labels.csv"
-        raise ValueError(f"{folder} holds images and no folders: give one folder per class, or {where} with the columns id,label")
+        raise ValueError(
+            f"{folder} holds images and no folders: give one folder per class, or {where} with the columns id,label"
+        )
     return found[0] if found else None
 
 
@@ -130,7 +132,7 @@ def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) 
     for name in classes:
         own = images.listing(folder / name)
         if not own.images:
-            raise ValueError(f"{folder / name} holds no image ({', '.join(images.ENDINGS)}): add some, or remove the class")
+            raise ValueError(f"{images.none_in(folder / name, own)}: add some, or remove the class")
         paths += own.images
         others += [*own.folders, *own.others]
         counts.append(len(own.images))
@@ -142,7 +144,7 @@ def _unlabeled(folder: Path) -> Files:
     """All images in a folder and those in it, without labels; whose they are says a table `unlabeled.csv` beside it."""
     inside = images.below(folder)
     if not inside.images:
-        raise ValueError(f"{folder} holds no image ({', '.join(images.ENDINGS)}): add some, or remove the folder")
+        raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
     table = folder.with_suffix(".csv")
     ids = rows_of(table, inside.images, needs_labels=False).clients if table.is_file() else None
     return Files(inside.images, np.full(len(inside.images), UNLABELED), ids, inside.others)

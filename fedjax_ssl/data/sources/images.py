@@ -46,6 +46,13 @@ def below(folder: Path) -> Listing:
     return Listing([], images, others)
 
 
+def none_in(folder: Path, found: Listing) -> str:
+    """What an error says of a folder without images."""
+    others = [*found.folders, *found.others]
+    such = f", but {len(others)} others, such as {others[0].name}" if others else ""
+    return f"{folder} holds no image ({', '.join(ENDINGS)}){such}"
+
+
 def passed_over(paths: Sequence[Path]) -> str:
     """One line about files, and folders, that are not read."""
     kinds = Counter("folder" if path.is_dir() else path.suffix.lower() or "no suffix" for path in paths)

@@ -45,7 +45,9 @@ def oddities(dataset: Dataset) -> list[str]:
     if copies := len(of_train) - len(different):
         lines.append(f"{copies} of {len(train)} training images are copies of others: remove them, as two clients may get one")
     if seen := sum(digest in different for digest in of_test):
-        lines.append(f"{seen} of {len(test)} test images are training images, too: remove them from one, or accuracy is too high")
+        lines.append(
+            f"{seen} of {len(test)} test images are training images, too: remove them from one, or accuracy is too high"
+        )
     return lines
 
 

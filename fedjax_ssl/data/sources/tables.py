@@ -65,7 +65,9 @@ def _read(table: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
         raise ValueError(f"{table} has the columns {got}: needed is a header {','.join(needed)}, separated by commas")
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):
-            raise ValueError(f"{table}, row {number}: {len(line)} cells, and the header has {len(header)}: write one per column")
+            raise ValueError(
+                f"{table}, row {number}: {len(line)} cells, and the header has {len(header)}: write one per column"
+            )
     if not lines:
         raise ValueError(f"{table} has no rows: give one per image")
     columns = {key: header.index(key) for key in ("id", "label", "client") if key in header}
