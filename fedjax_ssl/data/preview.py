@@ -17,7 +17,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 class Preview(NamedTuple):
     """How many labeled examples of each class the server has, and each client labeled and unlabeled ones.
 
-    `unknown` is how many of a client's unlabeled examples are of a class that nobody knows; they are not in `unlabeled`. `divergence` is the Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples
+    `unknown` is how many of a client's unlabeled examples are of a class that nobody knows; they are not in `unlabeled`.
+    `divergence` is the Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples
     (the server's if no client has any); NaN if either is empty. `unassigned` and `notes` are as in `split.Assignment`.
     """
 

@@ -149,8 +149,8 @@ def _check_natural(training: Training, how: Split) -> None:
         return
     if training.clients is None:
         raise ValueError(
-            "partition=natural: the data do not say whose the examples are: give an array `client` beside the labels or a column "
-            "`client` in the CSV (`clients` in from_arrays), or take another partition"
+            "partition=natural: the data do not say whose the examples are: give an array `client` beside the labels or a "
+            "column `client` in the CSV (`clients` in from_arrays), or take another partition"
         )
     found = int(training.clients.max()) + 1
     if found != how.num_clients:
@@ -186,7 +186,7 @@ def _share(how: Split, what: str, name: str, training: Training, indices: Positi
 
 
 def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positions, Positions]:
-    """The labeled set and the rest; a share, of the examples of known class, is rounded, and down to a multiple of C if balanced."""
+    """The labeled set and the rest; a share, of examples of known class, is rounded, down to a multiple of C if balanced."""
     labels, num_classes = training.labels, training.num_classes
     num_labels = how.num_labels
     if how.labeled_fraction:

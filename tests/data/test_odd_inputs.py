@@ -120,7 +120,7 @@ ODD = {
     "more classes than said": arrays(num_classes=1),
     "fewer labels than images": arrays(train_labels=LABELS[:19]),
     "a class of the test part alone": arrays(test_labels=LABELS[:8] + 5, renumber_labels=True),
-    "no test part": arrays(test_images=None),
+    "no test part": lambda folder: sources.from_arrays(train_images=RGB, train_labels=LABELS),
     "fewer clients than images": arrays(clients=np.arange(19)),
     "clients as floats": arrays(clients=np.arange(20) / 2),
     "an example of two clients": arrays(clients=[[0, 1, 2], [2, 3]]),

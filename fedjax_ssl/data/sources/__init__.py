@@ -34,8 +34,8 @@ def load(
     TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
     `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
     text features. `renumber_labels` is for files of images: their labels, integers or text, become 0..C-1 in sorted order, and
-    the log says which is which. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get where, and
-    ValueError for an unknown name, an argument that the source does not take, or unusable data.
+    the log says which is which. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get
+    where, and ValueError for an unknown name, an argument that the source does not take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
@@ -67,8 +67,8 @@ def from_arrays(
     *,
     train_images: Raw,
     train_labels: Raw,
-    test_images: Raw,
-    test_labels: Raw,
+    test_images: Raw | None = None,
+    test_labels: Raw | None = None,
     num_classes: int | None = None,
     clients: Raw | Sequence[Raw] | None = None,
     renumber_labels: bool = False,
@@ -95,7 +95,7 @@ def from_arrays(
     return quality.warn(dataset(name, splits["train"], splits["test"], num_classes))
 
 
-def _array(name: str, what: str, given: Raw) -> np.ndarray:
+def _array(name: str, what: str, given: Raw | None) -> np.ndarray:
     if given is None:
         raise ValueError(f"{name} {what}: got None, accepted: an array; for a test part leave some training examples out")
     try:

@@ -1,4 +1,4 @@
-"""Warnings about data that can be used, but are hardly as they were meant: copies, constant or misscaled images, transparency."""
+"""Warnings about data that can be used, but are hardly as they were meant: copies, constant images, wrong scales."""
 
 import hashlib
 import logging
