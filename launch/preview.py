@@ -2,11 +2,15 @@
 
     python -m launch.preview --config=configs/splits.py:feddure_dir_dir [--output=preview.png] [--config.a.b=value ...]
 
+What `launch.run` refuses is refused here, in the same line; nothing is compiled.
+
 Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 """
 
+import logging
 import pathlib
 import sys
+from logging.handlers import MemoryHandler
 
 from absl import flags
 
@@ -17,23 +21,31 @@ OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
+    # What is to be said of data that are accepted waits until then: a refusal is one line.
+    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
+    logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
         config = command.parse(argv, __name__)
-        output = pathlib.Path(OUTPUT.value)
+        output = pathlib.Path(OUTPUT.value).expanduser()
         if output.suffix != ".png" or not output.parent.is_dir():
             raise ValueError(f"--output: got {output}, accepted: a file NAME.png in a folder that exists")
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.data import preview, split
+        command.use_all_cores()
+        from fedjax_ssl.data import preview
         from fedjax_ssl.experiment import build
         from fedjax_ssl.experiment.settings import Settings
 
         settings = Settings.from_dict(config.tree)
-        dataset = build.load_dataset(settings)
-        with build.naming("data"):
-            holdings = split.draw(dataset.train_labels, dataset.num_classes, settings.data.split, settings.seed)
+        drawn = build.drawn_runs(settings)
+        build.assembled(drawn)  # what a run refuses is refused here
     except command.WRONG_INPUT as error:
+        waiting.buffer.clear()
         return command.refuse(error)
-    seen = preview.preview(holdings, dataset.train_labels, dataset.num_classes)
+    waiting.setTarget(logging.StreamHandler())
+    waiting.flush()
+    dataset = drawn.plans[0].dataset
+    seen = preview.preview(drawn.assignments[0], dataset.train_labels, dataset.num_classes)
     title = f"{config.name}: {settings.data.name}, seed {settings.seed}"
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without the bars' characters
     print(f"{title}\n\n{preview.table(seen)}")

@@ -9,18 +9,21 @@ from numpy.random import Generator
 
 from fedjax_ssl.data import class_partitions as classes
 from fedjax_ssl.data.dirichlet import dirichlet, dirichlet_classes
-from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, Rows, checked
+from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, Rows, by_client, checked, distinct
 
 
 class Scheme(NamedTuple):
-    """A partition, see `shares`, and the names of its own parameters."""
+    """A partition, see `shares`, and the names of its own parameters: keys of `split.Split`, or `clients`, the dataset's."""
 
     function: Callable[..., Partition]
     parameters: tuple[str, ...] = ()
 
 
 def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Generator) -> tuple[Positions, Positions]:
-    """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending."""
+    """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending.
+
+    Labels of -1 are unknown, and their examples in the rest.
+    """
     labels = np.asarray(labels)
     if num_labels > len(labels):
         raise ValueError(f"num_labels={num_labels} is more than the {len(labels)} training examples: ask for fewer labels")
@@ -28,21 +31,22 @@ def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Gene
         raise ValueError(
             f"num_labels={num_labels} cannot be balanced over {num_classes} classes: give a positive multiple of {num_classes}"
         )
-    per_class, counts = num_labels // num_classes, np.bincount(labels, minlength=num_classes)
+    per_class, counts = num_labels // num_classes, np.bincount(labels[labels >= 0], minlength=num_classes)
     if per_class > np.min(counts):
         raise ValueError(
             f"num_labels={num_labels} needs {per_class} examples of every class, but class {np.argmin(counts)} has "
-            f"{np.min(counts)}: give at most {np.min(counts) * num_classes}"
+            f"{np.min(counts)}: give at most {np.min(counts) * num_classes}, or label_selection=random"
         )
     chosen = [rng.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in range(num_classes)]
     return _and_the_rest(np.concatenate(chosen), len(labels))
 
 
-def random_labels(num_examples: int, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
-    """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending."""
-    if not 1 <= num_labels <= num_examples:
-        raise ValueError(f"num_labels={num_labels} of {num_examples} training examples: give 1 to {num_examples} labels")
-    return _and_the_rest(rng.choice(num_examples, num_labels, replace=False), num_examples)
+def random_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
+    """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending; labels of -1 as above."""
+    known = np.flatnonzero(np.asarray(labels) >= 0)
+    if not 1 <= num_labels <= len(known):
+        raise ValueError(f"num_labels={num_labels} of {len(known)} labeled training examples: give 1 to {len(known)} labels")
+    return _and_the_rest(rng.choice(known, num_labels, replace=False), len(labels))
 
 
 def _and_the_rest(labeled: Positions, num_examples: int) -> tuple[Positions, Positions]:
@@ -59,6 +63,15 @@ def iid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> P
     return Partition(list(rows), shuffled[share * num_clients :])
 
 
+def natural(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, clients: Labels) -> Partition:
+    """What each client has by itself, as the dataset says; examples of nobody (-1) are unassigned."""
+    del labels, rng
+    positions = distinct(indices)
+    of_client = clients[positions]
+    is_owned = of_client >= 0
+    return Partition(by_client(positions[is_owned], of_client[is_owned], num_clients), positions[~is_owned])
+
+
 PARTITIONS: dict[str, Scheme] = {
     "iid": Scheme(iid),
     "class_balanced": Scheme(classes.class_balanced),
@@ -69,10 +82,12 @@ PARTITIONS: dict[str, Scheme] = {
     "random_classes": Scheme(classes.random_classes, ("classes_per_client",)),
     "class_grid": Scheme(classes.class_grid),
     "batch_imbalanced": Scheme(classes.batch_imbalanced),
+    "natural": Scheme(natural, ("clients",)),
 }
 
 
 def class_counts(rows: Rows, labels: Labels, num_classes: int) -> Int64[np.ndarray, "K C"]:
-    """The examples of each client and class."""
-    counts = [np.bincount(np.asarray(labels)[row], minlength=num_classes) for row in rows]
+    """The examples of each client and class; those of an unknown class (-1) are not counted."""
+    labels = np.asarray(labels)
+    counts = [np.bincount(labels[row][labels[row] >= 0], minlength=num_classes) for row in rows]
     return np.array(counts).reshape(len(rows), num_classes)

@@ -17,6 +17,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 class Preview(NamedTuple):
     """How many labeled examples of each class the server has, and each client labeled and unlabeled ones.
 
+    `unknown` is how many of a client's unlabeled examples are of a class that nobody knows; they are not in `unlabeled`.
     `divergence` is the Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples
     (the server's if no client has any); NaN if either is empty. `unassigned` and `notes` are as in `split.Assignment`.
     """
@@ -24,17 +25,20 @@ class Preview(NamedTuple):
     server: Int64[np.ndarray, " C"]
     labeled: Int64[np.ndarray, "K C"]
     unlabeled: Int64[np.ndarray, "K C"]
+    unknown: Int64[np.ndarray, " K"]
     divergence: Float[np.ndarray, " K"]
     unassigned: int
     notes: tuple[str, ...]
 
 
 def preview(assignment: Assignment, labels: Labels, num_classes: int) -> Preview:
-    """Counts the classes of a split of a training set with these labels."""
+    """Counts the classes of a split of a training set with these labels; -1 is an unknown class."""
     owners = ([assignment.server], assignment.labeled, assignment.unlabeled)
     (server,), labeled, unlabeled = (class_counts(rows, labels, num_classes) for rows in owners)
+    unknown = np.array([np.sum(labels[row] < 0) for row in assignment.unlabeled], np.int64)
     reference = labeled if labeled.any() else np.broadcast_to(server, labeled.shape)
-    return Preview(server, labeled, unlabeled, jensen_shannon(reference, unlabeled), assignment.unassigned, assignment.notes)
+    divergence = jensen_shannon(reference, unlabeled)
+    return Preview(server, labeled, unlabeled, unknown, divergence, assignment.unassigned, assignment.notes)
 
 
 def jensen_shannon(counts: Int[np.ndarray, "*K C"], others: Int[np.ndarray, "*K C"]) -> Float[Stored, "*K"]:
@@ -60,12 +64,13 @@ def table(seen: Preview) -> str:
     bars = f"  {'labeled':<{num_classes + 2}}  unlabeled" if 5 <= num_classes <= 26 else ""
     header = f"client  labeled  unlabeled  classes  (unlab.)  divergence{bars}"
     lines = []
-    for k, (labeled, unlabeled, divergence) in enumerate(zip(seen.labeled, seen.unlabeled, seen.divergence, strict=True)):
+    clients = zip(seen.labeled, seen.unlabeled, seen.unknown, seen.divergence, strict=True)
+    for k, (labeled, unlabeled, unknown, divergence) in enumerate(clients):
         if k % 25 == 0:  # every screen shows the header
             lines += ["", header] if k else [header]
         classes = [str(np.count_nonzero(counts)) if counts.any() else "-" for counts in (labeled, unlabeled)]
         number = "-" if np.isnan(divergence) else f"{divergence:.3f}"
-        line = f"{k:>6}  {labeled.sum():>7,}  {unlabeled.sum():>9,}  {classes[0]:>7}  {classes[1]:>9}  {number:>10}"
+        line = f"{k:>6}  {labeled.sum():>7,}  {unlabeled.sum() + unknown:>9,}  {classes[0]:>7}  {classes[1]:>9}  {number:>10}"
         lines.append(line + (f"  |{_bars(labeled)}|  |{_bars(unlabeled)}|" if num_classes <= 26 else ""))
     return "\n".join([*lines, "", *_summary(seen)])
 
@@ -81,7 +86,8 @@ def _summary(seen: Preview) -> list[str]:
     num_clients, num_classes = seen.labeled.shape
     rows = {
         "labeled": seen.labeled.sum(1),
-        "unlabeled": seen.unlabeled.sum(1),
+        "unlabeled": seen.unlabeled.sum(1) + seen.unknown,
+        "of unknown class": seen.unknown,
         "classes, labeled": np.count_nonzero(seen.labeled, axis=1),
         "classes, unlabeled": np.count_nonzero(seen.unlabeled, axis=1),
         "divergence": seen.divergence[~np.isnan(seen.divergence)],
@@ -89,7 +95,7 @@ def _summary(seen: Preview) -> list[str]:
     lines = [f"{f'of {num_clients} clients':<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}{'sum':>10}"]
     for name, values in rows.items():
         if values.any() or name == "divergence":
-            total = f"{values.sum():>10,}" if name in ("labeled", "unlabeled") else ""
+            total = f"{values.sum():>10,}" if name in ("labeled", "unlabeled", "of unknown class") else ""
             lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)) + total)
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
@@ -122,7 +128,8 @@ def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
     else:
         at_server = f" (and {seen.server.sum():,} at the server)" if seen.server.any() else ""
         _panel(left, seen.labeled, f"labeled, at the clients: {seen.labeled.sum():,}{at_server}")
-    _panel(right, seen.unlabeled, f"unlabeled, at the clients: {seen.unlabeled.sum():,}")
+    more = f" (and {seen.unknown.sum():,} of unknown class)" if seen.unknown.any() else ""
+    _panel(right, seen.unlabeled, f"unlabeled, at the clients: {seen.unlabeled.sum():,}{more}")
     figure.savefig(path)
 
 

@@ -57,18 +57,33 @@ class Assignment(NamedTuple):
     notes: tuple[str, ...]
 
 
-def draw(labels: Labels, num_classes: int, how: Split, seed: int) -> Assignment:
-    """Draws a split of the training set with these labels; ValueError if the request cannot be met."""
+class Training(NamedTuple):
+    """What a split reads of a training set: labels in 0..C-1, or -1 where nobody knows, and whose each example is, if known."""
+
+    labels: Labels
+    num_classes: int
+    clients: Labels | None = None
+
+
+def training_of(dataset: Dataset) -> Training:
+    """What a split reads of a dataset."""
+    return Training(dataset.train_labels, dataset.num_classes, dataset.clients)
+
+
+def draw(training: Training, how: Split, seed: int) -> Assignment:
+    """Draws a split of a training set; ValueError if the request cannot be met. No example of unknown class is labeled."""
+    _check_natural(training, how)
+    labels = training.labels
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     empty = [np.zeros(0, np.int64)] * how.num_clients
     server, labeled, apart = empty[0], empty, Partition([], empty[0])
     if how.is_joint:
-        shared = _share(how, "all", how.partition, labels, np.arange(len(labels)), split_rng)
-        labeled, unlabeled = _label_within(shared.rows, how, label_rng)
+        shared = _share(how, "all", how.partition, training, np.arange(len(labels)), split_rng)
+        labeled, unlabeled = _label_within(shared.rows, labels, how, label_rng)
     else:
-        labeled_set, rest = _labeled_set(labels, num_classes, how, label_rng)
+        labeled_set, rest = _labeled_set(training, how, label_rng)
         source = rest if how.exclude_labeled and how.labels_first else np.arange(len(labels))
-        shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, labels, source, split_rng)
+        shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, training, source, split_rng)
         if how.exclude_labeled and not how.labels_first:
             free = np.zeros(len(labels), bool)
             free[rest] = True
@@ -78,30 +93,42 @@ def draw(labels: Labels, num_classes: int, how: Split, seed: int) -> Assignment:
         if how.labels_at == "server":
             server = labeled_set
         else:
-            apart = _share(how, "labeled", how.labeled_partition or how.partition, labels, labeled_set, labeled_rng)
+            apart = _share(how, "labeled", how.labeled_partition or how.partition, training, labeled_set, labeled_rng)
             labeled = apart.rows
     pooled = np.concatenate([*unlabeled, shared.unassigned])
     if how.reveal_labels:
-        labeled = [np.union1d(known, revealed) for known, revealed in zip(labeled, unlabeled, strict=True)]
-        unlabeled, pooled = empty, shared.unassigned
+        labeled = [np.union1d(own, row[labels[row] >= 0]) for own, row in zip(labeled, unlabeled, strict=True)]
+        unlabeled = [row[labels[row] < 0] for row in unlabeled]
+        pooled = np.concatenate([*unlabeled, shared.unassigned])
     assigned = np.zeros(len(labels), bool)
     assigned[np.concatenate([server, *labeled, *unlabeled])] = True
     notes = [*apart.notes, *shared.notes]
     if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
+    if uses_natural(how) and (without := sum(not len(a) + len(b) for a, b in zip(labeled, unlabeled, strict=True))):
+        notes.append(f"{without} of {len(labeled)} clients have no example")
     return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), tuple(notes))
 
 
 def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
     """Splits a dataset, see `draw`, into federated data in NumPy arrays; logs its notes."""
-    labels = dataset.train_labels
-    assignment = draw(labels, dataset.num_classes, how, seed)
+    assignment = draw(training_of(dataset), how, seed)
+    log_notes(assignment, len(dataset.train_labels))
+    return tables(dataset, assignment)
+
+
+def log_notes(assignment: Assignment, num_examples: int) -> None:
+    """Logs how many of the training examples go to nobody, and where the split differs from the request."""
     if assignment.unassigned:
-        _log.info("%d of %d training examples go to nobody", assignment.unassigned, len(labels))
+        _log.info("%d of %d training examples go to nobody", assignment.unassigned, num_examples)
     for note in assignment.notes:
         _log.warning("%s", note)
+
+
+def tables(dataset: Dataset, assignment: Assignment) -> FederatedData:
+    """A dataset with the index tables of a split, in NumPy arrays."""
     return FederatedData(
-        train=Pool(dataset.train_images, labels.astype(np.int32)),
+        train=Pool(dataset.train_images, dataset.train_labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
         server=pack([assignment.server]),
         labeled=pack(assignment.labeled),
@@ -111,6 +138,25 @@ def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
     )
 
 
+def uses_natural(how: Split) -> bool:
+    """Whether a partition of the split is `natural`."""
+    return "natural" in (how.partition, how.labeled_partition, how.unlabeled_partition)
+
+
+def _check_natural(training: Training, how: Split) -> None:
+    """Raises ValueError where a natural split is asked for and the clients are unknown, or more or fewer than asked for."""
+    if not uses_natural(how):
+        return
+    if training.clients is None:
+        raise ValueError(
+            "partition=natural: the data do not say whose the examples are: give an array `client` beside the labels or a "
+            "column `client` in the CSV (`clients` in from_arrays), or take another partition"
+        )
+    found = int(training.clients.max()) + 1
+    if found != how.num_clients:
+        raise ValueError(f"num_clients={how.num_clients} with partition=natural of {found} clients: give num_clients={found}")
+
+
 def _union(labeled: Positions, unlabeled: Positions) -> Positions:
     """All of a client's examples, each once, also if a labeled one is among the unlabeled ones."""
     if not len(labeled):  # a shortcut for a million clients with labels at the server
@@ -118,35 +164,50 @@ def _union(labeled: Positions, unlabeled: Positions) -> Positions:
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: Split, what: str, name: str, labels: Labels, indices: Positions, rng: Generator) -> Partition:
-    """The partition `name` of some examples; an error says `what` they are."""
-    scheme = PARTITIONS[name]
-    parameters = {parameter: getattr(how, parameter) for parameter in scheme.parameters}
+def _share(how: Split, what: str, name: str, training: Training, indices: Positions, rng: Generator) -> Partition:
+    """The partition `name` of some examples; an error says `what` they are.
+
+    Examples of unknown class are shared equally at random where the partition is by class.
+    """
+    scheme, labels = PARTITIONS[name], training.labels
+    parameters = {key: training.clients if key == "clients" else getattr(how, key) for key in scheme.parameters}
+    unknown = indices[labels[indices] < 0] if name not in ("iid", "natural") else indices[:0]
+    known = indices[labels[indices] >= 0] if len(unknown) else indices
+    if not len(known) and len(unknown):
+        return Partition(np.array_split(rng.permutation(unknown), how.num_clients), known)
     try:
-        return scheme.function(labels, indices, how.num_clients, rng, **parameters)
+        shared = scheme.function(labels, known, how.num_clients, rng, **parameters)
     except ValueError as error:
         raise ValueError(f"{what} examples by {name}: {error}") from error
+    if not len(unknown):
+        return shared
+    more = np.array_split(rng.permutation(unknown), how.num_clients)
+    return shared._replace(rows=[np.concatenate(rows) for rows in zip(shared.rows, more, strict=True)])
 
 
-def _labeled_set(labels: Labels, num_classes: int, how: Split, rng: Generator) -> tuple[Positions, Positions]:
-    """The labeled set and the rest; a share is rounded, and down to a multiple of C if balanced."""
+def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positions, Positions]:
+    """The labeled set and the rest; a share, of examples of known class, is rounded, down to a multiple of C if balanced."""
+    labels, num_classes = training.labels, training.num_classes
     num_labels = how.num_labels
     if how.labeled_fraction:
-        num_labels = round(how.labeled_fraction[0] * len(labels))
+        num_known = int(np.sum(labels >= 0))
+        num_labels = round(how.labeled_fraction[0] * num_known)
         num_labels -= num_labels % num_classes if how.label_selection == "balanced" else 0
         if not num_labels:
             minimum = "one label per class" if how.label_selection == "balanced" else "one label"
-            raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {len(labels)} examples is less than {minimum}")
+            raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {num_known} examples is less than {minimum}")
     if how.label_selection == "balanced":
         return balanced_labels(labels, num_labels, num_classes, rng)
-    return random_labels(len(labels), num_labels, rng)
+    return random_labels(labels, num_labels, rng)
 
 
-def _label_within(rows: Rows, how: Split, rng: Generator) -> tuple[Rows, Rows]:
-    """Labeled and unlabeled examples of every client: a random share of its row is labeled, rounded half up."""
+def _label_within(rows: Rows, labels: Labels, how: Split, rng: Generator) -> tuple[Rows, Rows]:
+    """Labeled and unlabeled examples of every client: a random share of those of known class is labeled, rounded half up."""
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]
-    cuts = [int(fraction * len(row) + 0.5) for fraction, row in zip(fractions, rows, strict=True)]
+    shuffled = [row[np.argsort(labels[row] < 0, kind="stable")] for row in shuffled]  # those of unknown class last
+    known = [int(np.sum(labels[row] >= 0)) for row in shuffled]
+    cuts = [int(fraction * number + 0.5) for fraction, number in zip(fractions, known, strict=True)]
     if not any(cuts):
         raise ValueError(f"labeled_fraction={max(how.labeled_fraction)} labels no example of any client: give a larger share")
     labeled = [row[:cut] for row, cut in zip(shuffled, cuts, strict=True)]

@@ -58,20 +58,10 @@ def build(
             norms = {key: value for key, value in dict(config.get("model", {})).items() if key in NORM_DEFAULTS}
             config["model"] = {"name": models.name_of(model), **norms}
         config = Settings.from_dict(config)
-    runs = runs_of(config)
-    plan = plan_of(runs[0].settings, dataset)
-    plans = [plan.of(run.settings) for run in runs]
-    if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
-        what = "data.resplit" if config.data.resplit else "data.name=synthetic"
-        raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
-    runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
-    with naming("data"):
-        data = [split.federate(own.dataset, own.settings.data.split, own.settings.seed) for own in plans]
-    data = widened(data) if len(data) > 1 else data
-    counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
-    layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
-    return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
+    drawn = drawn_runs(config, dataset)
+    for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
+        split.log_notes(assignment, len(plan.dataset.train_labels))
+    return assembled(drawn, layout)
 
 
 class Plan(NamedTuple):
@@ -114,7 +104,7 @@ class Plan(NamedTuple):
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
-        where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit")}
+        where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit", "renumber_labels")}
         own = settings.model_copy(update={"data": settings.data.model_copy(update=where)})
         plan = self._replace(settings=own, options=settings.method_options())
         _check_scenario(plan.settings, plan.method())
@@ -136,7 +126,9 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     if dataset is None:
         dataset = load_dataset(settings)
     else:
-        data = data.model_copy(update={"name": dataset.name, "data_dir": "", "path": "", "resplit": ()})
+        data = data.model_copy(
+            update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
+        )
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
@@ -150,6 +142,41 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
         raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
     spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
     return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec)
+
+
+class Drawn(NamedTuple):
+    """The runs of a config, each with its plan and its split, all of which are checked."""
+
+    config: Settings
+    runs: tuple[Run, ...]
+    plans: list[Plan]
+    assignments: list[split.Assignment]
+
+
+def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Drawn:
+    """Reads the data of a config, unless `dataset` has them, and draws the splits; the first part of `build`."""
+    runs = runs_of(config)
+    plan = plan_of(runs[0].settings, dataset)
+    plans = [plan.of(run.settings) for run in runs]
+    if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
+        what = "data.resplit" if config.data.resplit else "data.name=synthetic"
+        raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
+    runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
+    with naming("data"):
+        assignments = [split.draw(split.training_of(own.dataset), own.settings.data.split, own.settings.seed) for own in plans]
+    return Drawn(config, runs, plans, assignments)
+
+
+def assembled(drawn: Drawn, layout: Layout | None = None) -> Experiment:
+    """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
+    config, runs, plans, assignments = drawn
+    data = [split.tables(own.dataset, assignment) for own, assignment in zip(plans, assignments, strict=True)]
+    data = widened(data) if len(data) > 1 else data
+    counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
+    plan = plans[0]
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
+    layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
+    return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
 
 def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
@@ -195,8 +222,9 @@ def load_dataset(settings: Settings) -> sources.Dataset:
     """The dataset that the settings name; raises ValueError or FileNotFoundError where it cannot be read."""
     data = settings.data
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
+    options: dict[str, Any] = {"resplit": resplit, "renumber_labels": data.renumber_labels, "seed": settings.seed}
     with naming("data"):
-        return sources.load(data.name, data_dir=folder, path=path, resplit=resplit, seed=settings.seed)
+        return sources.load(data.name, data_dir=folder, path=path, **options)
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

@@ -36,6 +36,7 @@ class DataSettings(Model):
     data_dir: str = Field(default="", description="The TFDS folder; empty: TFDS's own.")
     path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
     resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
+    renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")
     num_clients: Clients = Field(default=100, description="K, the clients.")
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
     num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")

@@ -29,8 +29,10 @@ def diagnostics(
     """Metrics of the quality of accepted pseudo-labels ((FL)^2, Figure 3), summed over a cohort and then divided.
 
     label ratio = accepted / all; pseudo-label accuracy = correct / accepted; correct (wrong) ratio = accepted and correct
-    (wrong) / all; correct-wrong ratio = correct / wrong, without a value if none is wrong.
+    (wrong) / all; correct-wrong ratio = correct / wrong, without a value if none is wrong. Examples of unknown class
+    (true label -1) do not count.
     """
+    mask = mask & (true_labels >= 0)
     accepted = accepted & mask
     total, used = (jnp.sum(m, dtype=jnp.float32) for m in (mask, accepted))
     correct = jnp.sum(accepted & (label == true_labels), dtype=jnp.float32)

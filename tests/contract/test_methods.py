@@ -119,17 +119,20 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ra
     experiment, simulator, states, rows, _ = ran
     train, test = simulator._pools
     hidden = experiment.problem.data.pooled.index[0]
-    labels = np.array(train.labels)
-    labels[hidden] = np.roll(labels[hidden], 1)
-    spoiled = train._replace(labels=jax.device_put(labels, train.labels.sharding))
-    monkeypatch.setattr(simulator, "_pools", (spoiled, test))
-    state, other_rows = simulator.initialize(), []
-    for _ in range(2):
-        state, row = simulator.round(state)
-        other_rows.append(row)
-    if not experiment.settings.data.reveal_labels:
-        assert engine.same_bits(state, states[2])
-    accuracies = [[row.get("diagnostics/pseudo_label_accuracy") for row in all_] for all_ in (rows[:2], other_rows)]
+    changed = {}
+    for change in ("other", "unknown"):
+        labels = np.array(train.labels)
+        labels[hidden] = np.roll(labels[hidden], 1) if change == "other" else -1
+        spoiled = train._replace(labels=jax.device_put(labels, train.labels.sharding))
+        monkeypatch.setattr(simulator, "_pools", (spoiled, test))
+        state, changed[change] = simulator.initialize(), []
+        for _ in range(2):
+            state, row = simulator.round(state)
+            changed[change].append(row)
+        if not experiment.settings.data.reveal_labels:
+            assert engine.same_bits(state, states[2])
+            assert change == "other" or not any(key.startswith("diagnostics/") for row in changed[change] for key in row)
+    accuracies = [[row.get("diagnostics/pseudo_label_accuracy") for row in all_] for all_ in (rows[:2], changed["other"])]
     names = [key for key in accuracies[0] if key is not None]
     assert bool(names) == (accuracies[0] != accuracies[1])
 

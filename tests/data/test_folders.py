@@ -29,7 +29,7 @@ def write_tree(root, *, classes=("cat", "dog"), splits=(("train", 3), ("valid", 
 
 @pytest.mark.parametrize("chunk", [250, 2])
 def test_cinic10_is_read_in_order_from_its_folders_and_its_validation_part_is_not(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr("fedjax_ssl.data.sources.folders._CHUNK", chunk)
+    monkeypatch.setattr("fedjax_ssl.data.sources.images._CHUNK", chunk)
     written = write_tree(tmp_path, classes=CINIC, shape=(32, 32, 3))
     (tmp_path / "README.md").write_text("not an image")
     (tmp_path / "train" / "cat" / "Thumbs.db").write_text("not an image")
@@ -78,7 +78,9 @@ def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
     alone = sources.load("image_folder", path=str(tmp_path / "train"), resplit=(0.8, 0.0, 0.2))
     assert sorted(as_rows(*alone[1:3]) + as_rows(*alone[3:5])) == as_rows(*written["train"])
     message = message_of(FileNotFoundError, sources.load, "image_folder", path=str(tmp_path / "train"))
-    assert "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png; a folder of classes alone" in message
+    assert (
+        "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv" in message
+    )
 
 
 def save(folder, image):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import preview, split
-from fedjax_ssl.data.split import Split
+from fedjax_ssl.data.split import Split, Training
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
 
@@ -62,7 +62,7 @@ def test_the_servers_labels_are_compared_where_no_client_holds_any():
 
 
 def test_a_long_table_repeats_its_header_and_stays_aligned():
-    drawn = split.draw(np.arange(6000) % 10, 10, Split(num_clients=120, partition="dirichlet"), 0)
+    drawn = split.draw(Training(np.arange(6000) % 10, 10), Split(num_clients=120, partition="dirichlet"), 0)
     shown = preview.table(preview.preview(drawn, np.arange(6000) % 10, 10))
     table = shown.split("\n\nof 120 clients")[0].splitlines()
     assert sum(line.startswith("client  labeled  unlabeled") for line in table) == 5
@@ -71,7 +71,9 @@ def test_a_long_table_repeats_its_header_and_stays_aligned():
     assert len({len(line) for line in rows}) == 1
     assert max(len(line) for line in rows) < 100
     labels = np.arange(4000) % 100  # bars of so many classes do not fit
-    assert "|" not in preview.table(preview.preview(split.draw(labels, 100, Split(4, num_labels=100), 0), labels, 100))
+    assert "|" not in preview.table(
+        preview.preview(split.draw(Training(labels, 100), Split(4, num_labels=100), 0), labels, 100)
+    )
 
 
 PICTURES = {
@@ -86,7 +88,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_picture_is_a_png_with_both_panels(name, tmp_path):
     labels = np.arange(2000) % 10
-    drawn = split.draw(labels, 10, PICTURES[name], 0)
+    drawn = split.draw(Training(labels, 10), PICTURES[name], 0)
     path = tmp_path / "preview.png"
     preview.heat_map(preview.preview(drawn, labels, 10), path, name)
     picture = cv2.imread(str(path))

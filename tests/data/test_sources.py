@@ -95,7 +95,10 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"train_images": np.zeros((40, 3, 4), np.float32)}, "npz train: images have dtype float32: scale them to 0..255"),
+        (
+            {"train_images": np.zeros((40, 3, 4), np.float32)},
+            "npz train: images have dtype float32 from 0 to 0: scale them to 0..255",
+        ),
         ({"test_images": np.zeros((20, 3, 4), int)}, "npz test: images have dtype int64"),
         ({"train_images": np.zeros((40, 12), np.uint8)}, "npz train: images have shape (40, 12): needed is [N, H, W]"),
         ({"train_images": np.zeros((0, 3, 4), np.uint8)}, "npz train: images have shape (0, 3, 4)"),
@@ -103,7 +106,7 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
         ({"train_labels": np.zeros((40, 2), int)}, "npz train: labels have shape (40, 2)"),
         ({"train_labels": np.zeros(40)}, "npz train: labels have dtype float64: store them as integers"),
         ({"train_labels": np.zeros(39, int)}, "npz train: 40 examples but 39 labels"),
-        ({"train_labels": np.arange(40) % 2 - 1}, "npz train: labels range from -1 to 0: number the classes 0..C-1"),
+        ({"train_labels": np.arange(40) % 2 - 2}, "npz train: labels range from -2 to -1: number the classes 0..C-1"),
         ({"train_labels": np.arange(40) % 2 + 2**40}, "npz train: labels range from 1099511627776"),
         ({"train_labels": np.arange(40) % 2 * 2}, "npz: no training example of class 1 (2 of 3 classes occur)"),
         ({"test_labels": np.full(20, 2)}, "npz: no training example of class 2 (2 of 3 classes occur)"),
@@ -196,7 +199,7 @@ def test_arrays_in_memory_are_a_dataset():
 @pytest.mark.parametrize(
     ("images", "labels", "num_classes", "expected"),
     [
-        (TRAIN[0] / 255, TRAIN[1], None, "arrays train: images have dtype float64: scale them to 0..255"),
+        (TRAIN[0] / 255, TRAIN[1], None, "arrays train: images have dtype float64 from 0 to 1: scale them to 0..255"),
         (*TRAIN, 3, "arrays: no training example of class 2"),
         (*TRAIN, 1, "arrays: label 1 is out of range for 1 classes"),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
-from fedjax_ssl.data.split import Split
+from fedjax_ssl.data.split import Split, Training
 from tests.data.common import same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
@@ -18,7 +18,7 @@ fast = settings(max_examples=25, deadline=None)
 
 
 def draw(seed=0, labels=LABELS, **keys):
-    return split.draw(labels, 10, Split(**{"num_clients": 20, "num_labels": 200} | keys), seed)
+    return split.draw(Training(labels, 10), Split(**{"num_clients": 20, "num_labels": 200} | keys), seed)
 
 
 def every(rows):
@@ -165,7 +165,7 @@ def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_exam
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
     dataset = sources.synthetic(num_train=2005)
     how = Split(num_clients=20, labels_at="clients", labeled_fraction=(0.2,), partition="batch_imbalanced")
-    drawn = split.draw(dataset.train_labels, 10, how, 0)
+    drawn = split.draw(split.training_of(dataset), how, 0)
     with caplog.at_level(logging.INFO):
         data = split.federate(dataset, how, 0)
     assert data.server.count.tolist() == [0]

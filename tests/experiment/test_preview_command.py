@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from configs import common, splits
-from fedjax_ssl.data import split
-from fedjax_ssl.experiment.build import build
+from fedjax_ssl.data import sources
+from fedjax_ssl.experiment.build import build, drawn_runs
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
-from launch import preview
+from launch import preview, run
 from tests import tiny
 from tests.experiment.commands import ROOT, launch, refused
 
-DIGITS = f"--config={ROOT}/configs/digits.py:supervised,split=dir0.3"
+DIGITS = f"--config={ROOT}/configs/digits.py:fixmatch,split=dir0.3"
 
 
 def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path):
@@ -22,7 +22,7 @@ def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path)
     done = launch(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "digits-supervised-split=dir0.3: digits, seed 3"
+    assert lines[0] == "digits-fixmatch-split=dir0.3: digits, seed 3"
     assert sum(line.split()[:1] == [str(k)] for k in range(20) for line in lines) == 20
     assert "unassigned: 0 training examples that nobody has" in lines
     assert lines[-1] == "picture: preview.png"
@@ -43,6 +43,42 @@ def test_wrong_input_is_one_line_with_status_2(tmp_path, arguments, words):
     said = refused(DIGITS, *arguments, cwd=tmp_path, program=preview)
     assert all(word in said for word in words), said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["data.labels_at=clients"],  # (FL)^2's clients have no labels
+        ["data.num_labels=100000"],
+        ["data.partition=natural"],
+        ["model.name=wide_resnet", "model.depth=29"],
+        ["execution.strategy=sharded", "execution.devices=64"],
+        ["cohort_size=21"],
+        ["data.image_size=4"],
+        ["data.mean=0.5,0.5", "data.std=0.5,0.5"],
+        ["vary=method.threshold", "values=1,2"],
+    ],
+)
+def test_it_refuses_what_a_run_refuses_in_the_same_line(tmp_path, changes):
+    arguments = [f"--config={ROOT}/configs/digits.py:fl2", *(f"--config.{change}" for change in changes)]
+    said = [refused(*arguments, cwd=tmp_path, program=program) for program in (run, preview)]
+    assert said[0] == said[1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_odd_about_the_data_is_said_and_unknown_classes_are_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (200, 8, 8), np.uint8), np.arange(200) % 4
+    labels[100:] = -1
+    clients = np.arange(200) % 5
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:7], y_test=labels[:7], client=clients)
+    words = ("data.name=npz", f"data.path={tmp_path}/own.npz", "data.partition=natural", "data.num_clients=5", "cohort_size=5")
+    done = launch(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
+    assert done.returncode == 0, done.stderr
+    assert "npz: 7 of 7 test images are training images, too: remove them from one, or accuracy is too high" in done.stderr
+    summary = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
+    assert summary["of unknown class"] == ["20", "20", "20.0", "20", "100"]
+    assert summary["unlabeled"][-1] == "160"  # of 200, 40 labels are at the server
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in common.LABELS_AT_CLIENTS])
@@ -117,10 +153,11 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
 
 @pytest.mark.parametrize("name", splits.SPLITS)
 def test_every_named_split_can_be_drawn(name):
-    settings = Settings.from_dict(splits.get_config(name).to_dict())
+    settings = Settings.from_dict(splits.get_config(name).to_dict() | {"model": {"name": "linear"}})
     how = settings.data.split
-    labels = np.arange(50_000) % 10
-    holdings = split.draw(labels, 10, how, 0)
+    labels, image = np.arange(50_000, dtype=np.int32) % 10, np.zeros((1, 2, 2, 3), np.uint8)
+    dataset = sources.Dataset("cifar10", np.repeat(image, 50_000, 0), labels, np.repeat(image, 10, 0), labels[:10], 10)
+    (holdings,) = drawn_runs(settings, dataset).assignments
     num_labeled = len(holdings.server) + sum(map(len, holdings.labeled))
     expected = 50_000 * np.mean(how.labeled_fraction) if how.labeled_fraction else how.num_labels
     assert abs(num_labeled - expected) < 0.02 * expected + 1

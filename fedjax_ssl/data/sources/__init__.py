@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_ssl.data.catalog import DATASETS, Known, known
-from fedjax_ssl.data.sources import builtin, folders, npz, text, tfds
+from fedjax_ssl.data.sources import builtin, folders, labels, npz, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
 from fedjax_ssl.data.sources.text import Raw, from_features
@@ -21,14 +21,21 @@ GENERIC = ("npz", "image_folder", "text_features")
 
 
 def load(
-    name: str, *, data_dir: str | None = None, path: str | None = None, resplit: Sequence[float] | None = None, seed: int = 0
+    name: str,
+    *,
+    data_dir: str | None = None,
+    path: str | None = None,
+    resplit: Sequence[float] | None = None,
+    renumber_labels: bool = False,
+    seed: int = 0,
 ) -> Dataset:
     """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name. No downloads.
 
     TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
     `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
-    text features. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get where, and
-    ValueError for an unknown name, an argument that the source does not take, or unusable data.
+    text features. `renumber_labels` is for files of images: their labels, integers or text, become 0..C-1 in sorted order, and
+    the log says which is which. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get
+    where, and ValueError for an unknown name, an argument that the source does not take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
@@ -38,8 +45,12 @@ def load(
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
     if resplit is not None and kind not in ("npz", "image_folder", "tfds"):
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
+    if renumber_labels and kind not in ("npz", "image_folder"):
+        raise ValueError(f"renumber_labels=True is for npz and image_folder, got name={name!r}: drop it")
     if kind in GENERIC:
-        found = _from_path(name, kind, about, path, resplit, seed)
+        file = _path(name, kind, about, path)
+        found = _from_path(name, kind, file, resplit, seed, renumber_labels)
+        found = found if about else quality.warn(found)
     elif kind == "tfds":
         others = [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")]
         found = tfds.load(name, data_dir, others, resplit, seed)
@@ -56,18 +67,41 @@ def from_arrays(
     *,
     train_images: Raw,
     train_labels: Raw,
-    test_images: Raw,
-    test_labels: Raw,
+    test_images: Raw | None = None,
+    test_labels: Raw | None = None,
     num_classes: int | None = None,
+    clients: Raw | Sequence[Raw] | None = None,
+    renumber_labels: bool = False,
     name: str = "arrays",
 ) -> Dataset:
     """A dataset of images in memory, checked; for `fedjax_ssl.build(config, dataset=...)`.
 
     Images are uint8 [N, H, W] or [N, H, W, ch], RGB if ch = 3. Labels are integers [N] or [N, 1] in 0..C-1, with every class in
-    the training set; C is the largest label + 1 by default. A `name` of `fedjax_ssl.data.catalog.DATASETS` brings its views.
+    the training set; C is the largest label + 1 by default. A training label of -1 is unknown: nobody gets such an example as a
+    labeled one. With `renumber_labels`, labels are any integers or text, which become 0..C-1 in sorted order.
+
+    `clients` says whose the training examples are, for `data.partition=natural`: an id for each example, integers or text,
+    numbered in sorted order, or K lists of positions, one per client. A `name` of `fedjax_ssl.data.catalog.DATASETS` brings its
+    views. Raises ValueError, with one line on what is wrong.
     """
-    train = Part(np.asarray(train_images), np.asarray(train_labels))
-    return dataset(name, train, Part(np.asarray(test_images), np.asarray(test_labels)), num_classes)
+    splits = {
+        "train": Part(_array(name, "train images", train_images), _array(name, "train labels", train_labels)),
+        "test": Part(_array(name, "test images", test_images), _array(name, "test labels", test_labels)),
+    }
+    train = splits["train"]
+    if clients is not None:
+        splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
+    splits = labels.renumbered(name, splits, merged=False) if renumber_labels else splits
+    return quality.warn(dataset(name, splits["train"], splits["test"], num_classes))
+
+
+def _array(name: str, what: str, given: Raw | None) -> np.ndarray:
+    if given is None:
+        raise ValueError(f"{name} {what}: got None, accepted: an array; for a test part leave some training examples out")
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of different lengths
+        raise ValueError(f"{name} {what}: examples have different shapes: give one array, all examples of one size") from None
 
 
 def padded(data: Dataset, size: int) -> Dataset:
@@ -84,9 +118,8 @@ def padded(data: Dataset, size: int) -> Dataset:
     return data._replace(train_images=np.pad(data.train_images, borders), test_images=np.pad(data.test_images, borders))
 
 
-def _from_path(
-    name: str, kind: str, about: Known | None, path: str | None, resplit: Sequence[float] | None, seed: int
-) -> Dataset:
+def _path(name: str, kind: str, about: Known | None, path: str | None) -> str:
+    """The file or folder of a dataset, which is there, or an error that says what to get where."""
     what = "folder" if kind == "image_folder" else "file"
     get = f"download {about.get} from {about.url} (terms: {about.terms})" if about else ""
     if get and kind == "text_features":
@@ -98,10 +131,14 @@ def _from_path(
         raise FileNotFoundError(f"{name}: path={path}: no such {what}: {get}, and give the {what} as path")
     if kind != "image_folder" and os.path.isdir(path):
         raise FileNotFoundError(f"{name}: path={path}: is a folder: give the .npz file in it")
+    return path
+
+
+def _from_path(name: str, kind: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
     try:
         if kind == "text_features":
             return text.load(name, path)
-        return (npz if kind == "npz" else folders).load(name, path, resplit, seed)
+        return (npz if kind == "npz" else folders).load(name, path, resplit, seed, renumber)
     except ValueError as error:
         if path in str(error):
             raise

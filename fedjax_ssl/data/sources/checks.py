@@ -7,13 +7,15 @@ from jaxtyping import Float32, Int32, Shaped, UInt8
 
 Images = UInt8[np.ndarray, "N H W ch"] | Float32[np.ndarray, "N V D"]
 Classes = Int32[np.ndarray, " N"]
+UNLABELED = -1
+"""The label of a training example whose class nobody knows, and the client of one that belongs to nobody."""
 
 
 class Dataset(NamedTuple):
     """A classification dataset in memory. Every class in 0..C-1 occurs in the training split.
 
     Images of three channels are RGB. Texts are vectors of D features in V stored views: the first is of the text itself, the
-    last is its strong view (V = 1 without one, and in the test split).
+    last is its strong view (V = 1 without one, and in the test split). A training label of -1 is unknown.
     """
 
     name: str
@@ -22,6 +24,8 @@ class Dataset(NamedTuple):
     test_images: Images
     test_labels: Classes
     num_classes: int
+    clients: Classes | None = None
+    """Which client each training example belongs to, 0..K-1 or -1 for none, if the dataset says so."""
 
     @property
     def holds_features(self) -> bool:
@@ -30,15 +34,16 @@ class Dataset(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Examples and their labels, aligned."""
+    """Examples, their labels and, if known, the numbers of the clients that they belong to, aligned."""
 
     images: Shaped[np.ndarray, "N ..."]
-    labels: Shaped[np.ndarray, "N ..."]
+    labels: Shaped[np.ndarray, "*_"]
+    clients: Classes | None = None
 
 
 def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
     """A dataset of two splits of images, checked, see `sources.from_arrays`."""
-    train, test = checked_part(f"{name} train", train), checked_part(f"{name} test", test)
+    train, test = checked_part(f"{name} train", train, may_lack_labels=True), checked_part(f"{name} test", test)
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(
             f"{name}: train images have shape {train.images.shape[1:]} and test images {test.images.shape[1:]}: "
@@ -49,45 +54,98 @@ def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) 
 
 def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
     """A dataset of two checked splits; their classes are checked here."""
-    largest = int(max(train.labels.max(), test.labels.max()))
+    known = train.labels[train.labels != UNLABELED]
+    if not len(known):
+        raise ValueError(f"{name}: no training example has a label: give a few of each class labels 0..C-1")
+    largest = int(max(known.max(), test.labels.max()))
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ValueError(f"{name}: label {largest} is out of range for {num_classes} classes: give labels 0..{num_classes - 1}")
     # Bounded by N, so that one absurd label costs no memory.
-    present = np.bincount(train.labels[train.labels <= len(train.labels)], minlength=min(num_classes, len(train.labels) + 1))
+    present = np.bincount(known[known <= len(known)], minlength=min(num_classes, len(known) + 1))
     if not present.all():
         empty = np.flatnonzero(present == 0)
         raise ValueError(
-            f"{name}: no training example of class {empty[0]} ({np.unique(train.labels).size} of {num_classes} classes occur): "
-            "renumber the labels to 0..C-1 with every class in the training split"
+            f"{name}: no training example of class {empty[0]} ({np.unique(known).size} of {num_classes} classes occur): "
+            "renumber the labels to 0..C-1 with every class in the training split (renumber_labels=true does it for images)"
         )
-    return Dataset(name, *train, *test, num_classes)
+    if num_classes == 1:
+        raise ValueError(f"{name}: all labels are {largest}: give examples of two classes or more")
+    return Dataset(name, train.images, train.labels, test.images, test.labels, num_classes, train.clients)
 
 
-def checked_part(where: str, split: Part) -> Part:
+def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> Part:
     """One split's images uint8 [N, H, W, ch] and labels, or a ValueError that says what is wrong with them."""
-    images, labels = split
+    images = _checked_images(where, split.images)
+    labels = checked_labels(where, split.labels, len(images), may_lack_labels=may_lack_labels)
+    if split.clients is not None and len(split.clients) != len(images):
+        raise ValueError(f"{where}: {len(images)} examples but {len(split.clients)} clients' ids: give one id per example")
+    return Part(images, labels, split.clients)
+
+
+def _checked_images(where: str, images: np.ndarray) -> UInt8[np.ndarray, "N H W ch"]:
+    shape = images.shape
+    if images.dtype == object:
+        got = "are missing" if images.ndim == 0 else "have different shapes"
+        raise ValueError(f"{where}: images {got}: give one array [N, H, W] or [N, H, W, ch], all of one size")
     if images.dtype != np.uint8:
-        raise ValueError(f"{where}: images have dtype {images.dtype}: scale them to 0..255 and store them as uint8")
-    if images.ndim not in (3, 4) or 0 in images.shape:
-        raise ValueError(f"{where}: images have shape {images.shape}: needed is [N, H, W] or [N, H, W, ch], none of them 0")
-    return Part(images[..., None] if images.ndim == 3 else images, checked_labels(where, labels, len(images)))
+        raise ValueError(f"{where}: images have dtype {images.dtype}{_as_uint8(images)}")
+    if images.ndim not in (3, 4) or 0 in shape:
+        side = round(shape[1] ** 0.5) if images.ndim == 2 else 0
+        flat = f" (for flat ones images.reshape(-1, {side}, {side}))" if side and side**2 == shape[1] else ""
+        raise ValueError(f"{where}: images have shape {shape}: needed is [N, H, W] or [N, H, W, ch], none of them 0{flat}")
+    if images.ndim == 4 and shape[1] in (1, 3, 4) and shape[3] > 4:
+        raise ValueError(f"{where}: images have shape {shape}, channels first: give np.moveaxis(images, 1, -1)")
+    return images[..., None] if images.ndim == 3 else images
 
 
-def checked_labels(where: str, labels: np.ndarray, num_examples: int) -> Classes:
+def _as_uint8(images: np.ndarray) -> str:
+    """How images of another dtype become uint8."""
+    scale = ": scale them to 0..255 and store them as uint8"
+    if images.dtype == bool:
+        return f"{scale}: images.astype(np.uint8) * 255"
+    if images.dtype.kind not in "iuf" or not images.size:
+        return scale
+    low, high = images.min(), images.max()
+    if not np.isfinite([low, high]).all():
+        return f" with NaN or infinity{scale}"
+    span = f" from {low:.6g} to {high:.6g}"
+    if low < 0:
+        return f"{span}{scale}, without any normalization, which data.mean and data.std do"
+    if images.dtype.kind == "f":
+        how = "np.rint(255 * images)" if high <= 1 else "np.rint(images)" if high <= 255 else ""
+    else:
+        how = "images" if high <= 255 else "(images // 257)" if high <= 65535 else ""
+    return f"{span}{scale}{f': {how}.astype(np.uint8)' if how else ''}"
+
+
+def checked_labels(where: str, labels: np.ndarray, num_examples: int, *, may_lack_labels: bool = False) -> Classes:
     """The labels of `num_examples` examples, or a ValueError that says what is wrong with them."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise ValueError(f"{where}: labels have shape {labels.shape}: needed is [N] or [N, 1], one class per example")
+        one_hot = labels.ndim == 2 and labels.size and np.array_equal(np.eye(labels.shape[1])[labels.argmax(1)], labels)
+        how = ", one-hot: give labels.argmax(1)" if one_hot else ": needed is [N] or [N, 1], one class per example"
+        raise ValueError(f"{where}: labels have shape {labels.shape}{how}")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{where}: labels have dtype {labels.dtype}: store them as integers 0..C-1")
+        raise ValueError(f"{where}: labels {_not_integers(labels)}")
     if num_examples != len(labels):
         raise ValueError(f"{where}: {num_examples} examples but {len(labels)} labels: give one label per example")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high > np.iinfo(np.int32).max:
-        raise ValueError(f"{where}: labels range from {low} to {high}: number the classes 0..C-1 (-1 for unlabeled is not one)")
+    if low < (UNLABELED if may_lack_labels else 0) or high > np.iinfo(np.int32).max:
+        unlabeled = "-1 for unlabeled" if may_lack_labels else "-1 for unlabeled is for training examples alone"
+        raise ValueError(f"{where}: labels range from {low} to {high}: number the classes 0..C-1 ({unlabeled})")
     return labels.astype(np.int32)
+
+
+def _not_integers(labels: np.ndarray) -> str:
+    """What is wrong with labels [N] of another dtype, and what to do."""
+    if labels.dtype.kind in "UO":
+        text = next((str(label) for label in labels), "")
+        return f"are text such as {first_line(text)!r}: number the classes 0..C-1; renumber_labels=true does it"
+    if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all():
+        return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
+    return f"have dtype {labels.dtype}: store them as integers 0..C-1"
 
 
 def first_line(value: object) -> str:

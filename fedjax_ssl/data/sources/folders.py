@@ -1,103 +1,187 @@
-"""Folders of images: `train|valid|test/<class>/*.png`."""
+"""Folders of images: `train|valid|test/<class>/*.png`, or `train/*.png` with the labels in `train.csv`."""
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-import cv2
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import Int32, Shaped
 
-from fedjax_ssl.data.sources.checks import Dataset, Part
+from fedjax_ssl.data.sources import images
+from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part
+from fedjax_ssl.data.sources.labels import clients, from_text
 from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.tables import rows_of
 
-_ENDINGS = (".png", ".jpg", ".jpeg")
-_SPLITS = ("train", "valid", "test")
-_CHUNK = 250  # images that a thread reads at a time
+_log = logging.getLogger(__name__)
+_SPLITS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
+_UNLABELED = "unlabeled"  # the folder of images whose class nobody knows
+_NEEDED = (
+    "needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv, likewise test; a folder of classes, "
+    "or of images with labels.csv, alone is split by data.resplit, such as (0.8, 0.05, 0.15)"
+)
 
 
-def load(name: str, path: str, resplit: Sequence[float] | None, seed: int) -> Dataset:
+class Files(NamedTuple):
+    """Image files, their labels, whose they are (an id each, or None), and what else is in their folders."""
+
+    paths: list[Path]
+    labels: Shaped[np.ndarray, " N"]
+    clients: list[str] | None
+    others: list[Path]
+
+
+def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
     """The dataset in a folder, see `sources.load`: classes are the sorted names of the folders of its first split.
 
-    With `resplit`, all three splits are merged, and the folder may also contain the classes themselves.
+    With `resplit`, all three splits are merged, and the folder may also contain the classes, or the images, themselves.
     """
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"path={path}: no such folder: give the folder that holds train/ and test/")
-    found = [split for split in _SPLITS if (root / split).is_dir()]
+    found = _split_folders(root)
     if resplit is None:
         missing = [split for split in ("train", "test") if split not in found]
         if missing:
-            raise FileNotFoundError(
-                f"path={path} has no folder {missing[0]}/: needed are train/<class>/*.png and test/<class>/*.png; a folder of "
-                "classes alone is split by data.resplit, such as (0.8, 0.05, 0.15)"
-            )
-        found = ["train", "test"]
-    folders = {split: root / split for split in found} or {"all": root}
-    classes = _classes(next(iter(folders.values())))
-    files = {split: _files(folder, classes) for split, folder in folders.items()}
-    shape = _decode(next(iter(files.values()))[0][0]).shape[:2]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        read = {split: _read(paths, shape, threads) for split, (paths, _) in files.items()}
-    channels = 1 if all(gray for _, gray in read.values()) else 3
-    splits = {split: Part(read[split][0][..., :channels], labels) for split, (_, labels) in files.items()}
-    return with_splits(name, splits, resplit, seed)
+            raise FileNotFoundError(f"path={path} has no folder {missing[0]}/: {_NEEDED}")
+        found = {split: found[split] for split in ("train", "test")}
+    files = _files(root, found or {"all": _whole(root)}, by_name=renumber)
+    if resplit is None:
+        files["test"] = files["test"]._replace(clients=None)
+    first = next(iter(files))
+    if (root / _UNLABELED).is_dir():
+        files[first] = _joined(files[first], _unlabeled(root / _UNLABELED))
+    others = [path for one in files.values() for path in one.others]
+    if others:
+        _log.warning("%s: %s", path, images.passed_over(others))
+    return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber)
 
 
-def _classes(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The folders of the splits that there are."""
+    found = {}
+    for split, names in _SPLITS.items():
+        folders = [root / name for name in names if (root / name).is_dir()]
+        if len(folders) > 1:
+            raise ValueError(f"{root} holds {folders[0].name}/ and {folders[1].name}/: keep one of them")
+        if folders:
+            found[split] = folders[0]
+    return found
+
+
+def _whole(root: Path) -> Path:
+    """The folder of all images, which is not yet split: the root, or the one folder beside `labels.csv`."""
+    inside = [folder for folder in images.listing(root).folders if folder.name != _UNLABELED]
+    return inside[0] if (root / "labels.csv").is_file() and len(inside) == 1 else root
+
+
+def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[str, Files]:
+    """The files of each split, all by their folders' names or all by tables; `by_name`: labels are names of classes."""
+    tables = {split: _table(root, folder) for split, folder in folders.items()}
+    if not any(tables.values()):
+        classes = _classes(next(iter(folders.values())), root)
+        return {split: _of_classes(folder, root, classes, by_name=by_name) for split, folder in folders.items()}
+    files = {}
+    for split, folder in folders.items():
+        if (table := tables[split]) is None:
+            if not (inside := images.listing(folder)).images:
+                raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
+            raise ValueError(f"{folder} has no table of labels, and others have: add {folder}.csv with the columns id,label")
+        inside = images.listing(folder)
+        rows = rows_of(table, inside.images)
+        others = [one for one in (*inside.folders, *inside.others) if one.suffix.lower() != ".csv"] if folder != root else []
+        files[split] = Files(inside.images, from_text(rows.labels), rows.clients, others)
+    return files
+
+
+def _table(root: Path, folder: Path) -> Path | None:
+    """The CSV file of a folder's labels, if it is a folder of images."""
+    inside = images.listing(folder)
+    if not inside.images:
+        return None
+    places = [root / f"{folder.name}.csv"] if folder != root else []
+    found = [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
+    if not found and not inside.folders:
+        where = places[0] if places else root / "labels.csv"
+        raise ValueError(
+            f"{folder} holds images and no folders: give one folder per class, or {where} with the columns id,label"
+        )
+    return found[0] if found else None
+
+
+def _classes(folder: Path, root: Path) -> list[str]:
+    """The names of the folders in a folder, but `unlabeled` beside the splits."""
+    names = [one.name for one in images.listing(folder).folders if not (one.name == _UNLABELED and folder == root)]
     if not names:
-        raise ValueError(f"{folder} holds no folders: give one folder per class, with its images")
+        raise ValueError(f"{folder} holds no folders: give one folder per class, with its images, or a table of labels")
     return names
 
 
-def _files(folder: Path, classes: list[str]) -> tuple[list[Path], Int32[np.ndarray, " N"]]:
-    """The image files of a split, sorted by class and name, and their labels."""
-    other = sorted(set(classes) ^ set(_classes(folder)))
+def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) -> Files:
+    """The image files of a split, sorted by class and name, and their labels: a number for each class, or its name."""
+    other = sorted(set(classes) ^ set(_classes(folder, root)))
     if other:
         where = "is missing from" if other[0] in classes else "is only in"
         raise ValueError(f"class folder {other[0]} {where} {folder}: give every split the same class folders")
-    paths: list[Path] = []
-    counts = []
+    beside = images.listing(folder)
+    paths, others, counts = [], [*beside.images, *(beside.others if folder != root else [])], []
     for name in classes:
-        own = sorted(entry for entry in (folder / name).iterdir() if entry.suffix.lower() in _ENDINGS)
-        if not own:
-            raise ValueError(f"{folder / name} holds no image ({', '.join(_ENDINGS)}): add some, or remove the class")
-        paths += own
-        counts.append(len(own))
-    return paths, np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+        own = images.listing(folder / name)
+        if not own.images:
+            raise ValueError(f"{images.none_in(folder / name, own)}: add some, or remove the class")
+        paths += own.images
+        others += [*own.folders, *own.others]
+        counts.append(len(own.images))
+    values = np.array(classes) if by_name else np.arange(len(classes), dtype=np.int32)
+    return Files(paths, np.repeat(values, counts), None, others)
 
 
-def _read(paths: list[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> tuple[UInt8[np.ndarray, "N H W 3"], bool]:
-    """RGB images, and whether all were gray."""
-    images = np.empty((len(paths), *shape, 3), np.uint8)
-
-    def read(start: int) -> bool:
-        gray = True
-        for row in range(start, min(start + _CHUNK, len(paths))):
-            image = _decode(paths[row])
-            if image.shape[:2] != shape:
-                (height, width), (first_height, first_width) = image.shape[:2], shape
-                raise ValueError(
-                    f"{paths[row]} has {width} x {height} pixels and others {first_width} x {first_height}: "
-                    "resize all images to one size"
-                )
-            gray &= image.shape[2] == 1
-            images[row] = image
-        return gray
-
-    return images, all(list(threads.map(read, range(0, len(paths), _CHUNK))))
+def _unlabeled(folder: Path) -> Files:
+    """All images in a folder and those in it, without labels; whose they are says a table `unlabeled.csv` beside it."""
+    inside = images.below(folder)
+    if not inside.images:
+        raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
+    table = folder.with_suffix(".csv")
+    ids = rows_of(table, inside.images, needs_labels=False).clients if table.is_file() else None
+    return Files(inside.images, np.full(len(inside.images), UNLABELED), ids, inside.others)
 
 
-def _decode(path: Path) -> UInt8[np.ndarray, "H W ch"]:
-    """The gray or RGB image of a file; transparency is dropped."""
-    image = None
-    content = np.fromfile(path, np.uint8)
-    if content.size:  # OpenCV raises an error of its own for an empty file
-        image = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-    if image is None:
-        raise ValueError(f"{path} cannot be decoded: replace it by an intact image, or remove it")
-    if image.dtype != np.uint8:
-        raise ValueError(f"{path} has {image.dtype} pixels: save it with 8 bits per channel")
-    return image[..., None] if image.ndim == 2 else image[..., 2::-1]
+def _joined(labeled: Files, unlabeled: Files) -> Files:
+    """Both as one; images without a client's id, where others have one, are nobody's."""
+    ids = None
+    if labeled.clients is not None or unlabeled.clients is not None:
+        ids = [id for files in (labeled, unlabeled) for id in files.clients or [str(UNLABELED)] * len(files.paths)]
+    text = labeled.labels.dtype.kind == "U"
+    labels = np.concatenate([labeled.labels, unlabeled.labels.astype(str) if text else unlabeled.labels])
+    return Files(labeled.paths + unlabeled.paths, labels, ids, labeled.others + unlabeled.others)
+
+
+def _read(name: str, path: str, files: Mapping[str, Files]) -> dict[str, Part]:
+    """The images of all files, gray if all are, with their labels and clients."""
+    shape = images.decode(next(iter(files.values())).paths[0])[0].shape[:2]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        read = {split: images.read(one.paths, shape, threads) for split, one in files.items()}
+    if transparent := sum(one.transparent for one in read.values()):
+        total = sum(len(one.images) for one in read.values())
+        _log.warning(
+            "%s: %d of %d images have transparent pixels, which become opaque: lay them on a background, unless that is right",
+            *(path, transparent, total),
+        )
+    channels = 3 if any(one.colored for one in read.values()) else 1
+    numbers = _client_numbers(name, files)
+    return {split: Part(read[split].images[..., :channels], one.labels, numbers[split]) for split, one in files.items()}
+
+
+def _client_numbers(name: str, files: Mapping[str, Files]) -> dict[str, Int32[np.ndarray, " _"] | None]:
+    """The clients of each split's images, numbered over all splits; None where a split has no ids."""
+    given = [one.clients for one in files.values() if one.clients is not None]
+    ids = from_text([id for ids in given for id in ids])
+    numbers = iter(clients(name, ids, len(ids)) if given else [])
+    return {
+        split: None if one.clients is None else np.array(list(islice(numbers, len(one.clients))), np.int32)
+        for split, one in files.items()
+    }

@@ -3,17 +3,29 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
-from fedjax_ssl.data.sources.checks import Dataset, Part, checked_part, dataset
+from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset
+from fedjax_ssl.data.sources.labels import renumbered
 
 
 def with_splits(
-    name: str, splits: Mapping[str, Part], resplit: Sequence[float] | None, seed: int, num_classes: int | None = None
+    name: str,
+    splits: Mapping[str, Part],
+    resplit: Sequence[float] | None,
+    seed: int,
+    num_classes: int | None = None,
+    *,
+    renumber: bool = False,
 ) -> Dataset:
     """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
-    `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used. None: no new split.
+    `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used, and all examples
+    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1.
     """
+    if resplit is None:
+        splits = {split: splits[split] for split in ("train", "test")}
+    splits = renumbered(name, splits, merged=resplit is not None) if renumber else splits
     if resplit is None:
         return dataset(name, splits["train"], splits["test"], num_classes)
     fractions = tuple(resplit)
@@ -22,27 +34,45 @@ def with_splits(
             f"resplit={fractions}: give three fractions (train, validation, test) that add up to 1, "
             "train and test above 0, such as (0.8, 0.05, 0.15)"
         )
-    # Checked before they are merged, so that an error names the split that is wrong.
-    whole = [checked_part(f"{name} {split}", arrays) for split, arrays in splits.items()]
-    shapes = sorted({split.images.shape[1:] for split in whole})
-    if len(shapes) > 1:
-        raise ValueError(f"{name}: splits hold images of different shapes {shapes}: resize them to one shape")
-    pool = Part(*(np.concatenate(arrays) for arrays in zip(*whole, strict=True)))
-    counts = np.unique(pool.labels, return_counts=True)[1]
-    num_train = round(fractions[0] * len(pool.labels))
-    num_test = min(round(fractions[2] * len(pool.labels)), len(pool.labels) - num_train)
-    if min(num_train, num_test) < len(counts) or np.min(counts) < 2:
+    pool = _merged(name, splits)
+    num_labeled = int(np.sum(pool.labels != UNLABELED))
+    counts = np.unique(pool.labels[pool.labels != UNLABELED], return_counts=True)[1]
+    num_train = round(fractions[0] * num_labeled)
+    num_test = min(round(fractions[2] * num_labeled), num_labeled - num_train)
+    if min(num_train, num_test) < len(counts) or np.min(counts, initial=2) < 2:
         raise ValueError(
-            f"resplit={fractions} of {len(pool.labels)} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
+            f"resplit={fractions} of {num_labeled} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
     return dataset(name, *stratified(pool, num_train, num_test, seed), num_classes)
 
 
+def _merged(name: str, splits: Mapping[str, Part]) -> Part:
+    """All splits as one, checked before, so that an error names the split that is wrong."""
+    whole = [checked_part(f"{name} {split}", arrays, may_lack_labels=True) for split, arrays in splits.items()]
+    shapes = sorted({split.images.shape[1:] for split in whole})
+    if len(shapes) > 1:
+        raise ValueError(f"{name}: splits hold images of different shapes {shapes}: resize them to one shape")
+    without = [split for split, part in zip(splits, whole, strict=True) if part.clients is None]
+    if without and len(without) < len(whole):
+        raise ValueError(f"{name}: resplit merges all splits, and {without[0]} has no clients' ids: give them, or drop resplit")
+    clients = None if without else np.concatenate([part.clients for part in whole])
+    return Part(np.concatenate([part.images for part in whole]), np.concatenate([part.labels for part in whole]), clients)
+
+
 def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part]:
-    """Two disjoint random subsets in which every class has its share; other examples are not used."""
+    """Two disjoint random subsets in which every class has its share; other labeled examples are not used.
+
+    Examples without a label all go to the first.
+    """
     from sklearn.model_selection import train_test_split
 
-    rows = np.arange(len(pool.labels))
-    train, test = train_test_split(rows, train_size=num_train, test_size=num_test, stratify=pool.labels, random_state=seed)
-    return Part(pool.images[train], pool.labels[train]), Part(pool.images[test], pool.labels[test])
+    rows, unlabeled = np.flatnonzero(pool.labels != UNLABELED), np.flatnonzero(pool.labels == UNLABELED)
+    train, test = train_test_split(
+        rows, train_size=num_train, test_size=num_test, stratify=pool.labels[rows], random_state=seed
+    )
+    return _take(pool, np.concatenate([train, unlabeled])), _take(pool, test)
+
+
+def _take(part: Part, rows: Int[np.ndarray, " _"]) -> Part:
+    return Part(part.images[rows], part.labels[rows], None if part.clients is None else part.clients[rows])

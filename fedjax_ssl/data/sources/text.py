@@ -46,7 +46,9 @@ def from_features(
     if len({view.shape for view in views}) > 1 or test.shape[1] != views[0].shape[1]:
         got = ", ".join(f"{part} {array.shape}" for part, array in vectors.items())
         raise ValueError(f"{name}: features have shapes {got}: use one encoder for all, and every training text's strong view")
-    train = Part(np.stack(views, 1), checked_labels(f"{name} train", np.asarray(train_labels), len(views[0])))
+    train = Part(
+        np.stack(views, 1), checked_labels(f"{name} train", np.asarray(train_labels), len(views[0]), may_lack_labels=True)
+    )
     tested = Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test)))
     return join(name, train, tested, num_classes)
 

@@ -1,0 +1,105 @@
+"""Labels and clients' ids as their owners wrote them, as numbers from 0 on."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, Shaped
+
+from fedjax_ssl.data.sources.checks import UNLABELED, Part, first_line
+
+_log = logging.getLogger(__name__)
+Ids = Shaped[np.ndarray, " N"]
+Numbers = Int32[np.ndarray, " N"]
+
+
+def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[str, Part]:
+    """The splits with labels, integers or text, numbered 0..C-1 in sorted order; logs which is which. -1 stays -1.
+
+    The classes are those of the training split, or, where splits are `merged`, of all. ValueError: another split has others.
+    """
+    given = {split: _flat(f"{name} {split}", part.labels) for split, part in splits.items()}
+    text = any(labels.dtype.kind == "U" for labels in given.values())
+    given = {split: labels.astype(str) if text else labels for split, labels in given.items()}
+    unknown = str(UNLABELED) if text else UNLABELED
+    labeled = {split: labels[labels != unknown] for split, labels in given.items()}
+    classes = np.unique(np.concatenate(list(labeled.values())) if merged else labeled["train"])
+    for split, labels in labeled.items():
+        if len(strange := np.setdiff1d(labels, classes)):
+            got = f"label {_shown(strange[:1])} occurs in {split} alone"
+            raise ValueError(f"{name}: {got}: add training examples of it, or remove it")
+    _log.info("%s: labels are numbered: %s", name, _mapping(classes))
+
+    def number(labels: Ids) -> Numbers:
+        numbers = np.searchsorted(classes, labels).astype(np.int32)
+        return np.where(labels == unknown, np.int32(UNLABELED), numbers)
+
+    return {split: part._replace(labels=number(given[split])) for split, part in splits.items()}
+
+
+def _flat(where: str, labels: np.ndarray) -> Ids:
+    """Labels [N] of integers or text."""
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.dtype == object and all(isinstance(label, str) for label in labels.ravel()):
+        labels = labels.astype(str)
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+        raise ValueError(f"{where}: labels have dtype {labels.dtype} and shape {labels.shape}: give integers or text, [N]")
+    return labels
+
+
+def clients(where: str, given: Any, num_examples: int) -> Numbers:
+    """The client of each of `num_examples` examples, numbered from 0 on; -1: nobody's.
+
+    `given` is an id per example, integers or text, which are numbered in sorted order (-1 stays), or one list of positions per
+    client. Raises ValueError where ids are something else, too few or too many, or an example is in two lists.
+    """
+    if not isinstance(given, np.ndarray) and len(given) and all(np.ndim(rows) == 1 for rows in given):
+        return _of_lists(where, given, num_examples)
+    ids = np.asarray(given)
+    ids = ids[:, 0] if ids.ndim == 2 and ids.shape[1] == 1 else ids
+    ids = ids.astype(str) if ids.dtype == object and all(isinstance(one, str) for one in ids.ravel()) else ids
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU":
+        raise ValueError(f"{where}: client has dtype {ids.dtype} and shape {ids.shape}: give an integer or a text per example")
+    if len(ids) != num_examples:
+        raise ValueError(f"{where}: {num_examples} examples but {len(ids)} clients' ids: give one id per example")
+    nobody = ids == (str(UNLABELED) if ids.dtype.kind == "U" else UNLABELED)
+    names = np.unique(ids[~nobody])
+    if not len(names):
+        raise ValueError(f"{where}: client is -1 for every example: give the ids of whom they belong to")
+    _log.info("%s: %d clients are numbered: %s", where, len(names), _mapping(names))
+    return np.where(nobody, UNLABELED, np.searchsorted(names, ids)).astype(np.int32)
+
+
+def _of_lists(where: str, lists: Sequence[Any], num_examples: int) -> Numbers:
+    numbers = np.full(num_examples, UNLABELED, np.int32)
+    for k, rows in enumerate(map(np.asarray, lists)):
+        if not len(rows) or rows.dtype.kind not in "iu":
+            got = f"dtype {rows.dtype}" if len(rows) else "no position"
+            raise ValueError(f"{where}: clients[{k}] has {got}: give the positions of its training examples, or leave it out")
+        if rows.min() < 0 or rows.max() >= num_examples:
+            bad = rows[(rows < 0) | (rows >= num_examples)][0]
+            raise ValueError(f"{where}: clients[{k}] has position {bad}, accepted: 0..{num_examples - 1}")
+        taken = rows[numbers[rows] != UNLABELED]
+        if len(taken) or len(np.unique(rows)) < len(rows):
+            also = f"clients[{numbers[taken[0]]}] and clients[{k}]" if len(taken) else f"clients[{k}] twice"
+            raise ValueError(f"{where}: an example is in {also}: give each to one client, once")
+        numbers[rows] = k
+    return numbers
+
+
+def from_text(values: Sequence[str]) -> Ids:
+    """Integers where all values are some, else text."""
+    try:
+        return np.array([int(value) for value in values], np.int64)
+    except (ValueError, OverflowError):
+        return np.array(values, str)
+
+
+def _mapping(names: Ids) -> str:
+    shown = [f"{number} = {_shown([name])}" for number, name in enumerate(names[:20])]
+    return ", ".join([*shown, *([f"... {len(names) - 1} = {_shown(names[-1:])}"] if len(names) > 20 else [])])
+
+
+def _shown(names: Sequence[Any] | Ids) -> str:
+    return first_line(names[0] if isinstance(names[0], str) else int(names[0]))

@@ -1,0 +1,177 @@
+"""Odd data of one's own: each gives one line, an error or a warning, that says what to do: `odd_inputs.txt` has them all."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.data import sources
+from tests.data.common import picture
+
+LABELS = np.arange(20) % 2
+
+
+def arrays(**changes):
+    """Loads 20 training and 8 test images of 4 x 6 pixels from memory, with changes."""
+    given = {"train_images": picture(20, 4, 6, 3), "train_labels": LABELS, "test_images": picture(8, 4, 6, 3, seed=1)}
+    return lambda folder: sources.from_arrays(**{**given, "test_labels": LABELS[:8], **changes})
+
+
+def npz(drop=(), **changes):
+    """The same from a file, with the usual keys, less those in `drop`."""
+    given = {"x_train": picture(20, 4, 6, 3), "y_train": LABELS, "x_test": picture(8, 4, 6, 3, seed=1), "y_test": LABELS[:8]}
+
+    def load(folder, **options):
+        np.savez(folder / "data.npz", **{key: value for key, value in {**given, **changes}.items() if key not in drop})
+        return sources.load("npz", path=str(folder / "data.npz"), **options)
+
+    return load
+
+
+def save(path, *shape, seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture(*shape, seed=seed)).save(path)
+
+
+def classes(change=lambda root: None, **options):
+    """Loads folders of two classes with three images of 6 x 4 pixels in each split, after a change."""
+
+    def load(folder):
+        for i in range(12):
+            split, name = "train" if i < 6 else "test", "cat" if i % 2 else "dog"
+            save(folder / split / name / f"{i}.png", 4, 6, 3, seed=i)
+        change(folder)
+        return sources.load("image_folder", path=str(folder), **options)
+
+    return load
+
+
+def flat(train="id,label\n0.png,0\n1,1\n2,0\n3,-1\n", test="id,label\n4,1\n5,0\n", change=lambda root: None, **options):
+    """Loads four training and two test images with their tables."""
+
+    def load(folder):
+        for i in range(6):
+            save(folder / ("train" if i < 4 else "test") / f"{i}.png", 4, 6, 3, seed=i)
+        for name, text in (("train", train), ("test", test)):
+            if text is not None:
+                (folder / f"{name}.csv").write_text(text)
+        change(folder)
+        return sources.load("image_folder", path=str(folder), **options)
+
+    return load
+
+
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def hidden(folder):
+    for path in folder.rglob("*.png"):
+        path.rename(path.with_suffix(".gif"))
+
+
+def transparent(folder):
+    Image.fromarray(picture(4, 6, 4)).save(folder / "test/cat/7.png")
+
+
+def deep(folder):
+    Image.fromarray(picture(4, 6).astype(np.uint16)).save(folder / "test/cat/7.png")
+
+
+def pages(folder):
+    (folder / "train/cat/notes.txt").write_text("")
+    (folder / "train/cat/one.gif").write_bytes(b"GIF89a")
+    save(folder / "train/stray.png", 4, 6, 3)
+
+
+RGB = picture(20, 4, 6, 3)
+ODD = {
+    "channels first": arrays(train_images=np.moveaxis(picture(20, 32, 32, 3), -1, 1)),
+    "RGBA": arrays(train_images=picture(20, 4, 6, 4), test_images=picture(8, 4, 6, 4, seed=1)),
+    "16-bit": arrays(train_images=RGB.astype(np.uint16) * 257),
+    "floats in 0..1": arrays(train_images=RGB / 255),
+    "floats in 0..255": arrays(train_images=RGB.astype(np.float32)),
+    "normalized floats": arrays(train_images=(RGB / 127.5 - 1).astype(np.float32)),
+    "floats with NaN": arrays(train_images=np.full((20, 4, 6), np.nan)),
+    "int64 images": arrays(test_images=picture(8, 4, 6, 3).astype(int)),
+    "truth values": arrays(train_images=RGB > 127),
+    "0 or 1 as uint8": arrays(train_images=(RGB > 127).astype(np.uint8)),
+    "flat images": arrays(train_images=picture(20, 784)),
+    "images of different sizes": arrays(train_images=[picture(4, 6), *[picture(4, 5)] * 19]),
+    "an object array of images": arrays(train_images=np.array([picture(4, 6), None] * 10, dtype=object)),
+    "no images": arrays(train_images=np.zeros((0, 4, 6), np.uint8), train_labels=np.zeros(0, int)),
+    "other test shape": arrays(test_images=picture(8, 4, 5, 3)),
+    "one constant image": arrays(train_images=np.where(np.arange(20)[:, None, None, None] == 3, 7, RGB).astype(np.uint8)),
+    "copies": arrays(train_images=np.concatenate([RGB[:15], RGB[:5]])),
+    "test images in training": arrays(test_images=RGB[:8]),
+    "one class": arrays(train_labels=LABELS * 0, test_labels=LABELS[:8] * 0),
+    "labels from 1": arrays(train_labels=LABELS + 1, test_labels=LABELS[:8] + 1),
+    "floating-point labels": arrays(train_labels=LABELS.astype(float)),
+    "fractions as labels": arrays(train_labels=LABELS / 3),
+    "one-hot labels": arrays(train_labels=np.eye(2)[LABELS]),
+    "text labels": arrays(train_labels=np.array(["cat", "dog"])[LABELS]),
+    "labels below -1": arrays(train_labels=LABELS - 2),
+    "-1 in the test part": arrays(test_labels=LABELS[:8] - 1),
+    "no label at all": arrays(train_labels=LABELS * 0 - 1),
+    "more classes than said": arrays(num_classes=1),
+    "fewer labels than images": arrays(train_labels=LABELS[:19]),
+    "a class of the test part alone": arrays(test_labels=LABELS[:8] + 5, renumber_labels=True),
+    "no test part": lambda folder: sources.from_arrays(train_images=RGB, train_labels=LABELS),
+    "fewer clients than images": arrays(clients=np.arange(19)),
+    "clients as floats": arrays(clients=np.arange(20) / 2),
+    "an example of two clients": arrays(clients=[[0, 1, 2], [2, 3]]),
+    "a position that is not there": arrays(clients=[[0, 1], [20]]),
+    "a client without examples": arrays(clients=[[0, 1], []]),
+    "npz without test part": npz(drop=("x_test", "y_test")),
+    "npz of pickled objects": npz(x_train=np.array([{}] * 20)),
+    "npz with clients, resplit": lambda folder: npz(client=LABELS)(folder, resplit=(0.8, 0.0, 0.2)),
+    "folders without test": classes(lambda root: shutil.rmtree(root / "test")),
+    "an empty class": classes(lambda root: empty(root / "train/cat")),
+    "an empty split": classes(lambda root: empty(root / "test")),
+    "an empty pool": classes(lambda root: (root / "unlabeled").mkdir()),
+    "a class that test lacks": classes(lambda root: shutil.rmtree(root / "test/cat")),
+    "images of one kind that is not read": classes(hidden),
+    "strays among the images": classes(pages),
+    "two validation parts": classes(lambda root: [(root / name).mkdir() for name in ("val", "valid")]),
+    "another size": classes(lambda root: save(root / "test/cat/7.png", 4, 5, 3)),
+    "transparency": classes(transparent),
+    "16-bit file": classes(deep),
+    "a damaged file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"junk")),
+    "images without table or classes": flat(train=None),
+    "a table for one split": flat(test=None),
+    "a table with semicolons": flat(train="id;label\n0;1\n"),
+    "an id without image": flat(train="id,label\n0,0\n1,1\n2,0\n3,-1\nnine,1\n"),
+    "an image without row": flat(train="id,label\n0,0\n1,1\n"),
+    "an id twice": flat(train="id,label\n0,0\n0.png,1\n2,0\n3,-1\n"),
+    "an empty label": flat(train="id,label\n0,0\n1,\n2,0\n3,-1\n"),
+    "a short row": flat(train="id,label\n0,0\n1\n"),
+    "names as labels": flat(train="id,label\n0,cat\n1,dog\n2,cat\n3,-1\n"),
+    "Latin-1": flat(change=lambda root: (root / "train.csv").write_bytes("id,label\n0,\xe9".encode("latin-1"))),
+    "an id that fits two images": flat(train="id,label\n0,0\n", change=lambda root: save(root / "train/0.jpg", 4, 6, 3)),
+}
+
+
+LINES = dict(line.split(" -> ", 1) for line in Path(__file__).with_name("odd_inputs.txt").read_text().splitlines())
+
+
+def line_of(load, folder, caplog):
+    """The one line that loading gives: an error's, or a warning's; paths are below DIR."""
+    with caplog.at_level(logging.WARNING):
+        try:
+            load(folder)
+        except (ValueError, FileNotFoundError) as error:
+            lines = [f"error: {error}"]
+        else:
+            lines = [f"warning: {message}" for message in caplog.messages]
+    assert len(lines) == 1, lines
+    assert len(lines[0].splitlines()) == 1
+    return lines[0].replace(str(folder), "DIR")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_input_gives_one_line(name, tmp_path, caplog):
+    assert line_of(ODD[name], tmp_path, caplog) == LINES[name]

@@ -1,0 +1,234 @@
+"""Own data as people have them: tables of labels, unlabeled images, other formats, new numbers; and whose each example is."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from fedjax_ssl import build, metrics
+from fedjax_ssl.data import sources, split
+from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.data.split import Split, Training
+from fedjax_ssl.ssl import pseudo_labels
+from tests import tiny
+from tests.data.common import as_rows, in_memory, load_npz, message_of, picture, same
+from tests.data.test_odd_inputs import classes, flat, save
+from tests.data.test_sources import tagged
+
+CSV = "id,label,client\n0.png,0,ann\n1,1,bob\n2,0,bob\n3,-1,ann\n"
+
+
+def pixels(numbers):
+    return np.stack([picture(4, 6, 3, seed=i) for i in numbers])
+
+
+def test_a_table_beside_a_flat_folder_has_labels_and_clients(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        dataset = flat(CSV)(tmp_path)
+    assert same(dataset[1:5], (pixels(range(4)), [0, 1, 0, -1], pixels((4, 5)), [1, 0]))
+    assert dataset.clients.tolist() == [0, 1, 1, 0]
+    clients = "image_folder: 2 clients are numbered: 0 = ann, 1 = bob"
+    assert caplog.messages == [clients, "image_folder: 1 of 4 training examples have no label"]
+
+
+@pytest.mark.parametrize("folder", ["", "images"])
+def test_one_table_for_all_images_is_split_anew(tmp_path, folder):
+    names = [f"{i:02d}" for i in range(20)]
+    for i, name in enumerate(names):
+        save(tmp_path / folder / f"{name}.png", 4, 6, 3, seed=i)
+    (tmp_path / "labels.csv").write_text("client,id,label\n" + "".join(f"{i},{n},{i % 3 - 1}\n" for i, n in enumerate(names)))
+    dataset = sources.load("image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
+    rows = dataset.clients  # each client has one image here, so its number is that of the image
+    assert np.array_equal(dataset.train_images, pixels(rows))
+    assert np.array_equal(dataset.train_labels, rows % 3 - 1)
+    assert sorted(rows[dataset.train_labels == -1]) == list(range(0, 20, 3))  # all unlabeled ones
+    assert len(rows) == 7 + 6
+    assert len(dataset.test_labels) == 6
+
+
+def test_names_and_any_integers_are_numbered_and_the_mapping_is_logged(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        text = flat("id,label\n0,dog\n1,cat\n2,dog\n3,-1\n", "id,label\n4,cat\n5,dog\n", renumber_labels=True)(tmp_path)
+        numbers = in_memory((picture(4, 3, 3), [30, 7, -1, 30]), (picture(1, 3, 3, seed=1), [7]), renumber_labels=True)
+    assert (text.train_labels.tolist(), text.test_labels.tolist()) == ([1, 0, 1, -1], [0, 1])
+    assert (numbers.train_labels.tolist(), numbers.test_labels.tolist()) == ([1, 0, -1, 1], [0])
+    assert "image_folder: labels are numbered: 0 = cat, 1 = dog" in caplog.messages
+    assert "arrays: labels are numbered: 0 = 7, 1 = 30" in caplog.messages
+    message = message_of(ValueError, sources.load, "digits", renumber_labels=True)
+    assert message == "renumber_labels=True is for npz and image_folder, got name='digits': drop it"
+
+
+def test_folders_of_classes_with_an_unlabeled_folder(tmp_path, caplog):
+    def add(root):
+        save(root / "unlabeled" / "deep" / "a.png", 4, 6, 3, seed=50)
+        save(root / "unlabeled" / "b.png", 4, 6, 3, seed=51)
+
+    with caplog.at_level(logging.INFO):
+        dataset = classes(add, renumber_labels=True)(tmp_path)
+    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3 + [-1] * 2
+    assert same(as_rows(dataset.train_images[6:], [-1, -1]), as_rows(pixels((50, 51)), [-1, -1]))
+    assert caplog.messages[0] == "image_folder: labels are numbered: 0 = cat, 1 = dog"
+    again = sources.load("image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
+    assert (again.train_labels < 0).sum() == 2
+    assert len(again.test_labels) == 6
+    (tmp_path / "unlabeled.csv").write_text("id,client\nb,1\na,0\n")
+    assert sources.load("image_folder", path=str(tmp_path)).clients.tolist() == [-1] * 6 + [1, 0]
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_the_validation_part_has_several_names(tmp_path, name):
+    dataset = classes(
+        lambda root: [save(root / name / kind / "v.png", 4, 6, 3, seed=40) for kind in ("cat", "dog")], resplit=(0.5, 0, 0.5)
+    )(tmp_path)
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 14
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "tiff", "bmp"])
+def test_other_formats_are_read_upright_as_pillow_reads_them(tmp_path, suffix):
+    exif = Image.Exif()
+    exif[0x112] = 6  # turned by a quarter
+    options = {} if suffix == "bmp" else {"exif": exif} | ({"lossless": True} if suffix == "webp" else {})
+
+    def replace(root):
+        for path in root.rglob("*.png"):
+            image = Image.open(path)
+            image.load()
+            path.unlink()
+            image.save(path.with_suffix(f".{suffix}"), **options)
+
+    dataset = classes(replace)(tmp_path)
+    files = sorted((tmp_path / "train" / "cat").iterdir())
+    expected = np.stack([np.asarray(ImageOps.exif_transpose(Image.open(path))) for path in files])
+    assert expected.shape == (3, *((4, 6) if suffix == "bmp" else (6, 4)), 3)
+    assert np.abs(dataset.train_images[:3].astype(int) - expected).max() <= (2 if suffix == "jpg" else 0)
+
+
+def test_what_systems_leave_in_folders_is_passed_over_silently(tmp_path, caplog):
+    def litter(root):
+        for folder in (root, root / "train", root / "train/cat", root / "test/dog"):
+            for name in ("._0.png", ".DS_Store", "Thumbs.db"):
+                (folder / name).write_bytes(b"x")
+            for name in ("__MACOSX", "@eaDir", ".ipynb_checkpoints"):
+                save(folder / name / "0.png", 2, 2)
+
+    dataset = classes(litter)(tmp_path)
+    assert len(dataset.train_labels) == len(dataset.test_labels) == 6
+    assert caplog.messages == []
+
+
+# --- whose the examples are, and what nobody knows ------------------------------------------------------------------------
+
+TRAIN, TEST = tagged(40, 0, 4), tagged(8, 40, 4)
+OWNERS = np.random.default_rng(0).integers(0, 5, 40)
+OWNERS[:5] = range(5)
+
+
+def test_clients_come_as_ids_or_lists_from_arrays_and_from_npz(tmp_path):
+    text = in_memory(TRAIN, TEST, clients=[f"client {k}" for k in OWNERS])
+    lists = in_memory(TRAIN, TEST, clients=[np.flatnonzero(k == OWNERS) for k in range(5)])
+    file = load_npz(
+        tmp_path, {"x_train": TRAIN[0], "y_train": TRAIN[1], "x_test": TEST[0], "y_test": TEST[1], "client": OWNERS * 3}
+    )
+    alone = load_npz(tmp_path, {"x_train": TRAIN[0], "y_train": TRAIN[1], "client": OWNERS}, resplit=(0.5, 0.0, 0.5))
+    for dataset in (text, lists, file):
+        assert np.array_equal(dataset.clients, OWNERS)
+    assert np.array_equal(alone.clients, OWNERS[alone.train_images[:, 0, 0, 0]])  # the first pixel counts the images
+    some = in_memory(TRAIN, TEST, clients=[[3, 1], [2]])
+    assert some.clients[:5].tolist() == [-1, 0, 1, 0, -1]
+
+
+@pytest.mark.parametrize("keys", [{}, {"labels_at": "clients"}, {"labels_at": "clients", "labeled_fraction": (0.5,)}])
+def test_a_natural_split_gives_each_client_its_own(keys):
+    training = Training(TRAIN[1], 4, np.where(OWNERS == 4, -1, OWNERS))
+    drawn = split.draw(training, Split(num_clients=4, num_labels=8, partition="natural", **keys), 0)
+    for k, (labeled, unlabeled) in enumerate(zip(drawn.labeled, drawn.unlabeled, strict=True)):
+        own = np.flatnonzero(k == OWNERS)
+        assert set(labeled) | set(unlabeled) == set(own) - set(drawn.server)
+    nobodys = set(np.flatnonzero(OWNERS == 4)) - set(drawn.server)
+    assert nobodys <= set(drawn.pooled) | set(range(40))
+    assert drawn.unassigned >= len(nobodys) - 8
+    if keys.get("labeled_fraction"):
+        assert [len(row) for row in drawn.labeled] == [int(0.5 * (k == OWNERS).sum() + 0.5) for k in range(4)]
+
+
+def test_a_natural_split_needs_the_clients_and_their_number():
+    config = tiny.config("fixmatch", data__partition="natural", cohort_size=4)
+    config["data"]["num_clients"], config["data"]["num_labels"] = 4, 4
+    message = message_of(ValueError, build, config, in_memory(TRAIN, TEST, clients=OWNERS))
+    assert message == "data.num_clients=4 with partition=natural of 5 clients: give num_clients=5"
+    message = message_of(ValueError, build, config, in_memory(TRAIN, TEST))
+    assert message.startswith("data.partition=natural: the data do not say whose the examples are: give an array `client`")
+    config["data"]["num_clients"] = 5
+    table = build(config, in_memory(TRAIN, TEST, clients=OWNERS)).problem.data.unlabeled
+    for k, (row, count) in enumerate(zip(table.index, table.count, strict=True)):
+        assert set(OWNERS[row[:count]]) <= {k}
+
+
+SCENARIOS = {
+    "server": {},
+    "joint": {"labels_at": "clients", "labeled_fraction": (0.5,)},
+    "joint, not excluded": {"labels_at": "clients", "labeled_fraction": (0.5,), "exclude_labeled": False},
+    "apart": {"labels_at": "clients"},
+    "random": {"label_selection": "random", "labels_first": False},
+    "revealed": {"labels_at": "clients", "reveal_labels": True},
+}
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_examples_of_unknown_class_go_to_clients_and_never_as_labeled(partition, scenario):
+    num_classes = 10 if partition == "batch_imbalanced" else 3
+    labels = np.where(np.arange(1000) // 10 % 5 > 1, -1, np.arange(1000) % num_classes)
+    how = Split(9, num_labels=60, partition=partition, min_size=1, classes_per_client=1, **SCENARIOS[scenario])
+    drawn = split.draw(Training(labels, num_classes, np.arange(1000) % 9), how, 0)
+    assert all((labels[row] >= 0).all() for row in (drawn.server, *drawn.labeled))
+    unknown = np.sort(np.concatenate([row[labels[row] < 0] for row in drawn.unlabeled]))
+    spare = 8 if partition == "iid" else 0
+    assert 600 - spare <= len(unknown) <= 600
+    assert len(set(unknown)) == len(unknown)
+    assert set(unknown) <= set(drawn.pooled)
+    if scenario == "revealed":
+        assert all((labels[row] < 0).all() for row in drawn.unlabeled)
+
+
+def test_all_labels_may_be_the_servers():
+    labels = np.where(np.arange(50) < 6, np.arange(50) % 3, -1)
+    drawn = split.draw(Training(labels, 3), Split(4, num_labels=6, partition="dirichlet"), 0)
+    assert drawn.server.tolist() == list(range(6))
+    assert [len(row) for row in drawn.unlabeled] == [11] * 4
+
+
+def test_diagnostics_count_examples_of_known_class_alone():
+    rng = np.random.default_rng(0)
+    label, true_labels = rng.integers(0, 3, 200), rng.integers(-1, 3, 200)
+    accepted, mask = rng.random(200) < 0.6, rng.random(200) < 0.8
+    got = pseudo_labels.diagnostics(*map(jnp.asarray, (label, true_labels, accepted, mask)))
+    got = metrics.reduce(jax.device_get(got))
+    total = correct = wrong = 0
+    for i in range(200):
+        if mask[i] and true_labels[i] >= 0:
+            total += 1
+            correct += accepted[i] and label[i] == true_labels[i]
+            wrong += accepted[i] and label[i] != true_labels[i]
+    expected = {
+        "label_ratio": (correct + wrong) / total,
+        "pseudo_label_accuracy": correct / (correct + wrong),
+        "correct_ratio": correct / total,
+        "wrong_ratio": wrong / total,
+        "correct_wrong_ratio": correct / wrong,
+    }
+    assert got == pytest.approx({f"diagnostics/{key}": value for key, value in expected.items()})
+
+
+@pytest.mark.ci
+def test_a_run_whose_clients_have_unlabeled_examples_alone_has_no_diagnostics():
+    synthetic = sources.synthetic(num_train=400, num_test=50)
+    labels = np.append(np.full(380, -1), np.arange(20) % 10)
+    config = tiny.config("fixmatch", rounds=1, **tiny.confident("fixmatch"), data__labeled_fraction=(1.0,))
+    images = np.concatenate([synthetic.train_images[20:], synthetic.train_images[:20]])
+    ((_, row),) = build(config, in_memory((images, labels), synthetic[3:5])).rounds()
+    assert not any(key.startswith("diagnostics/") for key in row)
+    assert row["client/mask_rate"] > 0
