@@ -180,7 +180,7 @@ def load_dataset(settings: Settings) -> sources.Dataset:
     data = settings.data
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     with naming("data"):
-        return sources.load(data.name, data_dir=folder, path=path, resplit=resplit, seed=settings.seed)
+        return sources.load(data.name, data_dir=folder, path=path, resplit=resplit, seed=settings.seed, download=data.download)
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_ssl.data.catalog import DATASETS, Known, known
-from fedjax_ssl.data.sources import builtin, folders, npz, text, tfds
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, Known, known
+from fedjax_ssl.data.sources import builtin, folders, npz, originals, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
 from fedjax_ssl.data.sources.text import Raw, from_features
@@ -21,11 +21,18 @@ GENERIC = ("npz", "image_folder", "text_features")
 
 
 def load(
-    name: str, *, data_dir: str | None = None, path: str | None = None, resplit: Sequence[float] | None = None, seed: int = 0
+    name: str,
+    *,
+    data_dir: str | None = None,
+    path: str | None = None,
+    resplit: Sequence[float] | None = None,
+    seed: int = 0,
+    download: bool = False,
 ) -> Dataset:
-    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name. No downloads.
+    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name.
 
-    TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
+    `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); what is
+    in neither form is fetched into it, if `download` is true. `path` is the file or folder of others, as
     `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
     text features. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get where, and
     ValueError for an unknown name, an argument that the source does not take, or unusable data.
@@ -38,11 +45,13 @@ def load(
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
     if resplit is not None and kind not in ("npz", "image_folder", "tfds"):
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
-    if kind in GENERIC:
+    if path is None and name in ORIGINALS and kind in GENERIC and (download or originals.is_there(name, data_dir)):
+        found = originals.load(name, data_dir, resplit, seed, fetch=download)
+    elif kind in GENERIC:
         found = _from_path(name, kind, about, path, resplit, seed)
     elif kind == "tfds":
         others = [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")]
-        found = tfds.load(name, data_dir, others, resplit, seed)
+        found = tfds.load(name, data_dir, others, resplit, seed, download)
     else:
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if about and found.num_classes != about.classes:
