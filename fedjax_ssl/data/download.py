@@ -93,7 +93,7 @@ def obtain(
 
 def is_whole(place: Place) -> bool:
     """Whether a file is there, with its size and its checksum."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = place.path.stat()
         if place.file.size in (0, found.st_size):
             algorithm = place.file.checksum.partition(":")[0]
@@ -189,6 +189,8 @@ def _replaced(group: str, files: Sequence[File]) -> list[File]:
     accepted = 'accepted: a JSON file such as {"cifar10/cifar-10-binary.tar.gz": {"size": 1, "checksum": "sha256:..."}}'
     try:
         table = json.loads(Path(path).expanduser().read_bytes())
+        if not isinstance(table, dict):
+            raise ValueError("no table")
         given = {name: table[f"{group}/{name}"] for name in (file.name for file in files) if f"{group}/{name}" in table}
         found = [
             file._replace(size=int(given[file.name]["size"]), checksum=str(given[file.name]["checksum"]), publisher=path)

@@ -22,6 +22,8 @@ from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
+WHERE = {"data.data_dir", "data.path", "data.download"}
+"""Keys that may change between a run's parts: where the data lie. What they hold is compared by `run.json`'s digest."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +80,8 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     if path.exists():
         there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
-        if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
+        identity = sorted((there | here).keys() - WHERE)
+        if differing := [key for key in identity if there.get(key) != here.get(key)]:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")

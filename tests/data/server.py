@@ -5,6 +5,9 @@ import http.server
 import pathlib
 import re
 import threading
+import time
+
+_PIECE = 1 << 20
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -19,6 +22,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.cut = None  # bytes after which every connection ends
         self.knows_ranges = True
         self.answers = {}  # name -> (status, content type, body)
+        self.pause = 0  # seconds between pieces of a file
         self.busy = 0  # so many requests get status 503
         self.asked = []  # (path, Range)
         self.sent = 0  # bytes of files
@@ -58,9 +62,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         part = body[: self.server.cut] if status in (200, 206) else body
-        self.wfile.write(part)
-        if status in (200, 206):
-            self.server.sent += len(part)
+        for start in range(0, len(part), _PIECE):
+            self.wfile.write(part[start : start + _PIECE])
+            self.server.sent += len(part[start : start + _PIECE]) if status in (200, 206) else 0
+            time.sleep(self.server.pause)
         if len(part) < len(body):
             self.wfile.flush()
             self.close_connection = True

@@ -1,5 +1,7 @@
 """Original files: read, they are what TFDS prepares of them, example by example and in its order."""
 
+import pathlib
+
 import cv2
 import numpy as np
 import pytest
@@ -100,11 +102,10 @@ def test_files_of_another_format_are_one_line(server, kept):
 
 
 def test_the_catalog_has_the_files_and_checksums_that_tfds_lists():
-    root = tfds.core.utils.resource_path("tensorflow_datasets")
+    root = pathlib.Path(tfds.__file__).parent
     lists = [*root.glob("url_checksums/*.txt"), *root.glob("datasets/*/checksums.tsv")]
-    published = {
-        line.split("\t")[0]: line.split("\t")[1:3] for path in lists for line in path.read_text().splitlines() if "\t" in line
-    }
+    rows = [line.split("\t") for path in lists for line in path.read_text().splitlines() if "\t" in line]
+    published = {row[0]: row[1:3] for row in rows}
     ours = {file.url: [str(file.size), file.checksum.removeprefix("sha256:")] for files in ORIGINALS.values() for file in files}
     by_tfds = {file.url for files in ORIGINALS.values() for file in files if file.publisher == "TFDS"}
     assert len(by_tfds) == 14

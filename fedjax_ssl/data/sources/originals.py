@@ -145,7 +145,10 @@ def svhn(paths: dict[str, Path]) -> dict[str, Part]:
     import scipy.io
 
     def read(split: str) -> Part:
-        arrays = scipy.io.loadmat(paths[f"{split}_32x32.mat"], variable_names=["X", "y"])
+        try:
+            arrays = scipy.io.loadmat(paths[f"{split}_32x32.mat"], variable_names=["X", "y"])
+        except scipy.io.matlab.MatReadError as error:
+            raise ValueError(str(error)) from error
         labels = arrays["y"].reshape(-1).astype(np.int64) % 10
         return _in_tfds_order(split, arrays["X"].transpose(3, 0, 1, 2), labels)
 
