@@ -76,7 +76,10 @@ def test_what_arrived_is_kept_for_the_next_call_and_not_taken_for_the_file(serve
     assert server.asked == [(f"cifar10/{NAME}", "bytes=3000-")] * 2
 
 
-@pytest.mark.parametrize("begun", [CONTENT[:9].swapcase() + bytes(91), CONTENT + b"more", CONTENT[:-1] + b"?"])
+BEGUN = {"other": bytes(100), "too_long": CONTENT + b"more", "last_byte": CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])}
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 def test_a_beginning_of_another_file_is_fetched_anew(kept, files, begun):  # noqa: F811
     part = download.part_of(download.places("cifar10", kept, files)[0].path)
     part.parent.mkdir(parents=True)
@@ -220,7 +223,7 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):  # noq
     tree = command.read("fl2_cifar10", overrides).tree
     tree["model"] = {"name": "linear"}
     tree["data"]["download"] = False
-    assert "data: data_dir=" in message_of(FileNotFoundError, build.build, tree)
+    assert "data.download is false" in message_of(FileNotFoundError, build.build, tree)
     tree["data"] |= {"download": True, "data_dir": f"{kept}/mistyped"}
     assert "data.data_dir=" in message_of(FileNotFoundError, build.build, tree)
     assert small.asked == []
