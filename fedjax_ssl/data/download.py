@@ -203,7 +203,7 @@ def _replaced(group: str, files: Sequence[File]) -> list[File]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{CHECKSUMS}: got {path} ({error}), {accepted}") from None
     if given:
-        _say_once(f"{group}: {path} ({CHECKSUMS}) has the checksums of its files, in place of the published ones")
+        _say_once(f"{CHECKSUMS}: sizes and checksums in {path} take the place of the published ones")
     return found
 
 
