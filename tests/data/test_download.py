@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl.data import download
 from fedjax_ssl.data.catalog import File
-from fedjax_ssl.experiment import build, provenance
+from fedjax_ssl.experiment import build, provenance, run
 from launch import command, prepare
 from tests.data import archives
 from tests.data.common import message_of, picture
@@ -275,3 +275,12 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, mo
     assert subprocess.run(argv, capture_output=True).returncode == 0
     assert server.asked[1][1].startswith("bytes=")
     assert pathlib.Path(kept, "originals", "cifar10", NAME).read_bytes() == CONTENT * 10
+
+
+def test_where_data_lie_is_no_part_of_a_run_and_other_settings_are(tmp_path):
+    tree = command.read("fl2_cifar10", {}).tree
+    run.open_workdir(tmp_path, tree, overwrite=False)
+    moved = tree | {"data": tree["data"] | {"data_dir": "/elsewhere", "download": False, "path": "x"}}
+    run.open_workdir(tmp_path, moved, overwrite=False)
+    other = tree | {"data": tree["data"] | {"alpha": 0.7}}
+    assert "data.alpha is 0.3 there and 0.7 here" in message_of(ValueError, run.open_workdir, tmp_path, other, overwrite=False)
