@@ -1,4 +1,4 @@
-"""The datasets that are known by name: their default normalization and views, citation, terms and source.
+"""The datasets that are known by name: their default normalization and views, citation, terms, source and original files.
 
 Photographs are mirrored by default; digits, letters, and organs of which there is a left and a right one are not.
 """
@@ -21,10 +21,26 @@ class Known(NamedTuple):
     get: str = ""  # the file to download from `url`, unless it is a TFDS dataset
 
 
+class File(NamedTuple):
+    """A file of a dataset as its authors offer it, with a checksum that somebody publishes."""
+
+    name: str
+    url: str
+    checksum: str  # `sha256:...` or `md5:...`, in hexadecimal
+    publisher: str  # who publishes the checksum
+    size: int = 0  # bytes; 0: as the server says
+
+
 _CIFAR10 = Known(
     "tfds", 10, "flip_crop4", "usb", mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616),
     citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
     terms="none stated; cite the report", url="https://www.cs.toronto.edu/~kriz/cifar.html",
+)  # fmt: skip
+
+_SVHN = Known(
+    "tfds", 10, "crop4", "usb", mean=(0.4377, 0.4438, 0.4728), std=(0.198, 0.201, 0.197),
+    citation="Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
+    terms="for non-commercial use only", url="http://ufldl.stanford.edu/housenumbers/",
 )  # fmt: skip
 
 DATASETS: dict[str, Known] = {
@@ -34,11 +50,8 @@ DATASETS: dict[str, Known] = {
     ),
     "cifar10": _CIFAR10,
     "cifar100": _CIFAR10._replace(classes=100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
-    "svhn_cropped": Known(
-        "tfds", 10, "crop4", "usb", mean=(0.4377, 0.4438, 0.4728), std=(0.198, 0.201, 0.197),
-        citation="Netzer et al. 2011, Reading digits in natural images with unsupervised feature learning",
-        terms="for non-commercial use only", url="http://ufldl.stanford.edu/housenumbers/",
-    ),
+    "svhn_cropped": _SVHN,
+    "svhn_cropped/extra": _SVHN,  # trains on its further images, too; always read from the original files
     "mnist": Known(
         "tfds", 10, "crop4", "usb", mean=(0.1307,), std=(0.3081,),
         citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition",
@@ -84,6 +97,87 @@ DATASETS |= {
     )
     for name, classes in _MEDMNIST.items()
 }  # fmt: skip
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"  # TFDS's source: LeCun's own host answers no more
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+_EDINBURGH = "https://datashare.ed.ac.uk/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content"
+
+
+def _listed(base: str, publisher: str, *files: tuple[str, int, str]) -> tuple[File, ...]:
+    """Files in one place: name, bytes, SHA-256."""
+    return tuple(File(name, base + name, f"sha256:{digest}", publisher, size) for name, size, digest in files)
+
+
+_SVHN_FILES = _listed(
+    _SVHN.url, "TFDS",
+    ("train_32x32.mat", 182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+    ("test_32x32.mat", 64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+    ("extra_32x32.mat", 1_329_278_602, "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3"),
+)  # fmt: skip
+
+ORIGINALS: dict[str, tuple[File, ...]] = {
+    "cifar10": _listed(
+        _TORONTO, "TFDS",
+        ("cifar-10-binary.tar.gz", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    ),
+    "cifar100": _listed(
+        _TORONTO, "TFDS",
+        ("cifar-100-binary.tar.gz", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+    ),
+    "svhn_cropped": _SVHN_FILES[:2],
+    "svhn_cropped/extra": _SVHN_FILES,
+    "mnist": _listed(
+        _MNIST, "TFDS",
+        ("train-images-idx3-ubyte.gz", 9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        ("train-labels-idx1-ubyte.gz", 28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        ("t10k-images-idx3-ubyte.gz", 1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        ("t10k-labels-idx1-ubyte.gz", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    ),
+    "fashion_mnist": _listed(
+        _FASHION, "TFDS",
+        ("train-images-idx3-ubyte.gz", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        ("train-labels-idx1-ubyte.gz", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        ("t10k-images-idx3-ubyte.gz", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        ("t10k-labels-idx1-ubyte.gz", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    ),
+    "emnist/byclass": _listed(
+        "https://biometrics.nist.gov/cs_links/EMNIST/", "TFDS",
+        ("gzip.zip", 561_753_746, "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"),
+    ),
+    # The authors publish no checksum: it is the one that loaders of others check. The older address answers with a page.
+    "cinic10": (File("CINIC-10.tar.gz", _EDINBURGH, "md5:6ee4d0c996905fe93221de577967a372", "other loaders", 687_544_992),),
+    "ag_news": _listed(
+        _NEWS, "Hugging Face's datasets",
+        ("train.csv", 29_470_338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
+        ("test.csv", 1_857_427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
+    ),
+}  # fmt: skip
+"""The files of each dataset that can be fetched: those that its authors offer, with published checksums."""
+
+_MEDMNIST_MD5 = {  # of medmnist 3.0.2
+    "pathmnist": "a8b06965200029087d5bd730944a56c1", "dermamnist": "0744692d530f8e62ec473284d019b0c7",
+    "octmnist": "c68d92d5b585d8d81f7112f81e2d0842", "pneumoniamnist": "28209eda62fecd6e6a2d98b1501bb15f",
+    "retinamnist": "bd4c0672f1bba3e3a89f0e4e876791e4", "breastmnist": "750601b1f35ba3300ea97c75c52ff8f6",
+    "bloodmnist": "7053d0359d879ad8a5505303e11de1dc", "tissuemnist": "ebe78ee8b05294063de985d821c1c34b",
+    "organamnist": "68e3f8846a6bd62f0c9bf841c0d9eacc", "organcmnist": "b9ceb9546e10131b32923c5bbeaea2b1",
+    "organsmnist": "9ab87b696fb54e2a387ebe992d6ed5f1",
+}  # fmt: skip
+_MEDMNIST_SIZES = {"pathmnist": 205_615_438, "pneumoniamnist": 4_170_669}  # of the others no size is published
+
+ORIGINALS |= {
+    name: (
+        File(
+            f"{name}.npz",
+            f"https://zenodo.org/records/10519652/files/{name}.npz?download=1",
+            f"md5:{md5}",
+            "the medmnist package",
+            _MEDMNIST_SIZES.get(name, 0),
+        ),
+    )
+    for name, md5 in _MEDMNIST_MD5.items()
+}
 
 
 def known(name: str) -> Known | None:

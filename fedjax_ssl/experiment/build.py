@@ -224,7 +224,7 @@ def load_dataset(settings: Settings) -> sources.Dataset:
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     options: dict[str, Any] = {"resplit": resplit, "renumber_labels": data.renumber_labels, "seed": settings.seed}
     with naming("data"):
-        return sources.load(data.name, data_dir=folder, path=path, **options)
+        return sources.load(data.name, data_dir=folder, path=path, download=data.download, **options)
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

@@ -24,7 +24,8 @@ from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
-ELSEWHERE = ("data.data_dir", "data.path", "log_to")
+ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to")
+"""Keys that may change between a run's parts: where its data lie and its metrics go. The data's digest is in `run.json`."""
 _log = logging.getLogger(__name__)
 
 

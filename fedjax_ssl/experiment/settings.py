@@ -33,7 +33,12 @@ class DataSettings(Model):
     """The dataset, its split and its views."""
 
     name: str = Field(default="cifar10", description="A name that `fedjax_ssl.data.sources.load` takes.")
-    data_dir: str = Field(default="", description="The TFDS folder; empty: TFDS's own.")
+    data_dir: str = Field(
+        default="",
+        description="The folder of datasets, as TFDS prepared them or in original files; empty: FEDJAX_SSL_DATA, else "
+        "~/.cache/fedjax_ssl/data and TFDS's own.",
+    )
+    download: bool = Field(default=True, description="Whether a dataset that is not there is fetched, once, from its authors.")
     path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
     resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
     renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_ssl.data.catalog import DATASETS, Known, known
-from fedjax_ssl.data.sources import builtin, folders, labels, npz, quality, text, tfds
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, Known, known
+from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
 from fedjax_ssl.data.sources.text import Raw, from_features
@@ -28,10 +28,12 @@ def load(
     resplit: Sequence[float] | None = None,
     renumber_labels: bool = False,
     seed: int = 0,
+    download: bool = False,
 ) -> Dataset:
-    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name. No downloads.
+    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name.
 
-    TFDS names take `data_dir`, the folder of prepared datasets (None: TFDS's own default), others `path`, the file or folder as
+    `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); what is
+    in neither form is fetched into it, if `download` is true. `path` is the file or folder of others, as
     `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
     text features. `renumber_labels` is for files of images: their labels, integers or text, become 0..C-1 in sorted order, and
     the log says which is which. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get
@@ -47,13 +49,15 @@ def load(
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
     if renumber_labels and kind not in ("npz", "image_folder"):
         raise ValueError(f"renumber_labels=True is for npz and image_folder, got name={name!r}: drop it")
-    if kind in GENERIC:
+    if path is None and name in ORIGINALS and kind in GENERIC and (download or originals.is_there(name, data_dir)):
+        found = originals.load(name, data_dir, resplit, seed, fetch=download)
+    elif kind in GENERIC:
         file = _path(name, kind, about, path)
         found = _from_path(name, kind, file, resplit, seed, renumber_labels)
         found = found if about else quality.warn(found)
     elif kind == "tfds":
         others = [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")]
-        found = tfds.load(name, data_dir, others, resplit, seed)
+        found = tfds.load(name, data_dir, others, resplit, seed, download)
     else:
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if about and found.num_classes != about.classes:

@@ -12,19 +12,31 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from fedjax_ssl.data.catalog import DATASETS, known
+from fedjax_ssl.data import download
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
+from fedjax_ssl.data.sources import originals
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
 _TRANSPOSED = ("emnist",)  # stored with rows and columns exchanged, as NIST's files are
+_NAME = r"(\w+)(/[\w.-]+)?(:[\d.*]+)?"
 _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
-def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int) -> Dataset:
-    """The prepared dataset `name`, see `sources.load`; messages also suggest `others`, names that TFDS does not have."""
+def load(
+    name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int, fetch: bool
+) -> Dataset:
+    """The dataset `name`, prepared by TFDS or else from its original files, see `sources.load`.
+
+    Messages also suggest `others`, names that TFDS does not have.
+    """
     import tensorflow_datasets as tfds
 
-    builder = _builder(name, data_dir, others)
+    builder = prepared(name, data_dir)
+    if builder is None:
+        if name not in ORIGINALS:
+            raise _unprepared(name, data_dir, others)
+        return originals.load(name, data_dir, resplit, seed, fetch=fetch)
     features, folder = dict(builder.info.features.items()), builder.data_dir
     image: Any = features.get("image")
     num_classes = getattr(features.get("label"), "num_classes", None)
@@ -39,36 +51,54 @@ def load(name: str, data_dir: str | None, others: Iterable[str], resplit: Sequen
     return with_splits(name, {split: read(builder, split) for split in ("train", "test")}, resplit, seed, num_classes)
 
 
-def _builder(name: str, data_dir: str | None, others: Iterable[str]) -> Any:
-    """The builder of a prepared dataset, made from its files alone: one made from TFDS's code may try to download it."""
+def prepared(name: str, data_dir: str | None) -> Any:
+    """The builder of a dataset that TFDS has prepared in `data_dir`, by default in one of the usual folders; None: none has it.
+
+    It is made from its files alone: one made from TFDS's code may try to download it.
+    """
     import tensorflow_datasets as tfds
 
-    folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
-    well_formed = re.fullmatch(r"(\w+)(/[\w.-]+)?(:[\d.*]+)?", name)
-    try:
-        with contextlib.suppress(tfds.core.DatasetNotFoundError):  # what is missing is said below
-            if well_formed:
+    if not re.fullmatch(_NAME, name):
+        return None
+    for folder in _folders(data_dir):
+        try:
+            with contextlib.suppress(tfds.core.DatasetNotFoundError):
                 return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{name} in data_dir={folder} is damaged ({first_line(error)}): prepare it again") from error
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{name} in data_dir={folder} is damaged ({first_line(error)}): prepare it again") from error
+    return None
 
+
+def _folders(data_dir: str | None) -> list[str]:
+    """The folders in which prepared datasets are looked for."""
+    import tensorflow_datasets as tfds
+
+    return [str(download.folder(data_dir)), *([] if data_dir else [os.path.expanduser(tfds.core.constants.DATA_DIR)])]
+
+
+def _unprepared(name: str, data_dir: str | None, others: Iterable[str]) -> Exception:
+    """What to do about a name that no folder has and that is not known here."""
+    import tensorflow_datasets as tfds
+
+    folder = _folders(data_dir)[-1]
+    well_formed = re.fullmatch(_NAME, name)
     listed = tfds.list_builders(with_community_datasets=False)  # community datasets would be asked for over the network
     if not well_formed or well_formed[1] not in listed:
         # First among what is known here: TFDS's cifar10_1 is as near to cifar11 as cifar10.
         choices = ([*others, *DATASETS], listed)
         nearest = next(filter(None, (difflib.get_close_matches(name.lower(), names, n=1) for names in choices)), None)
         hint = f"did you mean {nearest[0]!r}?" if nearest else "see tensorflow.org/datasets/catalog for the latter"
-        raise ValueError(
+        return ValueError(
             f"unknown dataset name={name!r}: accepted are {', '.join(others)}, a TFDS name such as cifar10, or your own TFDS "
             f"dataset in data_dir={folder}; {hint}"
         )
     where = f"data_dir={folder}" if os.path.isdir(folder) else f"data_dir={folder}, which does not exist"
-    about = known(name)
-    source = f" (it downloads from {about.url}; terms: {about.terms})" if about else ""
-    raise FileNotFoundError(
-        f"TFDS dataset {name!r} is not prepared in {where}: point data_dir to the folder that holds {well_formed[1]}/, "
-        'or prepare it once: pip install importlib_resources && python -c "import tensorflow_datasets as tfds; '
-        f"tfds.builder('{name}', data_dir='{folder}', file_format='array_record').download_and_prepare()\"{source}"
+    fetched = "".join(f"; {known!r} without a version is fetched" for known in (name.partition(":")[0],) if known in ORIGINALS)
+    return FileNotFoundError(
+        f"TFDS dataset {name!r} is not prepared in {where}: point data_dir to the folder that holds {well_formed[1]}/, or "
+        'prepare it once, with TensorFlow: pip install importlib_resources tensorflow && python -c "import '
+        f"tensorflow_datasets as tfds; tfds.builder('{name}', data_dir='{folder}', file_format='array_record')"
+        f'.download_and_prepare()"{fetched}'
     )
 
 

@@ -1,0 +1,102 @@
+"""One HTTP transfer into a file that may already hold the beginning."""
+
+import re
+from pathlib import Path
+
+import requests
+import tqdm
+import urllib3
+
+_CHUNK = 1 << 18
+_TIMEOUT = (10, 60)  # seconds to connect, and between bytes
+_BUSY = (408, 429)  # ask again; so do all from 500 on
+
+
+class CutError(Exception):
+    """A transfer ended early, or did not begin, and another attempt may go on with it."""
+
+
+class RefusedError(Exception):
+    """Another attempt would end likewise."""
+
+
+def transfer(url: str, part: Path, size: int, label: str) -> None:
+    """Appends to `part` what it lacks of the file at `url`, of `size` bytes (0: as the server says), under a progress bar.
+
+    A server that cannot begin in the middle sends it all again. Raises CutError, what has arrived being in `part`, and
+    RefusedError for a server that has no such file, or one of another size or kind. OSError: the disk is full.
+    """
+    have = part.stat().st_size if part.exists() else 0
+    if size and have == size:
+        return
+    if size and have > size:
+        part.unlink()
+        have = 0
+    # A proxy or server that packs what it sends, or calls a .gz file packed, would change its bytes and their number.
+    headers = {"Accept-Encoding": "identity", "User-Agent": "fedjax_ssl"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+            have, whole = _accepted(response, url, have, size)
+            _receive(response, part, have, whole, label)
+    except _Unsatisfiable:
+        part.unlink(missing_ok=True)
+        raise CutError("the server has no more of it") from None
+    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+        raise CutError(_reason(error)) from None
+    except urllib3.exceptions.HTTPError as error:
+        raise CutError(_reason(error)) from None
+    except requests.RequestException as error:  # no address, too many redirects
+        raise RefusedError(f"{url} cannot be fetched ({_reason(error)}): correct the address") from None
+
+
+class _Unsatisfiable(Exception):
+    """The beginning that is there is as long as the server's file, or longer."""
+
+
+def _accepted(response: requests.Response, url: str, have: int, size: int) -> tuple[int, int]:
+    """How many bytes precede those that an answer brings, and how many there are in all (0: unknown)."""
+    status, headers = response.status_code, response.headers
+    if status == 416:
+        raise _Unsatisfiable
+    if status in _BUSY or status >= 500:
+        raise CutError(f"HTTP status {status}")
+    if status not in (200, 206):
+        raise RefusedError(f"{url} answers with HTTP status {status}: set FEDJAX_SSL_MIRROR to another copy")
+    parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", "")) if status == 206 else None
+    if status == 206 and (parts is None or int(parts[1]) != have):
+        raise _Unsatisfiable
+    have = have if parts else 0
+    length = headers.get("Content-Length", "")
+    whole = int(parts[2]) if parts and parts[2] != "*" else have + int(length) if length.isdecimal() else 0
+    kind = headers.get("Content-Type", "").partition(";")[0]
+    if kind == "text/html" or (size and whole and whole != size):
+        got = f"{whole:,} bytes of {kind or 'unknown kind'}" if whole else kind
+        wanted = f"{size:,} bytes are expected" if size else "a file is expected"
+        raise RefusedError(
+            f"{url} answers with {got}, and {wanted}: the file has moved, or a login page is in between; try another network, "
+            "or set FEDJAX_SSL_MIRROR to another copy"
+        )
+    return have, size or whole
+
+
+def _receive(response: requests.Response, part: Path, have: int, whole: int, label: str) -> None:
+    bar = {"unit": "B", "unit_scale": True, "desc": label, "leave": False, "disable": None}
+    with part.open("ab" if have else "wb") as file, tqdm.tqdm(total=whole or None, initial=have, **bar) as progress:
+        for chunk in response.raw.stream(_CHUNK, decode_content=False):
+            file.write(chunk)
+            have += len(chunk)
+            progress.update(len(chunk))
+            if whole and have > whole:
+                break
+    if whole and have < whole:
+        raise CutError(f"the connection ended after {have:,} of {whole:,} bytes")
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost reason of an error of requests, in a line."""
+    while (inner := getattr(error, "reason", None) or next((a for a in error.args if isinstance(a, BaseException)), None)) and (
+        isinstance(inner, BaseException)
+    ):
+        error = inner
+    text = str(error.args[-1] if error.args else error).rpartition("): ")[2]
+    return " ".join(f"{text or type(error).__name__}".split())[:200]

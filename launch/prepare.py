@@ -1,0 +1,110 @@
+"""Fetches datasets ahead of a run, or lists which are there.
+
+    python -m launch.prepare cifar10 svhn_cropped [--data_dir=DIR]
+    python -m launch.prepare --list [--data_dir=DIR]
+
+A dataset's original files are fetched once, resumed where a connection was cut, and checked against published checksums. They
+are kept in DIR, by default in FEDJAX_SSL_DATA or `~/.cache/fedjax_ssl/data`. Exit status: 0 done; 2 wrong arguments, or a
+dataset that cannot be fetched; 130 on Ctrl-C.
+"""
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+from . import command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m launch.prepare", description=__doc__, formatter_class=as_written)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
+    parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
+    parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
+    options = parser.parse_args(argv[1:])
+    try:
+        if bool(options.names) == options.list:
+            raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
+        if options.list:
+            print("\n".join(listed(options.data_dir)))
+        for name in _checked(options.names):
+            print(prepared(name, options.data_dir))
+    except command.WRONG_INPUT as error:
+        return command.refuse(error)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from there", file=sys.stderr)
+        return 130
+    return 0
+
+
+_BOTH = "NAME: got names and --list, accepted: one of both"
+
+
+def _checked(names: Sequence[str]) -> Sequence[str]:
+    """The names; ValueError where one is none that can be fetched."""
+    from fedjax_ssl.data.catalog import ORIGINALS
+
+    for name in names:
+        if name not in ORIGINALS:
+            near = difflib.get_close_matches(name, ORIGINALS, 1, 0.4)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"NAME: got {name}, accepted: {', '.join(ORIGINALS)}{hint}")
+    return names
+
+
+def prepared(name: str, data_dir: str | None) -> str:
+    """Fetches a dataset unless it is there; what there is then, in a line."""
+    from fedjax_ssl.data import download
+    from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
+    from fedjax_ssl.data.sources import originals, tfds
+
+    if (builder := tfds.prepared(name, data_dir)) is not None:
+        return f"{name}: prepared by TFDS in {builder.data_dir}"
+    begun = time.monotonic()
+    found = download.obtain(name, data_dir)
+    size = sum(path.stat().st_size for path in found.values())
+    algorithm = ORIGINALS[name][0].checksum.partition(":")[0].upper()
+    publishers = ", ".join(sorted({place.file.publisher for place in download.places(name, data_dir)}))
+    where = next(iter(found.values())).parent
+    line = f"{name}: {size:,} bytes in {where}, {algorithm} as {publishers} has it, {time.monotonic() - begun:.1f} s"
+    return f"{line}; {originals.text_hint(found)}" if DATASETS[name].kind == "text_features" else line
+
+
+def listed(data_dir: str | None) -> Iterator[str]:
+    """A line for each dataset: its name, whether it is there, its size, its place and its terms."""
+    from fedjax_ssl.data.catalog import DATASETS
+
+    rows = [("name", "there", "size", "place", "terms")]
+    rows += [(name, *_state(name, data_dir), about.terms) for name, about in DATASETS.items()]
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(4)]
+    for row in rows:
+        yield "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[4]
+
+
+def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
+    """Whether a dataset is there, its size, and its place; sizes are compared, checksums when it is read."""
+    from fedjax_ssl.data import download
+    from fedjax_ssl.data.catalog import ORIGINALS
+    from fedjax_ssl.data.sources import tfds
+
+    if name not in ORIGINALS:
+        return "yes", "", "scikit-learn"
+    if (builder := tfds.prepared(name, data_dir)) is not None:
+        return "yes, TFDS", download.shown(builder.info.dataset_size), str(builder.data_dir)
+    places = download.places(name, data_dir)
+    size = sum(place.file.size for place in places)
+    wanted = download.shown(size) if size else "?"
+    kept = [place.path.stat().st_size if place.path.exists() else 0 for place in places]
+    if all(kept) and all(place.file.size in (0, have) for place, have in zip(places, kept, strict=True)):
+        return "yes", download.shown(sum(kept)), str(places[0].path.parent)
+    parts = [download.part_of(place.path) for place in places]
+    begun = sum(kept) + sum(part.stat().st_size for part in parts if part.exists())
+    return (f"{download.shown(begun)} of it" if begun else "no"), wanted, f"from {urlsplit(places[0].url).netloc}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
