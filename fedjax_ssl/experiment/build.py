@@ -35,11 +35,13 @@ def build(
     method: Callable[..., Method] | None = None,
     model: Any = None,
     layout: Layout | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> Experiment:
     """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
+    `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if not isinstance(config, Settings):
@@ -59,7 +61,7 @@ def build(
     runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
     with naming("data"):
         data = [split.federate(own.dataset, own.settings.data.split, own.settings.seed) for own in plans]
-    data = widened(data) if len(data) > 1 else data
+    data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
@@ -74,6 +76,7 @@ class Plan(NamedTuple):
     dataset: sources.Dataset
     views: Views
     spec: DataSpec
+    stored_shape: tuple[int, ...]  # of one example, before images are padded
     conv: str = "xla"
 
     def task(self) -> Task:
@@ -121,6 +124,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
         dataset = load_dataset(settings)
     else:
         data = data.model_copy(update={"name": dataset.name, "data_dir": "", "path": "", "resplit": ()})
+    stored_shape = dataset.train_images.shape[1:]
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
@@ -133,7 +137,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     if len(shape) == 1 and model not in models.feature_models():
         raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
     spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
-    return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec)
+    return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec, stored_shape)
 
 
 def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
@@ -153,7 +157,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
     with naming("model"):
         weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
         num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
-    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views)
+    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views, plan.stored_shape)
     try:
         if is_traced:  # Python code that reads the number fails now
             experiment.simulator.trace()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.experiment import inputs
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
@@ -41,6 +42,7 @@ class Experiment:
     method: Method
     num_params: int
     views: Views
+    stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
 
     @property
     def settings(self) -> Settings:
@@ -117,10 +119,19 @@ class Experiment:
         return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits [N, C] of the global model for uint8 images [N, H, W, ch], padded as the dataset is, or features [N, 1, D]."""
-        size, precision, logits = self.layout.batch_size, self.settings.execution.precision, []
+        """Logits float32 [N, C] of one run's global model.
+
+        For what the dataset takes: uint8 images [N, H, W, ch] or, of one channel, [N, H, W], which are padded as the dataset's
+        are, or features float32 [N, D] or [N, V, D]. ValueError, with one line, for anything else.
+        """
+        if np.ndim(state.round):
+            one = "experiment.only([i]) and experiment.simulator.split(state)[i]"
+            raise ValueError(f"state: got that of {np.size(state.round)} runs, accepted: one run's: {one}")
+        size, precision = self.layout.batch_size, self.settings.execution.precision
+        images = inputs.checked(images, self.stored_shape, self.problem.train.images.shape[1:])
+        logits = [np.zeros((0, self.problem.spec.num_classes), np.float32)]
         for start in range(0, len(images), size):
-            batch = np.asarray(images[start : start + size])
+            batch = images[start : start + size]
             padding = (0, size - len(batch))  # all batches have one shape: one compilation
             padded = np.pad(batch, (padding, *((0, 0),) * (batch.ndim - 1)))
             with jax.default_matmul_precision(None if precision == "default" else precision):
