@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import Array, Examples
-from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.metrics import ClientMetrics, Metrics
 
 PyTree = Any
 Key = jax.Array
@@ -67,7 +67,7 @@ class ClientOutput(NamedTuple):
     update: PyTree  # like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer
     weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part
     client_state: PyTree  # the client's new persistent state, structured as it was handed
-    metrics: Metrics  # name -> Mean or Sum of scalars
+    metrics: ClientMetrics  # name -> Mean or Sum of scalars, or Each, which is recorded alone (`diagnostics.clients_every`)
 
 
 class Aggregate(NamedTuple):

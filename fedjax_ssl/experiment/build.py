@@ -195,6 +195,8 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
     if data.reveal_labels and "clients" not in requires.labels_at:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
+    if (every := settings.diagnostics.clients_every) and not requires.clients:
+        raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
     training = settings.server.training
     if training not in requires.server_training:
         raise ValueError(f"server.training: got {training} with method.name={name}, accepted: after")

@@ -76,6 +76,7 @@ class Experiment:
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
         dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
+        A row has what each client did under `clients`, arrays [M], in the rounds that `diagnostics.clients_every` says.
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -96,7 +97,9 @@ class Experiment:
                 return
             compiled_before, start = self.simulator.compile_s, time.perf_counter()
             labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
-            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
+            every = self.settings.diagnostics.clients_every
+            is_recorded = every > 0 and first % every == 0  # then a dispatch is one round
+            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""], record=is_recorded)
             compiling = self.simulator.compile_s - compiled_before
             seconds = (time.perf_counter() - start - compiling) / len(found)
             for number, metrics in enumerate(found, start=first):

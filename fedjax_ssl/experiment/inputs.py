@@ -25,9 +25,7 @@ def _features(array: Shaped[np.ndarray, "*_"], size: int) -> Float32[np.ndarray,
     return array[:, None] if array.ndim == 2 else array
 
 
-def _images(
-    array: Shaped[np.ndarray, "*_"], stored: tuple[int, ...], pooled: tuple[int, ...]
-) -> UInt8[np.ndarray, "B H W ch"]:
+def _images(array: Shaped[np.ndarray, "*_"], stored: tuple[int, ...], pooled: tuple[int, ...]) -> UInt8[np.ndarray, "B H W ch"]:
     given = array[..., None] if array.ndim == 3 and stored[-1] == 1 else array
     shapes = list(dict.fromkeys((stored, pooled)))
     if array.dtype != np.uint8 or given.shape[1:] not in shapes:

@@ -17,6 +17,7 @@ from fedjax_ssl.experiment.writers import read_json
 from fedjax_ssl.simulation.round import RunState
 
 Path = str | os.PathLike[str]
+ACCEPTED = "accepted: the folder of a run that has one"
 IN_MEMORY = ("arrays", "text_features")  # the names of data that `build` got, where they have no path
 
 
@@ -46,11 +47,11 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         accepted = "the data that it began with (load's dataset, data_dir or path)"
         raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
     if not (folder / "checkpoints").is_dir():
-        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoints, accepted: the folder of a run that has one")
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint, {ACCEPTED}")
     with Checkpoints(folder, read_only=True) as checkpoints:
         found = checkpoints.restore(experiment.simulator.template())
     if found is None:
-        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, accepted: the folder of a run that has one")
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
     return experiment, found[1]
 
 

@@ -13,15 +13,17 @@ import jax
 
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, TensorBoard, plain, read_json, write_json
+from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
-OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard", CLIENTS)
 _log = logging.getLogger(__name__)
 
 
@@ -156,7 +158,10 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 layout = now
                 provenance.write(run_files, experiment, layout)
             for folder, board, row in zip(opened, boards, rows, strict=True):
+                of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:
+                    if of_clients:
+                        ClientsLog(folder.path).append(done, of_clients)
                     folder.log.append(row)
                     board.add(done, {key: value for key, value in row.items() if key != "round"})
                 elif not folder.diverged:
@@ -189,6 +194,7 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, Ru
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
         folder.log.truncate(done)
+        ClientsLog(folder.path).truncate(done)
     if not states:
         return 0, None, []
     # In the place of a run that has diverged the program runs the first of the others once more.
