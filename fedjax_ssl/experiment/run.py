@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import signal
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -60,11 +60,18 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
     return [workdir / run.name for run in experiment.runs]
 
 
-def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite: bool) -> None:
+def open_workdir(
+    workdir: pathlib.Path,
+    config: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    dependence: Callable[[int], str] | None = None,
+) -> None:
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
     Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
-    the keys that differ, or where the folder cannot be made.
+    the keys that differ, or where the folder cannot be made. With `dependence` the config may have more rounds than the
+    folder's: given the number there, it says what in the run depends on it, and is empty where nothing does.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -80,18 +87,40 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], *, overwrite:
     if path.exists():
         there, here, defaults = (flattened(plain(tree)) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
-        if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
+        differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+        if differing == ["rounds"] and dependence is not None:
+            _check_rounds(workdir, there["rounds"], here["rounds"], dependence)
+        elif differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
     write_json(path, config)
 
 
-def noted_layout(workdir: pathlib.Path, names: Sequence[str]) -> Layout | None:
-    """The layout of a workdir's unfinished runs, with which they go on bit for bit; None: there is none."""
+def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:
+    """Raises ValueError where a run of `there` rounds cannot become one of `here` rounds."""
+    instead = "or another --workdir, or --overwrite to start anew"
+    if not isinstance(there, int) or here < there:
+        raise ValueError(f"rounds: got {here} with a run of {there} in {workdir}, accepted: {there} or more, {instead}")
+    if why := dependence(there):
+        what = f"got {here} with a run of {there} in {workdir}, whose results depend on their number ({why})"
+        raise ValueError(f"rounds: {what}, accepted: {there}, {instead}")
+
+
+def is_finished(folder: pathlib.Path, rounds: int) -> bool:
+    """Whether a run's folder has the summary of so many rounds; ValueError where the summary is damaged."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return False
+    done = read_json(path)
+    return not (isinstance(done, dict) and isinstance(done.get("rounds"), int) and done["rounds"] < rounds)
+
+
+def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> Layout | None:
+    """The layout of a workdir's runs without so many rounds, with which they go on bit for bit; None: there is none."""
     for name in names:
         folder = workdir / name
-        if (folder / RUN).exists() and not (folder / SUMMARY).exists():
+        if (folder / RUN).exists() and not is_finished(folder, rounds):
             return provenance.layout(folder / RUN)
     return None
 
@@ -119,7 +148,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     RefusedError where every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
-    left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
+    try:
+        left = [i for i, path in enumerate(paths) if not is_finished(path, experiment.settings.rounds)]
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
@@ -253,7 +285,8 @@ def seen(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, Any]:
     """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
     last = rows[-1]
-    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
+    numbers = {row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last}  # not a former last one
+    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row and row["round"] in numbers][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
     return {
