@@ -20,12 +20,12 @@ from fedjax_ssl.simulation.source import Problem
 class Inspection(NamedTuple):
     """A client's n unlabeled examples in a round.
 
-    `index` are their positions in the training pool, `experiment.problem.train`. A pseudo-label is -1 where there is none yet;
+    `ids` are their positions in the training pool, `experiment.problem.train`. A pseudo-label is -1 where there is none yet;
     a confidence is NaN where the method does not keep it. `accepted` is None, and labels and confidences are the global
     model's on plain views, where the method makes no pseudo-labels, or makes them anew in each step.
     """
 
-    index: Int32[np.ndarray, " n"]
+    ids: Int32[np.ndarray, " n"]
     pseudo_label: Int32[np.ndarray, " n"]
     confidence: Float32[np.ndarray, " n"]
     accepted: Bool[np.ndarray, " n"] | None
