@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.build import build
+import fedjax_ssl
 from fedjax_ssl.experiment.clients import ClientsLog
 from fedjax_ssl.method import ClientOutput
 from fedjax_ssl.metrics import Each
@@ -56,11 +56,12 @@ def vectors(aggregator):
 
 
 @pytest.mark.parametrize("aggregator", ["sum", "stack"])
-@pytest.mark.parametrize("name", ["vmap", "scan", "chunked", "sharded", "sharded_chunked", "host"])
+@pytest.mark.parametrize("name", ["vmap", "scan", "chunked", "sharded", "sharded_chunked", "host", "seeds"])
 def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
-    problem = toy.problem(made=vectors(aggregator), on_host=name == "host")
+    seeds = (5, 0) if name == "seeds" else (0,)
+    problem = toy.problem(made=vectors(aggregator), on_host=name == "host", seeds=seeds)
     simulator = Simulator(problem, toy.EXECUTIONS.get(name, Execution()))
-    _, ((row,),) = simulator.dispatch(simulator.initialize(), [None], record=True)
+    _, ((*_, row),) = simulator.dispatch(simulator.initialize(), [None] * len(seeds), record=True)
     found = row["clients"]
     ids = found["client/id"]
     assert 3 in ids  # of the first cohort
@@ -100,17 +101,23 @@ def test_rounds_that_are_not_recorded_are_the_same_program():
     assert traced(off) == str(jax.make_jaxpr(never._round._jitted)(never.template(), never._inputs, never._pools))
 
 
-def test_fl2s_thresholds_are_recorded_for_each_class_and_seed():
-    experiment = build(
-        tiny.config("fl2", network="linear", diagnostics__clients_every=1, rounds=1, seeds=2, data__name="digits")
-    )
-    ((_, of_runs),) = experiment.rounds()
-    for row in of_runs:
-        found = row["clients"]
-        assert found["client/class_thresholds"].shape == (5, 10)
-        np.testing.assert_allclose(found["client/class_thresholds"].max(1), found["client/threshold"], rtol=1e-6)
-        shares = np.maximum(1 - found["client/threshold"], 1e-20)
-        np.testing.assert_allclose(found["client/weight"], shares / shares.sum(), rtol=1e-5)
+def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseudo_labels_of_the_round():
+    experiment = tiny.experiment("fl2", network="linear", diagnostics__clients_every=1, rounds=1, method__consistency="none")
+    state, _ = experiment.start()
+    before = fedjax_ssl.copied(state)
+    ((_, row),) = experiment.rounds(state)
+    found = row["clients"]
+    assert found["client/class_thresholds"].shape == (5, 10)
+    np.testing.assert_allclose(found["client/class_thresholds"].max(1), found["client/threshold"], rtol=1e-6)
+    shares = np.maximum(1 - found["client/threshold"], 1e-20)
+    np.testing.assert_allclose(found["client/weight"], shares / shares.sum(), rtol=1e-5)
+    for m, client in enumerate(found["client/id"]):
+        shown = experiment.inspect(before, int(client))
+        thresholds = found["client/class_thresholds"][m]
+        np.testing.assert_array_equal(shown.accepted, shown.confidence > thresholds[shown.pseudo_label])
+        assert shown.accepted.mean() == pytest.approx(found["client/mask_rate"][m])
+        right = (shown.pseudo_label == shown.true_label)[shown.accepted]
+        assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_fl2s_thresholds_are_recorded_for_each_class_and_seed():
     [
         (
             "digits:supervised",
-            "diagnostics.clients_every: got 1 with method.name=supervised, which has no clients, accepted: 0",
+            "diagnostics.clients_every: got 1 with method.name=supervised, which has no clients",
         ),
         ("digits:fl2", "diagnostics.clients_every: got 1 with execution.rounds_per_dispatch=2, accepted: 0"),
     ],

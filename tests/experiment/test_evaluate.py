@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.loading import load
 from launch import evaluate
-from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
+from tests.experiment.commands import CONFIG, launch, refused
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 LOGITS = np.log([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9], [0.4, 0.35, 0.25]]).astype(np.float32)
@@ -56,9 +56,9 @@ def test_a_class_without_examples_has_no_accuracy():
 def runs(tmp_path_factory):
     """Two seeds of a method of one's own, in a folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    (folder / "fixmatch.py").write_text(FIXMATCH)
-    options = ("--config.data.name=digits", "--config.rounds=2", "--config.seeds=2")
-    done = launch(f"--config={folder / 'fixmatch.py'}", f"--workdir={folder / 'runs'}", *options)
+    (folder / "small.py").write_text(CONFIG)
+    options = ("--config.data.name=digits", "--config.data.num_clients=6", "--config.rounds=2", "--config.seeds=2")
+    done = launch(f"--config={folder / 'small.py'}", f"--workdir={folder / 'runs'}", *options)
     assert done.returncode == 0, done.stderr
     return folder / "runs"
 
