@@ -7,12 +7,14 @@ experiment = fedjax_ssl.build(digits.get_config("fl2").to_dict())
 for state, metrics in experiment.rounds():
     print(metrics)
 logits = experiment.predict(state, images)
+experiment, state = fedjax_ssl.load("runs/digits-fl2/0")
 """
 
 import pathlib
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
 from fedjax_ssl.methods import METHODS, register_method
 from fedjax_ssl.models import MODELS, register_model
@@ -38,6 +40,7 @@ __all__ = [
     "Shard",
     "build",
     "copied",
+    "load",
     "register_method",
     "register_model",
 ]

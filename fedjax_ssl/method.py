@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Shaped
 
 from fedjax_ssl.arrays import Key, Logits, Mask, PyTree
 from fedjax_ssl.data.federated import Array, Examples
-from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.metrics import ClientMetrics, Metrics
 
 
 class DataSpec(NamedTuple):
@@ -65,7 +65,7 @@ class ClientOutput(NamedTuple):
     update: PyTree  # like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer
     weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part
     client_state: PyTree  # the client's new persistent state, structured as it was handed
-    metrics: Metrics  # name -> Mean or Sum of scalars
+    metrics: ClientMetrics  # name -> Mean or Sum of scalars, or Each, which is recorded alone (`diagnostics.clients_every`)
 
 
 class Aggregate(NamedTuple):

@@ -26,7 +26,17 @@ class Sum(NamedTuple):
     total: Int32[Array, "*M"] | Float32[Array, "*M"]
 
 
+class Each(NamedTuple):
+    """What `diagnostics.clients_every` records of each client, an array of any shape that is never added up.
+
+    A round that is not recorded leaves it out of its program. Names `example/...` are for `Experiment.inspect` alone.
+    """
+
+    value: Shaped[Array, "*_"]
+
+
 Metrics = Mapping[str, Mean | Sum]
+ClientMetrics = Mapping[str, Mean | Sum | Each]
 
 
 def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] | bool | None = None) -> Mean:
@@ -41,10 +51,12 @@ def num_bytes(tree: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def reduce(metrics: Metrics) -> dict[str, float | int]:
-    """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 is left out."""
+def reduce(metrics: ClientMetrics) -> dict[str, float | int]:
+    """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 is left out, as is each Each."""
     values: dict[str, float | int] = {}
     for name, metric in metrics.items():
+        if isinstance(metric, Each):
+            continue
         total = np.sum(metric.total, dtype=np.int64 if np.asarray(metric.total).dtype.kind in "iu" else np.float64).item()
         if isinstance(metric, Sum):
             values[name] = total

@@ -7,6 +7,7 @@ The same command again resumes. Exit status: 0 done; 2 wrong config, arguments o
 on SIGTERM, after saving a checkpoint.
 """
 
+import functools
 import logging
 import pathlib
 import signal
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, estimate, run, trackers
+    from fedjax_ssl.experiment import build, estimate, extension, run, trackers
     from fedjax_ssl.experiment.experiment import DivergedError
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
@@ -63,12 +64,19 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         trackers.names(settings.log_to)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
-        experiment = build.build(settings, layout=None if OVERWRITE.value else run.noted_layout(workdir, names))
+        noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
+        experiment = build.build(settings, layout=noted)
         if DRY_RUN.value:
             print(*estimate.described(experiment), sep="\n")
             return 0
+
+        @functools.cache
+        def dependence(rounds: int) -> str:
+            before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
+            return extension.dependence(before, experiment)
+
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value)
+            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
     except command.WRONG_INPUT as error:
         waiting.buffer.clear()
         return command.refuse(error)

@@ -3,7 +3,7 @@
 Padding the clients of a skewed split then pads integers, not pictures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -118,9 +118,13 @@ def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
     return Table(index, counts)
 
 
-def widened(splits: Sequence[FederatedData]) -> list[FederatedData]:
-    """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding."""
-    widths = {name: max(getattr(data, name).index.shape[1] for data in splits) for name in TABLES}
+def widened(splits: Sequence[FederatedData], least: Mapping[str, int] | None = None) -> list[FederatedData]:
+    """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding.
+
+    A table has at least as many columns as `least` says under its name, by default no more than its split with the most.
+    """
+    least = least or {}
+    widths = {name: max(least.get(name, 0), *(getattr(data, name).index.shape[1] for data in splits)) for name in TABLES}
 
     def widen(table: Table, width: int) -> Table:
         return table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1]))))

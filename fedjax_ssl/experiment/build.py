@@ -36,11 +36,13 @@ def build(
     method: Callable[..., Method] | None = None,
     model: Any = None,
     layout: Layout | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> Experiment:
     """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
+    `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if dataset is not None and not isinstance(dataset, sources.Dataset):
@@ -61,7 +63,7 @@ def build(
     drawn = drawn_runs(config, dataset)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
-    return assembled(drawn, layout)
+    return assembled(drawn, layout, widths)
 
 
 class Plan(NamedTuple):
@@ -72,6 +74,7 @@ class Plan(NamedTuple):
     dataset: sources.Dataset
     views: Views
     spec: DataSpec
+    stored_shape: tuple[int, ...]  # of one example, before images are padded
     conv: str = "xla"
 
     def task(self) -> Task:
@@ -129,6 +132,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
         data = data.model_copy(
             update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
         )
+    stored_shape = dataset.train_images.shape[1:]
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
@@ -141,7 +145,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     if len(shape) == 1 and model not in models.feature_models():
         raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
     spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
-    return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec)
+    return Plan(settings.model_copy(update={"data": data}), options, dataset, views, spec, stored_shape)
 
 
 class Drawn(NamedTuple):
@@ -167,11 +171,11 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
     return Drawn(config, runs, plans, assignments)
 
 
-def assembled(drawn: Drawn, layout: Layout | None = None) -> Experiment:
+def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, int] | None = None) -> Experiment:
     """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
     config, runs, plans, assignments = drawn
     data = [split.tables(own.dataset, assignment) for own, assignment in zip(plans, assignments, strict=True)]
-    data = widened(data) if len(data) > 1 else data
+    data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
     plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
@@ -196,7 +200,9 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
     with naming("model"):
         weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
         num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
-    experiment = Experiment(runs, problem, layout, plan.method(), num_params, plan.views, lambda: plan.small().method())
+    experiment = Experiment(
+        runs, problem, layout, plan.method(), num_params, plan.views, plan.stored_shape, lambda: plan.small().method()
+    )
     try:
         if is_traced:  # Python code that reads the number fails now
             experiment.simulator.trace()
@@ -235,6 +241,8 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
     if data.reveal_labels and "clients" not in requires.labels_at:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
+    if (every := settings.diagnostics.clients_every) and not requires.clients:
+        raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
     training = settings.server.training
     if training not in requires.server_training:
         raise ValueError(f"server.training: got {training} with method.name={name}, accepted: after")

@@ -25,15 +25,17 @@ class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
     Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
+    With `read_only` nothing in the folder changes, so that another process may be writing to it.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str]):
+    def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False):
         logging.getLogger("absl").addFilter(_without_orbax_chatter)
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
         # What killed processes left. The manager's own option removes it in the background, even after it has been closed.
-        for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
+        for unfinished in [] if read_only else self.folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=read_only)
+        self._manager, self._read_only = ocp.CheckpointManager(self.folder, options=options), read_only
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -128,6 +130,8 @@ class Checkpoints(AbstractContextManager):
         return {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}
 
     def _rename(self, corrupt: list[int]) -> None:
+        if self._read_only:
+            return
         for round in corrupt:
             names = itertools.chain([f"{round}.corrupt"], (f"{round}.corrupt-{n}" for n in itertools.count(2)))
             free = next(name for name in names if not (self.folder / name).exists())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -11,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.experiment import inputs, inspection
+from fedjax_ssl.experiment.evaluation import predictions
+from fedjax_ssl.experiment.inspection import Inspection
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
@@ -44,6 +48,7 @@ class Experiment:
     method: Method
     num_params: int
     views: Views
+    stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     small: Callable[[], Method]
 
     def __repr__(self) -> str:
@@ -83,6 +88,7 @@ class Experiment:
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
         dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
+        A row has what each client did under `clients`, arrays [M], in the rounds that `diagnostics.clients_every` says.
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -104,7 +110,9 @@ class Experiment:
                 return
             compiled_before, start = self.simulator.compile_s, time.perf_counter()
             labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
-            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""])
+            every = self.settings.diagnostics.clients_every
+            is_recorded = every > 0 and first % every == 0  # then a dispatch is one round
+            state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""], record=is_recorded)
             compiling = self.simulator.compile_s - compiled_before
             seconds = (time.perf_counter() - start - compiling) / len(found)
             for number, metrics in enumerate(found, start=first):
@@ -127,16 +135,59 @@ class Experiment:
         return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
-        """Logits [N, C] of the global model for uint8 images [N, H, W, ch], padded as the dataset is, or features [N, 1, D]."""
-        size, precision, logits = self.layout.batch_size, self.settings.execution.precision, []
+        """Logits float32 [N, C] of one run's global model.
+
+        For what the dataset takes: uint8 images [N, H, W, ch] or, of one channel, [N, H, W], which are padded as the dataset's
+        are, or features float32 [N, D] or [N, V, D]. ValueError, with one line, for anything else.
+        """
+        self._check_one(state)
+        size, precision = self.layout.batch_size, self.settings.execution.precision
+        images = inputs.checked(images, self.stored_shape, self.problem.train.images.shape[1:])
+        logits = [np.zeros((0, self.problem.spec.num_classes), np.float32)]
         for start in range(0, len(images), size):
-            batch = np.asarray(images[start : start + size])
+            batch = images[start : start + size]
             padding = (0, size - len(batch))  # all batches have one shape: one compilation
             padded = np.pad(batch, (padding, *((0, 0),) * (batch.ndim - 1)))
             with jax.default_matmul_precision(None if precision == "default" else precision):
                 outputs = self._predict(state.server, jnp.asarray(padded), jnp.arange(size) < len(batch))
             logits.append(np.asarray(outputs)[: len(batch)])
         return np.concatenate(logits)
+
+    def inspect(self, state: RunState, client: int) -> Inspection:
+        """A client's unlabeled examples at the start of the round after `state`, as if it took part: with pseudo-labels.
+
+        The pseudo-labels are those that the round would train on. `state` stays as it is. ValueError for an unknown client.
+        """
+        self._check_one(state)
+        ids, problem = inspection.cohort_with(client, self.problem), self.problem
+        found = self._examples(state, ids, dict(problem.tables[0]), (problem.train, problem.test))
+        if "pseudo_label" not in found:
+            table = problem.data.unlabeled
+            logits = self.predict(state, problem.train.images[table.index[client][: table.count[client]]])
+            made = predictions(logits)
+            found = {"pseudo_label": made.label, "confidence": made.confidence}
+        return inspection.inspection(problem, client, found)
+
+    def save_model(self, path: str | os.PathLike[str], state: RunState) -> None:
+        """Writes the model that `predict` evaluates to a file NAME.npz or, with the package safetensors, NAME.safetensors.
+
+        `numpy.load` alone gives parameters as `Dense_0/kernel` and batch-norm statistics as `batch_stats/BatchNorm_0/mean`;
+        `metadata` is JSON with the network's options and its inputs' mean and standard deviation. ValueError for another
+        ending, or a method that evaluates several networks.
+        """
+        from fedjax_ssl.experiment import export
+
+        self._check_one(state)
+        export.save(path, self, state)
+
+    def _check_one(self, state: RunState) -> None:
+        if np.ndim(state.round):
+            one = "experiment.only([i]) and experiment.simulator.split(state)[i]"
+            raise ValueError(f"state: got that of {np.size(state.round)} runs, accepted: one run's: {one}")
+
+    @functools.cached_property
+    def _examples(self) -> Callable:
+        return inspection.examples_program(self.problem, self.layout.execution(self.settings))
 
     @functools.cached_property
     def _predict(self) -> Callable:

@@ -22,11 +22,17 @@ _log = logging.getLogger(__name__)
 def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout) -> None:
     """Writes each run's `run.json`."""
     for path, data in zip(paths, data_digests(experiment), strict=True):
-        write_json(path, {"layout": layout._asdict(), "machine": machine(), "data": data})
+        noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
+        write_json(path, noted)
 
 
-def layout(path: pathlib.Path) -> Layout | None:
-    """The layout in a `run.json`; None, with a warning, where this machine or version cannot have it."""
+def widths(experiment: Experiment) -> dict[str, int]:
+    """The number of columns of each index table, which several runs pad to the largest of them."""
+    return {name: int(table.index.shape[1]) for name, table in experiment.problem.tables[0].items()}
+
+
+def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
+    """The layout in a `run.json`; None, by default with a warning, where this machine or version cannot have it."""
     noted = read_json(path)
     noted = noted if isinstance(noted, dict) else {}
     platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
@@ -37,7 +43,8 @@ def layout(path: pathlib.Path) -> Layout | None:
             return found
     except (KeyError, TypeError):  # fields of another version
         got = "a layout that this version does not know"
-    _log.warning("%s: got %s of %s, here are %d of %s: going on with other rounding", path, got, platform, available, here)
+    if warn:
+        _log.warning("%s: got %s of %s, here are %d of %s: going on with other rounding", path, got, platform, available, here)
     return None
 
 

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import signal
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -14,16 +14,18 @@ import jax
 
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.trackers import trackers
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, plain, read_json, write_json
+from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
-OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard")
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard", CLIENTS)
 ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to")
 """Keys that may change between a run's parts: where its data lie and its metrics go. The data's digest is in `run.json`."""
 _log = logging.getLogger(__name__)
@@ -62,11 +64,18 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
     return [workdir / run.name for run in experiment.runs]
 
 
-def open_workdir(workdir: pathlib.Path, config: Mapping[str, object], *, overwrite: bool) -> None:
+def open_workdir(
+    workdir: pathlib.Path,
+    config: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    dependence: Callable[[int], str] | None = None,
+) -> None:
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
     Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
-    the keys that differ, or where the folder cannot be made.
+    the keys that differ, or where the folder cannot be made. With `dependence` the config may have more rounds than the
+    folder's: given the number there, it says what in the run depends on it, and is empty where nothing does.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -82,7 +91,10 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, object], *, overwri
     if path.exists():
         there, here, defaults = (_identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
-        if differing := [key for key in sorted(there | here) if there.get(key) != here.get(key)]:
+        differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+        if differing == ["rounds"] and dependence is not None:
+            _check_rounds(workdir, there["rounds"], here["rounds"], dependence)
+        elif differing:
             shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
             instead = "give another --workdir, or --overwrite to start anew"
             raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
@@ -94,11 +106,30 @@ def _identity(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
 
-def noted_layout(workdir: pathlib.Path, names: Sequence[str]) -> Layout | None:
-    """The layout of a workdir's unfinished runs, with which they go on bit for bit; None: there is none."""
+def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:
+    """Raises ValueError where a run of `there` rounds cannot become one of `here` rounds."""
+    instead = "or another --workdir, or --overwrite to start anew"
+    if not isinstance(there, int) or here < there:
+        raise ValueError(f"rounds: got {here} with a run of {there} in {workdir}, accepted: {there} or more, {instead}")
+    if why := dependence(there):
+        what = f"got {here} with a run of {there} in {workdir}, whose results depend on their number ({why})"
+        raise ValueError(f"rounds: {what}, accepted: {there}, {instead}")
+
+
+def is_finished(folder: pathlib.Path, rounds: int) -> bool:
+    """Whether a run's folder has the summary of so many rounds; ValueError where the summary is damaged."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return False
+    done = read_json(path)
+    return not (isinstance(done, dict) and isinstance(done.get("rounds"), int) and done["rounds"] < rounds)
+
+
+def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> Layout | None:
+    """The layout of a workdir's runs without so many rounds, with which they go on bit for bit; None: there is none."""
     for name in names:
         folder = workdir / name
-        if (folder / RUN).exists() and not (folder / SUMMARY).exists():
+        if (folder / RUN).exists() and not is_finished(folder, rounds):
             return provenance.layout(folder / RUN)
     return None
 
@@ -126,7 +157,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     RefusedError where every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
-    left = [i for i, path in enumerate(paths) if not (path / SUMMARY).exists()]
+    try:
+        left = [i for i, path in enumerate(paths) if not is_finished(path, experiment.settings.rounds)]
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
@@ -171,7 +205,10 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 layout = now
                 provenance.write(run_files, experiment, layout)
             for folder, board, row in zip(opened, boards, rows, strict=True):
+                of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:
+                    if of_clients:
+                        ClientsLog(folder.path).append(done, of_clients)
                     folder.log.append(row)
                     for tracker in board:
                         tracker.add(done, {key: value for key, value in row.items() if key != "round"})
@@ -207,6 +244,7 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, Ru
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
         folder.log.truncate(done)
+        ClientsLog(folder.path).truncate(done)
     if not states:
         return 0, None, []
     # In the place of a run that has diverged the program runs the first of the others once more.
@@ -265,7 +303,8 @@ def seen(rows: Sequence[Row]) -> Row:
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
     """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
     last = rows[-1]
-    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-5:]
+    numbers = {row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last}  # not a former last one
+    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row and row["round"] in numbers][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
     return {

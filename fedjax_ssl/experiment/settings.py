@@ -170,6 +170,16 @@ class ExecutionSettings(Model):
     data: Literal["device", "host"] = Field(default="device", description="Where training images and client states are.")
 
 
+class DiagnosticsSettings(Model):
+    """What is recorded besides the metrics; it changes no result."""
+
+    clients_every: Count = Field(
+        default=0,
+        description="Rounds between records of what each client of the cohort did, in the folder `clients`; 0: none. A "
+        "recorded round has the updates of the whole cohort in memory.",
+    )
+
+
 class Settings(Model):
     """All settings of an experiment."""
 
@@ -179,6 +189,7 @@ class Settings(Model):
     client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
     server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
     execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
+    diagnostics: DiagnosticsSettings = Field(default=DiagnosticsSettings(), description="What is recorded of each client.")
     rounds: Positive = Field(default=800, description="How many rounds the run has.")
     cohort_size: Clients = Field(default=10, description="M, clients per round.")
     seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
@@ -209,6 +220,10 @@ class Settings(Model):
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if (got := getattr(self, name)) % together:
                 raise ValueError(f"{name}: got {got} with execution.rounds_per_dispatch={together}, accepted: a multiple of it")
+        if (every := self.diagnostics.clients_every) and together > 1:
+            accepted = "0, or execution.rounds_per_dispatch=1"
+            shown = f"got {every} with execution.rounds_per_dispatch={together}"
+            raise ValueError(f"diagnostics.clients_every: {shown}, accepted: {accepted}")
         if self.seeds > 1 and (self.vary or self.values):
             raise ValueError(f"seeds: got {self.seeds} with vary and values, accepted: 1, as all values have the same seed")
         if self.cohort_size > self.data.num_clients:

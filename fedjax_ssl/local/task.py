@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,6 +37,23 @@ class Weights(NamedTuple):
 
     params: PyTree
     stats: PyTree
+
+
+_evaluated: contextvars.ContextVar[list[Weights] | None] = contextvars.ContextVar("_evaluated", default=None)
+
+
+@contextlib.contextmanager
+def evaluated_weights() -> Iterator[list[Weights]]:
+    """Within it, the list gets the weights with which a Task computes outputs outside of training.
+
+    So the network that a method's `predict` evaluates is found, wherever its state has it.
+    """
+    found: list[Weights] = []
+    token = _evaluated.set(found)
+    try:
+        yield found
+    finally:
+        _evaluated.reset(token)
 
 
 def join(first: Weights, rest: Weights) -> Weights:
@@ -90,6 +109,8 @@ class Task(NamedTuple):
 
     def eval_logits(self, weights: Weights, images: Inputs, mask: Mask) -> Logits:
         """Outputs outside of training."""
+        if (seen := _evaluated.get()) is not None:
+            seen.append(weights)
         logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
         return mark(logits)
 

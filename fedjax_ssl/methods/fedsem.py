@@ -98,5 +98,6 @@ def client_update(
         **output.metrics,
         **pseudo_labels.diagnostics(pseudo, shard.true_labels, pseudo >= 0, mask & second_phase),
         "comm/bytes_down": Sum(received.astype(jnp.int32)),
+        **pseudo_labels.examples(pseudo, mask & (pseudo >= 0)),
     }
     return output._replace(client_state=FedSemClientState(pseudo, output.client_state), metrics=metrics)

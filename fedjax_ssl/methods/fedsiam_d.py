@@ -99,7 +99,9 @@ class Upload(NamedTuple):
 def with_distances(output: ClientOutput, trained: Networks, both_sent: jax.Array) -> ClientOutput:
     """A client's output with the distances of its layers. The server counts the bytes up, after it has chosen layers."""
     metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
-    metrics["comm/bytes_down"] = Sum(metrics["comm/bytes_down"].total + jnp.where(both_sent, 4, 0))  # 4: the boundary
+    of_model = metrics["comm/bytes_down"]
+    assert isinstance(of_model, Sum)
+    metrics["comm/bytes_down"] = Sum(of_model.total + jnp.where(both_sent, 4, 0))  # 4: the boundary
     distances = siamese.layer_distances(trained.target.params, trained.online.params)
     return output._replace(update=Upload(output.update, distances), metrics=metrics)
 

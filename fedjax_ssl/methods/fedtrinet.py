@@ -134,6 +134,7 @@ def client_update(
         "client/threshold": mean(shared.threshold, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
+        **pseudo_labels.examples(new, shard.unlabeled.mask & (new >= 0)),
     }
     last = _where(took_part, weights, state.last)
     state = FedTriNetClientState(state.seen | took_part, last, new, weighed, optimizer)

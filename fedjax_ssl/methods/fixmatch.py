@@ -19,7 +19,7 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Metrics, mean
+from fedjax_ssl.metrics import ClientMetrics, mean
 from fedjax_ssl.options import Count, Fraction, Options, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
@@ -59,10 +59,11 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         keys = jax.random.split(key, 3)
+        metrics: ClientMetrics = {}
         if options.pseudo_labels == "global":
             objective, metrics = _once_per_round(task, options, shared.weights, shard, keys[0])
         else:
-            objective, metrics = _in_each_step(options, shard), {}
+            objective = _in_each_step(options, shard)
         output = semi_supervised.client_output(task, client, shared, optimizer, shard, objective, keys[1:])
         return output._replace(metrics={**metrics, **output.metrics})
 
@@ -71,7 +72,7 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
 
 def _once_per_round(
     task: Task, options: FixMatchOptions, weights: Weights, shard: Shard, key: jax.Array
-) -> tuple[Objective, Metrics]:
+) -> tuple[Objective, ClientMetrics]:
     """The objective on pseudo-labels that the global model makes once per round, and their diagnostics."""
     mask = shard.unlabeled.mask
     probs = local.class_probabilities(task, weights, shard.unlabeled, key)
@@ -82,7 +83,11 @@ def _once_per_round(
         at = batch.positions
         return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
 
-    metrics = {**pseudo_labels.diagnostics(label, shard.true_labels, accepted, mask), "client/mask_rate": mean(accepted, mask)}
+    metrics = {
+        **pseudo_labels.diagnostics(label, shard.true_labels, accepted, mask),
+        "client/mask_rate": mean(accepted, mask),
+        **pseudo_labels.examples(label, accepted, confidence),
+    }
     drawn = local.trainable(accepted, mask, options.batches)
     return Objective(unlabeled, drawn, False, options.unlabeled_weight, options.unlabeled_batch_size), metrics
 

@@ -17,7 +17,7 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Mean, Sum, mean, num_bytes
+from fedjax_ssl.metrics import Each, Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
@@ -47,12 +47,17 @@ class FL2Options(Options):
 
 
 class Labeling(NamedTuple):
-    """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k."""
+    """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k.
+
+    Besides, the confidences float32 [n], and the thresholds of the classes float32 [C].
+    """
 
     label: jax.Array
     accepted: jax.Array
     consistent: jax.Array
     tau: jax.Array
+    confidence: jax.Array
+    per_class: jax.Array
 
 
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
@@ -75,6 +80,8 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
             "client/mask_rate": mean(labeling.accepted, mask),
             "client/threshold": mean(labeling.tau, shard.unlabeled.count > 0),
             "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
+            **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
+            "client/class_thresholds": Each(labeling.per_class),
         }
         return output._replace(metrics=metrics)
 
@@ -88,8 +95,9 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
-    accepted = confident
+    accepted, per_class = confident, jnp.full_like(adaptive.per_class, options.confidence)
     if options.threshold == "cat":
+        per_class = adaptive.per_class
         accepted = mask & thresholds.passes(confidence, adaptive.per_class[label], strict=options.strict)
     consistent = {
         "confident": confident,
@@ -97,7 +105,7 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "accepted": accepted,
         "correct": accepted & (label == shard.true_labels),
     }[options.consistency_on]
-    return Labeling(label, accepted, consistent, adaptive.tau)
+    return Labeling(label, accepted, consistent, adaptive.tau, confidence, per_class)
 
 
 def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> GradientFn:

@@ -22,7 +22,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, semi_supervised, substream
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
+from fedjax_ssl.metrics import ClientMetrics, Mean, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, Rate
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 
@@ -53,15 +53,18 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
         drawn = shard.unlabeled.mask
-        metrics: Metrics = {}
+        metrics: ClientMetrics = {}
         if options.pseudo_labels == "batch":
             gradient = batch_gradient(task, options, shard)
         else:
             probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
             label, confidence = pseudo_labels.harden(probs)
             accepted = drawn & thresholds.passes(confidence, options.confidence, strict=False)
-            rate = {"client/mask_rate": mean(accepted, drawn)}
-            metrics = {**pseudo_labels.diagnostics(label, shard.true_labels, accepted, drawn), **rate}
+            metrics = {
+                **pseudo_labels.diagnostics(label, shard.true_labels, accepted, drawn),
+                "client/mask_rate": mean(accepted, drawn),
+                **pseudo_labels.examples(label, accepted, confidence),
+            }
             gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
         schedule, takes_part = client.schedule(order_key, drawn), jnp.any(drawn)
         weight = jnp.where(takes_part, 1.0, 0.0)

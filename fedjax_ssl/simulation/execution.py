@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.method import Aggregate, ClientOutput, weighted_sum
-from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.metrics import ClientMetrics, Each
 
 RUNS, CLIENTS = "runs", "clients"  # the mesh's axes: runs at the same time, and the devices that share the clients of each
 
@@ -57,7 +57,7 @@ class CohortOutput(NamedTuple):
 
     aggregate: Aggregate
     client_states: PyTree
-    metrics: Metrics
+    metrics: ClientMetrics
 
 
 class _Slot(NamedTuple):
@@ -69,7 +69,14 @@ ClientFn = Callable[[PyTree, PyTree], ClientOutput]
 
 
 def run_cohort(
-    client: ClientFn, shared: PyTree, inputs: PyTree, *, aggregator: str, execution: Execution, work: jax.Array | None = None
+    client: ClientFn,
+    shared: PyTree,
+    inputs: PyTree,
+    *,
+    aggregator: str,
+    execution: Execution,
+    work: jax.Array | None = None,
+    record: bool = False,
 ) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client k of a cohort, and aggregates.
 
@@ -77,7 +84,8 @@ def run_cohort(
     all of them get all results.
 
     `inputs` has the leading axis M. `work` [M] is about how much each client computes; None: all alike. A chunk takes as long
-    as its longest client, so clients with similar work share one, and devices get similar sums.
+    as its longest client, so clients with similar work share one, and devices get similar sums. With `record` metrics have what
+    `compared` adds, for which the updates of all of a device's clients are in memory at once.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
     devices = execution.devices
@@ -93,18 +101,52 @@ def run_cohort(
     if devices > 1:
         number = jax.lax.axis_index(CLIENTS)
         cohort = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:])[number], cohort)
-    total, stacked = _run_chunks(client, shared, cohort, chunk, aggregator)
+    total, stacked = _run_chunks(client, shared, cohort, chunk, aggregator, record)
+    if devices > 1:
+        total = jax.lax.psum(total, CLIENTS)
+    if record and total is not None:  # before devices exchange their results, so that they exchange no updates
+        stacked = compared(stacked, _mean(total).update)._replace(update=(), weight=())
     if devices > 1:
         stacked = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
-        total = jax.lax.psum(total, CLIENTS)
     if order_matters:
         slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
         stacked = jax.tree.map(lambda x: x[slots], stacked)
     if total is None:
+        stacked = compared(stacked, _mean(_total(stacked)).update) if record else stacked
         return CohortOutput(Aggregate(stacked.update, stacked.weight), stacked.client_state, stacked.metrics)
+    return CohortOutput(_mean(total), stacked.client_state, stacked.metrics)
+
+
+def _total(stacked: ClientOutput) -> Aggregate:
+    """The sums of weighted updates and of weights over the leading axis."""
+    total = jax.tree.map(lambda u: weighted_sum(u, stacked.weight), stacked.update)
+    return Aggregate(total, jnp.sum(stacked.weight))
+
+
+def _mean(total: Aggregate) -> Aggregate:
+    """The weighted mean of updates, from the sums; zeros where all weights are 0."""
     safe = jnp.where(total.weight > 0, total.weight, 1.0)
-    mean = jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update)
-    return CohortOutput(Aggregate(mean, total.weight), stacked.client_state, stacked.metrics)
+    return Aggregate(jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update), total.weight)
+
+
+def compared(stacked: ClientOutput, mean: PyTree) -> ClientOutput:
+    """Stacked outputs whose metrics have each client's weight, its update's L2 norm, and its cosine to the weighted `mean`.
+
+    The cosine is NaN where one of the two is 0.
+    """
+
+    def dot(first: PyTree, second: PyTree, axes: Callable[[jax.Array], tuple[int, ...]]) -> jax.Array:
+        products = jax.tree.map(lambda x, y: jnp.sum((x * y).astype(jnp.float32), axis=axes(x)), first, second)
+        return sum(jax.tree.leaves(products), jnp.zeros(()))
+
+    def of_client(x: jax.Array) -> tuple[int, ...]:
+        return tuple(range(1, x.ndim))
+
+    norm = jnp.sqrt(dot(stacked.update, stacked.update, of_client))
+    lengths = norm * jnp.sqrt(dot(mean, mean, lambda x: tuple(range(x.ndim))))
+    cosine = dot(stacked.update, mean, of_client) / jnp.where(lengths > 0, lengths, jnp.nan)
+    found = {"client/weight": stacked.weight, "client/update_norm": norm, "client/cosine": cosine}
+    return stacked._replace(metrics={**stacked.metrics, **{name: Each(value) for name, value in found.items()}})
 
 
 def deal(size: int, chunk: int, devices: int) -> np.ndarray:
@@ -119,9 +161,12 @@ def deal(size: int, chunk: int, devices: int) -> np.ndarray:
 
 
 def _run_chunks(
-    client: ClientFn, shared: PyTree, cohort: _Slot, chunk: int, aggregator: str
+    client: ClientFn, shared: PyTree, cohort: _Slot, chunk: int, aggregator: str, record: bool
 ) -> tuple[Aggregate | None, ClientOutput]:
-    """Runs the slots in chunks: (the sums of weighted updates and of weights, or None; the stacked outputs)."""
+    """Runs the slots in chunks: (the sums of weighted updates and of weights, or None; the stacked outputs).
+
+    The outputs of aggregator `sum` are without updates and weights, unless `record`.
+    """
 
     @jax.jit  # so that the two uses below trace the client once
     def run_chunk(shared: PyTree, slots: _Slot) -> tuple[Aggregate | None, ClientOutput]:
@@ -133,8 +178,7 @@ def _run_chunks(
         output = output._replace(weight=jnp.where(slots.real, output.weight, 0.0))
         if aggregator == "stack":
             return None, output
-        total = Aggregate(jax.tree.map(lambda u: weighted_sum(u, output.weight), output.update), jnp.sum(output.weight))
-        return total, output._replace(update=(), weight=())
+        return _total(output), output if record else output._replace(update=(), weight=())
 
     size = cohort.real.shape[0]
     if chunk == size:

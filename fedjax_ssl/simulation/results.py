@@ -1,40 +1,63 @@
 """A round's metrics as numbers, and the evaluation of the global model."""
 
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort, Method
-from fedjax_ssl.metrics import Mean, Metrics, mean, reduce
+from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum, mean, reduce
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import FAULT, FAULTS
 from fedjax_ssl.ssl import losses
 
-Row = dict[str, float]
+Row = dict[str, Any]
+CLIENTS_KEY = "clients"  # of what is recorded of each client, in the row of a round that is recorded
 _log = logging.getLogger(__name__)
 
 
-def report(cohort: Cohort, metrics: Metrics, label: str | None = "") -> Row:
+def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Row:
     """A round's metrics as Python numbers.
 
     The log names clients that were left out, and a round in which nobody took part. It calls the run `label`; None: no log.
     """
     metrics = dict(metrics)
-    faults = metrics.pop(FAULT).total
+    fault_bits = metrics.pop(FAULT)
+    assert isinstance(fault_bits, Sum)
     row = reduce(metrics)
     where = f"{label}, round {cohort.round + 1}" if label else f"round {cohort.round + 1}"
     if label is not None:
-        for client, fault in zip(cohort.ids, faults, strict=True):
+        for client, fault in zip(cohort.ids, fault_bits.total, strict=True):
             if fault:
                 why = ", ".join(name for bit, name in enumerate(FAULTS) if fault >> bit & 1)
                 _log.warning("%s: client %d was left out: NaN, infinity or less than 0 in %s", where, client, why)
         if row.get("client/participants") == 0:
             _log.warning("%s: no client took part, so that there was nothing to average", where)
     return row
+
+
+def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]:
+    """What the clients of a recorded round did: arrays with leading axis M under the names of their metrics.
+
+    Besides, `client/id` int32 [M]; weights are normalized to a sum of 1. A mean without weight is NaN.
+    """
+    columns: dict[str, np.ndarray] = {"client/id": np.asarray(cohort.ids, np.int32)}
+    for name, metric in metrics.items():
+        if name == FAULT or np.ndim(metric[0]) == 0:  # the server's metrics have no axis of clients
+            continue
+        if isinstance(metric, Mean):
+            total, weight = np.asarray(metric.total), np.asarray(metric.weight)
+            columns[name] = np.divide(total, weight, out=np.full(total.shape, np.nan, np.float32), where=weight != 0)
+        else:
+            columns[name] = np.asarray(metric.value if isinstance(metric, Each) else metric.total)
+    weights = columns["client/weight"].astype(np.float64)
+    columns["client/weight"] = (weights / (weights.sum() or 1.0)).astype(np.float32)
+    return columns
 
 
 def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:

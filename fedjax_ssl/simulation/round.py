@@ -6,6 +6,7 @@ aggregate, states, metrics = client_update, over the cohort
 server                     = server_update(server, aggregate)
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
-from fedjax_ssl.metrics import Mean, Metrics, Sum
+from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
@@ -84,22 +85,36 @@ def attach(tree: PyTree, images: jax.Array) -> PyTree:
 
 
 def run_round(
-    method: Method, state: RunState, message: Message, cohort: Cohort, data: RoundData, execution: Execution
-) -> tuple[RunState, Metrics]:
+    method: Method,
+    state: RunState,
+    message: Message,
+    cohort: Cohort,
+    data: RoundData,
+    execution: Execution,
+    *,
+    record: bool = False,
+) -> tuple[RunState, ClientMetrics]:
     """One round, once the cohort's client states and data are gathered: the state after it, and its metrics.
 
-    The `clients` of both states are the cohort's alone, with leading axis M, which the clients' metrics have as well.
+    The `clients` of both states are the cohort's alone, with leading axis M, which the clients' metrics have as well. With
+    `record` they have what is recorded of each client, too; else it is no part of the program.
     """
     shared, own = message
+
+    def update(*args: PyTree) -> ClientOutput:
+        output = method.client_update(*args)
+        keep: Callable[[ClientMetrics], ClientMetrics] = recorded if record else unrecorded
+        return output._replace(metrics=keep(output.metrics))
 
     def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         shared, images = common
         args = shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key
         if not method.requires.clients:
             return contain(method.client_update(*args), inputs.state)
-        output, passes = with_passes(method.client_update)(*args)
+        output, passes = with_passes(update)(*args)
         costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
-        return contain(output._replace(metrics={**output.metrics, **costs}), inputs.state)
+        of_client: ClientMetrics = {**output.metrics, **costs}
+        return contain(output._replace(metrics=of_client), inputs.state)
 
     output = run_cohort(
         client,
@@ -108,21 +123,33 @@ def run_round(
         aggregator=method.aggregator,
         execution=execution,
         work=data.clients.labeled.count + data.clients.unlabeled.count,
+        record=record,
     )
     key = rng.round_key(state.key, "server", cohort.round)
-    server, metrics = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
+    server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
     of_clients = {name: x for name, x in output.metrics.items() if method.requires.clients or name != "client/participants"}
-    metrics = {**of_clients, **metrics, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+    metrics: ClientMetrics = {**of_clients, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
     return RunState(server, output.client_states, state.round + 1, state.key), metrics
+
+
+def unrecorded(metrics: ClientMetrics) -> dict[str, Mean | Sum]:
+    """A client's metrics that are added up."""
+    return {name: metric for name, metric in metrics.items() if not isinstance(metric, Each)}
+
+
+def recorded(metrics: ClientMetrics) -> ClientMetrics:
+    """A client's metrics without those of its examples."""
+    return {name: metric for name, metric in metrics.items() if not name.startswith("example/")}
 
 
 def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round that returns NaN, infinity or a negative weight.
 
-    Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do.
+    Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. What
+    is recorded of it is NaN, and decides nothing.
     """
     for name, metric in output.metrics.items():
-        if not isinstance(metric, Mean | Sum):
+        if not isinstance(metric, Mean | Sum | Each):
             raise ValueError(
                 f"metric {name!r}: got {type(metric).__name__}, accepted: metrics.mean(values, mask), or a Mean or Sum"
             )
@@ -131,7 +158,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
         ~jnp.isfinite(output.weight),
         output.weight < 0,
         ~_all_finite(output.client_state),
-        ~_all_finite(output.metrics),
+        ~_all_finite(unrecorded(output.metrics)),
     )
     fault = sum(bad.astype(jnp.int32) << bit for bit, bad in enumerate(faults))
     sound = fault == 0
@@ -139,7 +166,9 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     def where_sound(new: jax.Array, old: jax.Array | float) -> jax.Array:
         return jnp.where(sound, new, old).astype(new.dtype)
 
-    def contained(metric: Mean | Sum) -> Mean | Sum:
+    def contained(metric: Mean | Sum | Each) -> Mean | Sum | Each:
+        if isinstance(metric, Each):
+            return Each(where_sound(metric.value, jnp.nan))
         if isinstance(metric, Mean):
             return Mean(*(where_sound(x, 0.0) for x in metric))
         return Sum(jnp.where(jnp.isfinite(metric.total), metric.total, 0).astype(metric.total.dtype))

@@ -15,11 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
-from fedjax_ssl.metrics import Metrics, reduce
+from fedjax_ssl.metrics import ClientMetrics, Metrics, reduce
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.results import Row, evaluate, report
+from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, report
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
 
@@ -62,7 +62,7 @@ class Simulator:
             inputs = [RunInputs(tables, None) for tables in problem.tables]
             self._inputs = jax.device_put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
         self._key = jax.device_put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
-        self._initialize, self._round, self._evaluate = self._programs(execution)
+        self._initialize, self._round, self._recorded, self._evaluate = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
 
     def _placed(self, specs: PyTree) -> PyTree:
@@ -82,21 +82,29 @@ class Simulator:
 
     # --- programs ------------------------------------------------------------------------------------------------------
 
-    def _programs(self, execution: Execution) -> tuple[Program, Program, Program]:
-        """Initialization, the rounds of a dispatch, and evaluation. They do not refer to `self`, so that it can be freed."""
+    def _programs(self, execution: Execution) -> tuple[Program, Program, Program, Program]:
+        """Initialization, the rounds of a dispatch, the same with clients recorded, and evaluation.
+
+        They do not refer to `self`, so that it can be freed.
+        """
         problem, source, specs = self.problem, self._source, self._specs
 
-        def rounds(state: RunState, *data: PyTree) -> tuple[RunState, Cohort, Metrics]:
-            def one(state: RunState, _: None) -> tuple[RunState, tuple[Cohort, Metrics]]:
-                method, cohort, rows, of_cohort, message = source.open(state, *data)
-                new, metrics = run_round(method, of_cohort, message, cohort, rows, execution)
-                return source.close(state, new, cohort), (cohort, metrics)
+        def one(state: RunState, data: tuple[Any, ...], record: bool) -> tuple[RunState, tuple[Cohort, ClientMetrics]]:
+            method, cohort, rows, of_cohort, message = source.open(state, *data)
+            new, metrics = run_round(method, of_cohort, message, cohort, rows, execution, record=record)
+            return source.close(state, new, cohort), (cohort, metrics)
 
+        def rounds(state: RunState, *data: Any, record: bool = False) -> tuple[RunState, Cohort, ClientMetrics]:
             if execution.rounds == 1:
-                state, (cohort, metrics) = one(state, None)
+                state, (cohort, metrics) = one(state, data, record)
             else:
-                state, (cohort, metrics) = jax.lax.scan(one, state, length=execution.rounds)
+                state, (cohort, metrics) = jax.lax.scan(
+                    lambda state, _: one(state, data, record), state, length=execution.rounds
+                )
             return state, cohort, metrics
+
+        def recorded_rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, ClientMetrics]:
+            return rounds(state, *data, record=True)
 
         def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
             return evaluate(problem.method(inputs.number), server, pools[1], execution)
@@ -104,11 +112,15 @@ class Simulator:
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         if isinstance(source, DeviceSource):
             initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
-            of_rounds = self._program(rounds, execution, [state, each], shared, (state, each, each), donate_argnums=0)
+            own, of_all = [state, each], shared
         else:  # it sends each round its data
             initialize = self._program(source.prepare, one_by_one, [each, each, each], [], (each, each))
-            of_rounds = self._program(rounds, execution, [state, each, each], [], (state, each, each), donate_argnums=0)
-        return initialize, of_rounds, self._program(evaluation, execution, [each, each], shared, each)
+            own, of_all = [state, each, each], []
+        of_rounds, recorded = (
+            self._program(function, execution, own, of_all, (state, each, each), donate_argnums=0)
+            for function in (rounds, recorded_rounds)
+        )
+        return initialize, of_rounds, recorded, self._program(evaluation, execution, [each, each], shared, each)
 
     def _program(
         self, function: Callable, execution: Execution, own: list[PyTree], shared: list[PyTree], results: PyTree, **options: Any
@@ -133,7 +145,7 @@ class Simulator:
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
-        return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._evaluate))
+        return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._recorded, self._evaluate))
 
     @property
     def memory_bytes(self) -> int:
@@ -160,14 +172,18 @@ class Simulator:
             return self._source.initialize(self._initialize)
         return self._initialize(self._inputs, self._key, self._pools)[0]
 
-    def dispatch(self, state: RunState, labels: Sequence[str | None] = ("",)) -> tuple[RunState, list[list[Row]]]:
+    def dispatch(
+        self, state: RunState, labels: Sequence[str | None] = ("",), *, record: bool = False
+    ) -> tuple[RunState, list[list[Row]]]:
         """Runs `execution.rounds` rounds: the state after them (the one given is consumed), and a row per round and run.
 
-        `labels` are the runs' names in the log; nothing is logged of a run whose label is None.
+        `labels` are the runs' names in the log; nothing is logged of a run whose label is None. With `record` a row has what
+        each client did, as `each_client` says, under CLIENTS_KEY; that is another program, compiled once as well.
         """
         host = self._source if isinstance(self._source, HostSource) else None
         args = host.fetch(state) if host else (state, self._inputs, self._pools)
-        new, cohort, metrics = self._round(*args) if self._round.compile_s else self._first_round(*args)
+        program = self._recorded if record else self._round
+        new, cohort, metrics = program(*args) if program.compile_s else self._first_round(record, *args)
         if host:
             new = host.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
@@ -175,7 +191,7 @@ class Simulator:
         def row(run: int, number: int, label: str | None) -> Row:
             at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
             whose, what = jax.tree.map(lambda x: x[at] if at else x, (cohort, metrics))
-            return report(whose, what, label)
+            return report(whose, what, label) | ({CLIENTS_KEY: each_client(whose, what)} if record else {})
 
         return new, [[row(i, j, label) for i, label in enumerate(labels)] for j in range(self.execution.rounds)]
 
@@ -184,15 +200,16 @@ class Simulator:
         state, ((row,),) = self.dispatch(state)
         return state, row
 
-    def _first_round(self, state: RunState, *data: PyTree) -> tuple[RunState, Cohort, Metrics]:
-        """The first round, in chunks that are halved until it fits into memory."""
+    def _first_round(self, record: bool, state: RunState, *data: PyTree) -> tuple[RunState, Cohort, ClientMetrics]:
+        """The first round of its program, in chunks that are halved until it fits into memory."""
         size, devices = self.problem.spec.cohort_size, self._mesh.size if self._mesh else 1
         saved = copied(state) if self.execution.smaller(size) else None  # a round that fails may have consumed it
         while True:
+            program = self._recorded if record else self._round
             try:
-                self._round.compiled(state, *data)
-                memory.check(*self._round.memory_bytes(), devices)
-                return jax.block_until_ready(self._round(state, *data))
+                program.compiled(state, *data)
+                memory.check(*program.memory_bytes(), devices)
+                return jax.block_until_ready(program(state, *data))
             except (memory.OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_short(error):
                     raise
@@ -201,9 +218,9 @@ class Simulator:
                 chunk = smaller.chunk_size
                 unit = {0: "one run after another", 1: "one client at a time"}.get(chunk, f"{chunk} clients at a time")
                 _log.warning("no memory (%s): %s from now on", memory.reason(error), unit)
-            self._discarded_s += self._round.compile_s + self._evaluate.compile_s
+            self._discarded_s += self._round.compile_s + self._recorded.compile_s + self._evaluate.compile_s
             self.execution = smaller
-            _, self._round, self._evaluate = self._programs(smaller)
+            _, self._round, self._recorded, self._evaluate = self._programs(smaller)
             state = jax.device_put(copied(saved), self._where.state)
 
     def evaluate(self, state: RunState) -> list[Row]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Int32
 
 from fedjax_ssl.arrays import Array
-from fedjax_ssl.metrics import Mean, Metrics
+from fedjax_ssl.metrics import Each, Mean, Metrics
 
 
 class PseudoLabels(NamedTuple):
@@ -21,6 +21,14 @@ class PseudoLabels(NamedTuple):
 def harden(probs: Float[Array, "n C"]) -> PseudoLabels:
     """Hard pseudo-labels of softmax outputs; the lowest class wins a tie."""
     return PseudoLabels(jnp.argmax(probs, axis=-1).astype(jnp.int32), jnp.max(probs, axis=-1))
+
+
+def examples(
+    label: Int[Array, " n"], accepted: Bool[Array, " n"], confidence: Float[Array, " n"] | None = None
+) -> dict[str, Each]:
+    """A client's pseudo-labels of a round, as `Experiment.inspect` shows them; no round has them in its program."""
+    found = {"example/pseudo_label": Each(label), "example/accepted": Each(accepted)}
+    return found if confidence is None else {**found, "example/confidence": Each(confidence)}
 
 
 def diagnostics(

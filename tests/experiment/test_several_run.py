@@ -35,7 +35,7 @@ def config(**overrides):
 def go(given, workdir, stop_after=None, stop=None):
     """What the command does: builds in the noted layout, opens the folders, runs."""
     settings = given if isinstance(given, Settings) else Settings.from_dict(given)
-    experiment = build(settings, layout=noted_layout(workdir, [run.name for run in runs_of(settings)]))
+    experiment = build(settings, layout=noted_layout(workdir, [run.name for run in runs_of(settings)], settings.rounds))
     for run, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
         open_workdir(folder, run.settings.to_dict(), overwrite=False)
     run_module.run(experiment, workdir, stop or Stop(), stop_after=stop_after)
@@ -181,7 +181,7 @@ def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(begun, mo
 def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
     for name in "01":
         change_note(begun / name / "run.json", **change)
-    assert noted_layout(begun, ["0", "1"]) is None
+    assert noted_layout(begun, ["0", "1"], 4) is None
     assert why in caplog.text
 
 

@@ -33,7 +33,8 @@ def test_every_training_pass_of_a_client_has_a_dropout_key(monkeypatch, case):
 def test_all_passes_of_a_step_share_one_dropout_key(monkeypatch, consistency):
     client, passes = Client("fl2"), recorded_passes(monkeypatch)
     shard = client.shard()
-    labeling = Labeling(shard.true_labels, shard.unlabeled.mask, shard.unlabeled.mask, jnp.ones(()))
+    mask = shard.unlabeled.mask
+    labeling = Labeling(shard.true_labels, mask, mask, jnp.ones(()), jnp.ones(len(mask)), jnp.ones(10))
     gradient = client_gradient(client.task, FL2Options(consistency=consistency), shard, labeling)
 
     @jax.jit

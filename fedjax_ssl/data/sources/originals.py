@@ -52,7 +52,7 @@ def load(
     paths = download.obtain(name, data_dir, download=fetch, files=files)
     about = DATASETS[name]
     if about.kind == "npz":
-        return npz.load(name, str(paths[f"{name}.npz"]), resplit, seed)
+        return npz.load(name, str(paths[f"{name}.npz"]), resplit, seed, False)
     if about.kind == "text_features":
         raise ValueError(f"name={name!r} needs path: {text_hint(paths)}")
     try:

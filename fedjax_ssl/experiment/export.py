@@ -1,0 +1,73 @@
+"""A model in a file that plain NumPy, or safetensors, reads: parameters and batch-norm statistics under readable names."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.writers import replacing
+from fedjax_ssl.local.task import evaluated_weights
+from fedjax_ssl.simulation.round import RunState
+
+METADATA = "metadata"
+
+
+def save(path: str | os.PathLike[str], experiment: Experiment, state: RunState) -> None:
+    """Writes the model that `Experiment.predict` evaluates, the whole file or none; see `Experiment.save_model`."""
+    path = pathlib.Path(path).expanduser()
+    if path.suffix not in (".npz", ".safetensors") or not path.parent.is_dir():
+        raise ValueError(f"path: got {path}, accepted: NAME.npz or NAME.safetensors in a folder that exists")
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors.numpy import save as to_bytes
+        except ModuleNotFoundError:
+            accepted = 'python -m pip install "fedjax-ssl[safetensors]", or NAME.npz'
+            raise ValueError(f"path: got {path} without the package safetensors, accepted: {accepted}") from None
+    arrays, text = named_arrays(experiment, state), json.dumps(metadata(experiment))
+    with replacing(path) as file:
+        if path.suffix == ".npz":
+            np.savez(file, allow_pickle=False, **arrays, **{METADATA: np.array(text)})
+        else:
+            file.write(to_bytes(arrays, metadata={METADATA: text}))
+
+
+def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarray]:
+    """The parameters, such as `Dense_0/kernel`, and the batch-norm statistics, such as `batch_stats/BatchNorm_0/mean`."""
+    predict, pool = next(iter(experiment.method.predict.values())), experiment.problem.train.images
+    with evaluated_weights() as found:
+        predict(state.server, jnp.zeros((1, *pool.shape[1:]), pool.dtype), jnp.ones(1, bool))
+    if len(found) != 1:
+        got = f"got method.name={experiment.settings.method['name']}, whose predict evaluates {len(found)} networks"
+        raise ValueError(f"save_model: {got} by its task, accepted: methods that evaluate one")
+    return _flat(found[0].params) | _flat(found[0].stats, "batch_stats/")
+
+
+def metadata(experiment: Experiment) -> dict[str, Any]:
+    """What is needed to use the arrays: the network with its options, and how examples become its inputs.
+
+    An image is zero-padded on all sides to `height` x `width`, then its inputs are (pixels / 255 - mean) / std.
+    """
+    settings, pool = experiment.settings, experiment.problem.train.images
+    found: dict[str, Any] = {"model": dict(settings.model), "num_classes": experiment.problem.spec.num_classes}
+    found["input_shape"] = list(experiment.problem.spec.image_shape)
+    if pool.dtype == np.uint8:
+        ends = jnp.stack([jnp.full(pool.shape[1:], value, jnp.uint8) for value in (0, 255)])
+        black, white = np.asarray(experiment.views.plain(ends), np.float64)[:, 0, 0]
+        found |= {"mean": (-black / (white - black)).tolist(), "std": (1 / (white - black)).tolist()}
+    return found
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, np.ndarray]:
+    """A tree's arrays by their paths."""
+
+    def name(path: Any) -> str:
+        return prefix + "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+    leaves = jax.tree_util.tree_leaves_with_path(dict(tree) if isinstance(tree, Mapping) else tree)
+    return {name(path): np.ascontiguousarray(leaf) for path, leaf in leaves}

@@ -1,0 +1,87 @@
+"""Whether a run may go on for more rounds than it began with: whether anything in it depends on their number."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import RunState, run_round
+from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs
+
+
+def dependence(experiment: Experiment, other: Experiment) -> str:
+    """What depends on the number of rounds, in which alone two experiments differ; empty: nothing does.
+
+    Their programs are traced and compared, so that this also holds for methods that are not the package's.
+    """
+    if same_programs(experiment.problem, other.problem):
+        return ""
+    settings = experiment.settings
+    reasons = [*_schedules(experiment), *_phases(settings, experiment.problem, other.problem)]
+    return ", ".join(reasons) or f"method.name={settings.method['name']}, which reads the number of rounds"
+
+
+def same_programs(first: Problem, second: Problem) -> bool:
+    """Whether initialization and rounds of two problems are the same computations."""
+    for one, other in zip(_traced(first), _traced(second), strict=True):
+        if str(one.jaxpr) != str(other.jaxpr) or len(one.consts) != len(other.consts):
+            return False
+        if not all(np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True) if not _is_key(x)):
+            return False
+    return True
+
+
+def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
+    """Initialization and a round of one run, without what they compute in vain."""
+    source, execution = DeviceSource(problem, 1), Execution()
+    number = None if problem.numbers is None else jnp.full((), 0.0).at[...].set(np.float32(problem.numbers[0]))
+
+    def round_(state: RunState, inputs: RunInputs, pools: tuple) -> tuple:
+        method, cohort, rows, of_cohort, message = source.open(state, inputs, pools)
+        new, metrics = run_round(method, of_cohort, message, cohort, rows, execution)
+        return source.close(state, new, cohort), metrics
+
+    def shaped(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)
+
+    pools, key = shaped((problem.train, problem.test)), jax.random.key(0)
+    inputs = RunInputs(shaped(problem.tables[0]), number)
+    first, (state, _) = jax.make_jaxpr(source.initialize, return_shape=True)(inputs, key, pools)
+    return [_used(first), _used(jax.make_jaxpr(round_)(state, inputs, pools))]
+
+
+def _used(closed: jax.extend.core.ClosedJaxpr) -> jax.extend.core.ClosedJaxpr:
+    """A program without operations whose results are not used, such as those that hand the number of rounds on."""
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=jaxpr)
+
+
+def _is_key(x: object) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _schedules(experiment: Experiment) -> list[str]:
+    """The learning-rate schedules in use that end with the last round."""
+    settings = experiment.settings
+    at_server = settings.data.labels_at == "server"
+    groups = {"client": experiment.method.requires.clients, "server": at_server}
+    found = {group: getattr(settings, group).optimizer.schedule for group, used in groups.items() if used}
+    return [f"{group}.optimizer.schedule={schedule}" for group, schedule in found.items() if schedule != "constant"]
+
+
+def _phases(settings: Settings, first: Problem, second: Problem) -> list[str]:
+    """The method's options that mean another number of rounds, or steps, in the two."""
+    options, data = settings.method_options(), first.data
+    counts = np.stack([data.labeled.count, data.unlabeled.count], axis=1)
+    try:
+        each = [options.for_run(problem.rounds, counts, settings.client.batch_size) for problem in (first, second)]
+    except ValueError:  # what one of the two numbers does not allow
+        return []
+    before, after = (one.model_dump() for one in each)
+    return [f"method.{key}={getattr(options, key)}" for key in before if before[key] != after[key]]

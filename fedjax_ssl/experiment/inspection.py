@@ -1,0 +1,70 @@
+"""What one client makes of its unlabeled examples: its pseudo-labels, which are accepted, and the true labels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+from fedjax_ssl.data.federated import FederatedData, Pool
+from fedjax_ssl.method import Cohort
+from fedjax_ssl.metrics import Each
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.program import Program
+from fedjax_ssl.simulation.round import RunState, attach, gather
+from fedjax_ssl.simulation.source import Problem
+
+
+class Inspection(NamedTuple):
+    """A client's n unlabeled examples in a round.
+
+    `ids` are their positions in the training pool, `experiment.problem.train`. A pseudo-label is -1 where there is none yet;
+    a confidence is NaN where the method does not keep it. `accepted` is None, and labels and confidences are the global
+    model's on plain views, where the method makes no pseudo-labels, or makes them anew in each step.
+    """
+
+    ids: Int32[np.ndarray, " n"]
+    pseudo_label: Int32[np.ndarray, " n"]
+    confidence: Float32[np.ndarray, " n"]
+    accepted: Bool[np.ndarray, " n"] | None
+    true_label: Int32[np.ndarray, " n"]
+
+
+def examples_program(problem: Problem, execution: Any) -> Program:
+    """What the method says of a client's examples, `example/...`, at the start of the next round; its training is not run."""
+    method = problem.method(None if problem.numbers is None else problem.numbers[0])
+
+    def examples(state: RunState, ids: jax.Array, tables: Any, pools: tuple[Pool, Pool]) -> dict[str, jax.Array]:
+        cohort = Cohort(ids, state.round, problem.rounds)
+        shared, own = method.broadcast(state.server, state.clients, cohort)
+        data = gather(FederatedData(*pools, **tables), cohort, cohort)
+        first_own, rows = jax.tree.map(lambda x: x[0], (own, data.clients))
+        of_client = jax.tree.map(lambda x: x[ids[0]], state.clients)
+        key = rng.client_keys(state.key, state.round, ids)[0]
+        output = method.client_update(shared, first_own, of_client, attach(rows, data.images), key)
+        named = {name: metric for name, metric in output.metrics.items() if name.startswith("example/")}
+        return {name.partition("/")[2]: metric.value for name, metric in named.items() if isinstance(metric, Each)}
+
+    return Program(examples, execution)
+
+
+def cohort_with(client: int, problem: Problem) -> Int32[np.ndarray, " M"]:
+    """A cohort that begins with a client."""
+    spec = problem.spec
+    if not isinstance(client, int | np.integer) or not 0 <= client < spec.num_clients:
+        raise ValueError(f"client: got {client!r}, accepted: a number from 0 to {spec.num_clients - 1}")
+    return ((int(client) + np.arange(spec.cohort_size)) % spec.num_clients).astype(np.int32)
+
+
+def inspection(problem: Problem, client: int, found: dict[str, np.ndarray]) -> Inspection:
+    """An Inspection from what the method says of the client's rows."""
+    table = problem.data.unlabeled
+    count = int(table.count[client])
+    index = np.asarray(table.index[client])[:count]
+    label = np.asarray(found["pseudo_label"])[:count].astype(np.int32)
+    nothing = np.full(count, np.nan, np.float32)
+    confidence = np.asarray(found["confidence"], np.float32)[:count] if "confidence" in found else nothing
+    accepted = np.asarray(found["accepted"])[:count] if "accepted" in found else None
+    return Inspection(index, label, confidence, accepted, np.asarray(problem.train.labels)[index])

@@ -1,0 +1,107 @@
+"""Finished and stopped runs, loaded from their folders, which are only read."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_ssl import methods, models
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.experiment import provenance
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.run import CONFIG, RUN
+from fedjax_ssl.experiment.settings import ExecutionSettings, Settings
+from fedjax_ssl.experiment.writers import read_json
+from fedjax_ssl.simulation.round import RunState
+
+Path = str | os.PathLike[str]
+ACCEPTED = "accepted: the folder of a run that has one"
+IN_MEMORY = ("arrays", "text_features")  # the names of data that `build` got, where they have no path
+
+
+def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", path: str = "") -> tuple[Experiment, RunState]:
+    """The experiment of a run, and its newest state: of one run's folder, finished or stopped. The folder is only read.
+
+    Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
+    are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
+    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding.
+
+    Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it
+    is damaged, or the data are others.
+    """
+    folder = run_folder(workdir)
+    settings = settings_of(folder)
+    if dataset is None and settings.data.name in IN_MEMORY and not (settings.data.path or path):
+        got = f"got {settings.data.name}, which were in memory"
+        raise ValueError(f"data.name: {got}, accepted: fedjax_ssl.load({str(workdir)!r}, dataset=...) with the same data")
+    moved = {key: value for key, value in (("data_dir", data_dir), ("path", path)) if value}
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update=moved)})
+    noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
+    layout = provenance.layout(folder / RUN, warn=False) if noted else None
+    if layout is None:
+        settings = settings.model_copy(update={"execution": on_any_device(settings.execution)})
+    experiment = build(settings, dataset, layout=layout, widths=_widths(noted))
+    if isinstance(noted, Mapping) and noted.get("data") not in (None, *provenance.data_digests(experiment)):
+        accepted = "the data that it began with (load's dataset, data_dir or path)"
+        raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
+    if not (folder / "checkpoints").is_dir():
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint, {ACCEPTED}")
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        found = checkpoints.restore(experiment.simulator.template())
+    if found is None:
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
+    return experiment, found[1]
+
+
+def run_folder(workdir: Path) -> pathlib.Path:
+    """The path of one run's folder; FileNotFoundError where it is none, ValueError where it holds several runs' folders."""
+    folder = pathlib.Path(workdir).expanduser()
+    (first, *others) = run_folders(folder)
+    if first != folder:
+        shown = ", ".join(map(str, (first, *others)))
+        raise ValueError(f"workdir: got {folder}, which holds {1 + len(others)} runs, accepted: a run's own folder: {shown}")
+    return folder
+
+
+def run_folders(workdir: Path) -> list[pathlib.Path]:
+    """The folders of the runs in a workdir: itself, or those in it; FileNotFoundError where there is none."""
+    folder = pathlib.Path(workdir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"workdir: got {folder}, which is no folder, accepted: the folder of a run")
+    if (folder / CONFIG).is_file():
+        return [folder]
+    found = sorted((path.parent for path in folder.glob(f"*/{CONFIG}")), key=lambda path: (len(path.name), path.name))
+    if not found:
+        raise FileNotFoundError(f"workdir: got {folder}, which has no {CONFIG}, accepted: the folder of a run")
+    return found
+
+
+def settings_of(folder: pathlib.Path) -> Settings:
+    """The settings in a run's folder; ValueError where they are damaged, or name what is not registered here."""
+    path = folder / CONFIG
+    tree = read_json(path)
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: got no group of keys, accepted: the {CONFIG} that the run wrote")
+    for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
+        name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
+        if isinstance(name, str) and name not in known:
+            how = f"fedjax_ssl.register_{group}({name!r}, ...), or import the file that does so, and load again"
+            raise ValueError(f"{group}.name: got {name}, which {path} names and nobody has registered, accepted: {how}")
+    try:
+        return Settings.from_dict(tree)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def on_any_device(execution: ExecutionSettings) -> ExecutionSettings:
+    """The same without what asks for certain devices."""
+    return execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
+
+
+def _widths(noted: Any) -> dict[str, int] | None:
+    """The tables' widths in a `run.json`; None where it has none, or others than numbers."""
+    widths = noted.get("widths") if isinstance(noted, Mapping) else None
+    valid = isinstance(widths, dict) and all(isinstance(value, int) and 0 < value < 2**31 for value in widths.values())
+    return widths if valid else None

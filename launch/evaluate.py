@@ -1,0 +1,236 @@
+"""Evaluates finished or stopped runs: accuracy, per class, confusion matrix, calibration, per client; predictions to a file.
+
+    python -m launch.evaluate DIR [--data FILE_OR_FOLDER] [--clients] [--out predictions.csv] [--json]
+
+DIR is a run's folder, or one that holds several runs, such as seeds: then with mean and standard deviation. By default the
+model is evaluated on the run's own test set. `--data` is an .npz file (x_test, y_test; test_images, test_labels; or images and,
+if known, labels), or a folder: of classes, or with train/ and test/. The runs are only read.
+
+Exit status: 0 done; 2 wrong arguments, runs or data.
+"""
+
+import argparse
+import csv
+import io
+import json
+import logging
+import math
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import command
+
+KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
+LARGEST = 20  # classes of a confusion matrix that is printed
+
+
+class Examples(NamedTuple):
+    """What is predicted: images or features, and their labels, or None where they are not known."""
+
+    images: np.ndarray
+    labels: np.ndarray | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    options = _parser().parse_args(argv[1:])
+    logging.getLogger("fedjax_ssl").setLevel(logging.ERROR)  # what a run has said of its data is not said again
+    try:
+        if options.config:  # it may register methods and networks
+            command.read(options.config)
+        if options.out and not _can_write(pathlib.Path(options.out).expanduser()):
+            raise ValueError(f"--out: got {options.out}, accepted: a file NAME.csv or NAME.npz in a folder that exists")
+        command.keep_programs()
+        from fedjax_ssl.experiment.loading import run_folders
+
+        folders = run_folders(options.workdir)
+        if options.out and len(folders) > 1:
+            raise ValueError(f"--out: got {options.out} for {len(folders)} runs, accepted: with the folder of one run")
+        reports = {str(folder): _evaluated(folder, options) for folder in folders}
+    except command.WRONG_INPUT as error:
+        return command.refuse(error)
+    found = {"runs": reports, **({"all": _summary(list(reports.values()))} if len(reports) > 1 else {})}
+    print(json.dumps(_plain(found), indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("launch.evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("workdir", metavar="DIR", help="a run's folder, or a folder of several runs")
+    parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
+    parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
+    parser.add_argument("--path", default="", help="likewise for its data.path")
+    parser.add_argument("--clients", action="store_true", help="also evaluate on each client's own training examples")
+    parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")
+    parser.add_argument("--config", help="a config file that registers the run's method or network")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def _can_write(out: pathlib.Path) -> bool:
+    return out.suffix in (".csv", ".npz") and out.parent.is_dir() and not out.is_dir()
+
+
+def _evaluated(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The report of one run; its predictions are written where `--out` says."""
+    from fedjax_ssl.experiment import evaluation
+    from fedjax_ssl.experiment.loading import load
+
+    experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
+    test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
+    examples = _read(options.data, num_classes) if options.data else Examples(np.asarray(test.images), np.asarray(test.labels))
+    logits = experiment.predict(state, examples.images)
+    report: dict[str, Any] = {"round": int(state.round), "examples": len(logits)}
+    if examples.labels is not None:
+        known = examples.labels >= 0
+        report |= evaluation.report(logits[known], examples.labels[known])
+    if options.clients:
+        train, table = experiment.problem.train, experiment.problem.data.client_data
+        labels = np.asarray(train.labels)
+        right = evaluation.predictions(experiment.predict(state, np.asarray(train.images))).label == labels
+        rows = [index[:count] for index, count in zip(table.index, table.count, strict=True)]
+        clients = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)
+        report["clients"] = clients._asdict()
+    if options.out:
+        _write(pathlib.Path(options.out).expanduser(), evaluation.predictions(logits), examples.labels)
+    return report
+
+
+def _read(where: str, num_classes: int) -> Examples:
+    """The examples in an .npz file or a folder of images; ValueError or FileNotFoundError where there are none."""
+    from fedjax_ssl.data import sources
+    from fedjax_ssl.data.sources import npz
+
+    path = os.path.expanduser(where)
+    if not os.path.isdir(path):
+        arrays, names = npz.read(path, [key for pair in KEYS for key in pair])
+        for images, labels in KEYS:
+            if images in arrays and (labels in arrays or images == "images"):
+                return Examples(arrays[images], _checked(where, arrays.get(labels), len(arrays[images]), num_classes))
+        accepted = "x_test and y_test, test_images and test_labels, or images and, if known, labels"
+        raise ValueError(f"--data: got {where} with {', '.join(names) or 'nothing'}, accepted: {accepted}")
+    if os.path.isdir(os.path.join(path, "test")):
+        data = sources.load("image_folder", path=path)
+    else:
+        with tempfile.TemporaryDirectory() as both:  # a folder of classes is read as both splits
+            for split in ("train", "test"):
+                os.symlink(os.path.abspath(path), os.path.join(both, split))
+            try:
+                data = sources.load("image_folder", path=both)
+            except command.WRONG_INPUT as error:
+                raise ValueError(str(error).replace(os.path.join(both, "train"), path).replace(both, path)) from None
+    if data.num_classes != num_classes:
+        got = f"got {where} with {data.num_classes} folders of classes"
+        raise ValueError(f"--data: {got}, accepted: a folder for each of the model's {num_classes} classes")
+    return Examples(data.test_images, data.test_labels)
+
+
+def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: int) -> np.ndarray | None:
+    """The labels int [N], -1 where one is not known."""
+    if labels is None:
+        return None
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.dtype.kind not in "iu" or labels.shape != (number,):
+        got = f"got labels {labels.dtype} {list(labels.shape)} for {number} examples in {where}"
+        raise ValueError(f"--data: {got}, accepted: integers [{number}]")
+    labels = labels.astype(np.int64)
+    if labels.size and not -1 <= labels.min() <= labels.max() < num_classes:
+        got = f"got labels from {labels.min()} to {labels.max()} in {where}"
+        raise ValueError(f"--data: {got}, accepted: 0 to {num_classes - 1}, or -1 where one is not known")
+    return labels
+
+
+def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None:
+    """Writes predictions, the whole file or none; an unknown label is -1."""
+    from fedjax_ssl.experiment.writers import replacing
+
+    number = len(predicted.label)
+    labels = np.full(number, -1) if labels is None else labels
+    columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
+    with replacing(out) as file:
+        if out.suffix == ".npz":
+            np.savez(file, allow_pickle=False, **columns)
+            return
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        text.flush()
+        text.detach()
+
+
+def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over runs of accuracy, calibration error, class accuracies and clients."""
+
+    def over(values: list[float]) -> dict[str, float]:
+        finite = [value for value in values if math.isfinite(value)]
+        mean = statistics.fmean(finite) if finite else math.nan
+        return {"mean": mean, "sd": statistics.stdev(finite) if len(finite) > 1 else math.nan}
+
+    found: dict[str, Any] = {key: over([report[key] for report in reports]) for key in ("accuracy", "ece") if key in reports[0]}
+    if "class_accuracy" in reports[0]:
+        each = zip(*(report["class_accuracy"] for report in reports), strict=True)
+        found["class_accuracy"] = [over(list(values)) for values in each]
+    if "clients" in reports[0]:
+        found["clients"] = {key: over([report["clients"][key] for report in reports]) for key in ("mean", "worst")}
+    return found
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """The reports as text."""
+    for folder, report in found["runs"].items():
+        yield f"{folder}: round {report['round']}, {report['examples']} examples"
+        yield from _of_run(report)
+    if "all" in found:
+        yield f"{len(found['runs'])} runs, mean and standard deviation"
+        for key, value in found["all"].items():
+            if key == "class_accuracy":
+                yield from (f"  class {c}  {one['mean']:.4f} ± {one['sd']:.4f}" for c, one in enumerate(value))
+            elif key == "clients":
+                yield from (f"  clients' {name}  {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in value.items())
+            else:
+                yield f"  {key}  {value['mean']:.4f} ± {value['sd']:.4f}"
+
+
+def _of_run(report: dict[str, Any]) -> Iterator[str]:
+    if "accuracy" in report:
+        yield f"  accuracy  {report['accuracy']:.4f}"
+        yield f"  calibration error (ECE, {len(report['calibration']['examples'])} bins)  {report['ece']:.4f}"
+        yield "  accuracy of each class"
+        yield from (f"    {c}  {value:.4f}" for c, value in enumerate(report["class_accuracy"]))
+        yield from _matrix(report["confusion"])
+    if "clients" in report:
+        clients = report["clients"]
+        counted = int((np.asarray(clients["examples"]) > 0).sum())
+        yield f"  {counted} clients' own examples: mean accuracy {clients['mean']:.4f}, worst tenth {clients['worst']:.4f}"
+        most = max(1, *(int(count) for count in clients["histogram"]))
+        for i, count in enumerate(clients["histogram"]):
+            yield f"    {i / 10:.1f} to {(i + 1) / 10:.1f}  {'#' * round(40 * count / most)} {count}"
+
+
+def _matrix(confusion: list[list[int]]) -> Iterator[str]:
+    if len(confusion) > LARGEST:
+        yield f"  confusion matrix: {len(confusion)} classes, see --json"
+        return
+    width = max(len(str(cell)) for row in (*confusion, range(len(confusion))) for cell in row) + 1
+    yield "  confusion matrix: rows are true classes, columns predictions"
+    yield "    " + " " * width + "".join(f"{c:>{width}}" for c in range(len(confusion)))
+    for c, row in enumerate(confusion):
+        yield "    " + f"{c:>{width}}" + "".join(f"{cell:>{width}}" for cell in row)
+
+
+def _plain(found: Any) -> Any:
+    from fedjax_ssl.experiment.writers import plain
+
+    return plain(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,136 @@
+"""`diagnostics.clients_every`: what each client of a recorded round did, in files; and nothing of it in other rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl.experiment.clients import ClientsLog
+from fedjax_ssl.method import ClientOutput
+from fedjax_ssl.metrics import Each
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import tiny, toy
+from tests.experiment.commands import CONFIG, launch, refused, rows
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+
+def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_result(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    arguments = (f"--config={tmp_path / 'small.py'}", "--config.diagnostics.clients_every=2")
+    plain, whole, parts = (tmp_path / name for name in ("plain", "whole", "parts"))
+    for workdir, more in ((plain, ("--config.diagnostics.clients_every=0",)), (whole, ()), (parts, ("--stop_after=3",))):
+        assert launch(*arguments, *more, f"--workdir={workdir}").returncode == 0
+    ClientsLog(parts).append(4, {"client/id": np.zeros(1)})  # as if killed after a round that no checkpoint has
+    assert launch(*arguments, f"--workdir={parts}").returncode == 0
+    assert not (plain / "clients").exists()
+    assert rows(plain) == rows(whole) == rows(parts)
+    records = [ClientsLog(workdir).read() for workdir in (whole, parts)]
+    assert records[0].keys() == records[1].keys() >= {"round", "client/id", "client/loss", "client/weight", "client/cosine"}
+    for name, values in records[0].items():
+        np.testing.assert_array_equal(values, records[1][name])
+    np.testing.assert_array_equal(records[0]["round"], [2, 4, 6])
+    np.testing.assert_allclose(records[0]["client/weight"].sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(abs(records[0]["client/cosine"]), 1)  # of one number
+    (whole / "clients" / "round_000004.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"round_000004.npz cannot be read .*; remove it"):
+        ClientsLog(whole).read()
+    assert launch(*arguments, "--overwrite", "--config.rounds=1", f"--workdir={whole}").returncode == 0
+    assert not (whole / "clients").exists()
+
+
+def vectors(aggregator):
+    """A method whose client k sends (k + 1, 1) with weight |D_k|; client 3 sends NaN."""
+
+    def client_update(shared, own, state, shard, key):
+        del shared, key
+        first = jnp.where(own == 3, jnp.nan, own + 1.0)
+        update = {"w": jnp.zeros(()), "v": jnp.stack([first, jnp.ones(())])}
+        return ClientOutput(update, shard.unlabeled.count.astype(jnp.float32), state, {"client/k": Each(own + 0.5)})
+
+    return toy.method(aggregator="sum")._replace(
+        client_update=client_update, server_update=lambda server, aggregate, data, key: (server, {}), aggregator=aggregator
+    )
+
+
+@pytest.mark.parametrize("aggregator", ["sum", "stack"])
+@pytest.mark.parametrize("name", ["vmap", "scan", "chunked", "sharded", "sharded_chunked", "host", "seeds"])
+def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
+    seeds = (5, 0) if name == "seeds" else (0,)
+    problem = toy.problem(made=vectors(aggregator), on_host=name == "host", seeds=seeds)
+    simulator = Simulator(problem, toy.EXECUTIONS.get(name, Execution()))
+    _, ((*_, row),) = simulator.dispatch(simulator.initialize(), [None] * len(seeds), record=True)
+    found = row["clients"]
+    ids = found["client/id"]
+    assert 3 in ids  # of the first cohort
+    bad = ids == 3
+    weights = np.where(bad, 0, np.array(toy.SIZES)[ids])
+    updates = np.where(bad[:, None], 0, np.stack([ids + 1.0, np.ones(5)], axis=1))
+    mean = weights @ updates / weights.sum()
+    norms = np.linalg.norm(updates, axis=1)
+    with np.errstate(invalid="ignore"):
+        cosines = updates @ mean / norms / np.linalg.norm(mean)
+    np.testing.assert_allclose(found["client/weight"], weights / weights.sum(), rtol=1e-6)
+    np.testing.assert_allclose(found["client/update_norm"], norms, rtol=1e-6)
+    np.testing.assert_allclose(found["client/cosine"], cosines, rtol=1e-6)
+    np.testing.assert_allclose(found["client/k"], np.where(bad, np.nan, ids + 0.5))
+
+
+def traced(experiment):
+    simulator = Simulator(experiment.problem, Execution())
+    return str(jax.make_jaxpr(simulator._round._jitted)(simulator.template(), simulator._inputs, simulator._pools))
+
+
+def test_rounds_that_are_not_recorded_are_the_same_program():
+    off, on = (tiny.experiment("fl2", network="linear", diagnostics__clients_every=every) for every in (0, 5))
+    assert traced(off) == traced(on)
+    method = off.problem.method
+
+    def without_records(number):
+        def client_update(*args):
+            output = method(number).client_update(*args)
+            names = [name for name in output.metrics if name.startswith("example/") or name == "client/class_thresholds"]
+            assert len(names) == 4
+            return output._replace(metrics={key: value for key, value in output.metrics.items() if key not in names})
+
+        return method(number)._replace(client_update=client_update)
+
+    never = Simulator(off.problem._replace(method=without_records), Execution())
+    assert traced(off) == str(jax.make_jaxpr(never._round._jitted)(never.template(), never._inputs, never._pools))
+
+
+def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseudo_labels_of_the_round():
+    experiment = tiny.experiment("fl2", network="linear", diagnostics__clients_every=1, rounds=1, method__consistency="none")
+    state, _ = experiment.start()
+    before = fedjax_ssl.copied(state)
+    ((_, row),) = experiment.rounds(state)
+    found = row["clients"]
+    assert found["client/class_thresholds"].shape == (5, 10)
+    np.testing.assert_allclose(found["client/class_thresholds"].max(1), found["client/threshold"], rtol=1e-6)
+    shares = np.maximum(1 - found["client/threshold"], 1e-20)
+    np.testing.assert_allclose(found["client/weight"], shares / shares.sum(), rtol=1e-5)
+    for m, client in enumerate(found["client/id"]):
+        shown = experiment.inspect(before, int(client))
+        thresholds = found["client/class_thresholds"][m]
+        np.testing.assert_array_equal(shown.accepted, shown.confidence > thresholds[shown.pseudo_label])
+        assert shown.accepted.mean() == pytest.approx(found["client/mask_rate"][m])
+        right = (shown.pseudo_label == shown.true_label)[shown.accepted]
+        assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            "digits:supervised",
+            "diagnostics.clients_every: got 1 with method.name=supervised, which has no clients",
+        ),
+        ("digits:fl2", "diagnostics.clients_every: got 1 with execution.rounds_per_dispatch=2, accepted: 0"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(tmp_path, config, words):
+    more = ["--config.execution.rounds_per_dispatch=2"] if config == "digits:fl2" else []
+    said = refused(f"--config={config}", "--config.diagnostics.clients_every=1", f"--workdir={tmp_path / 'run'}", *more)
+    assert words in said

@@ -1,0 +1,144 @@
+"""`launch.evaluate`: numbers of finished runs, by golden computations and as a person calls it."""
+
+import csv
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.loading import load
+from launch import evaluate
+from tests.experiment.commands import CONFIG, launch, refused
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+LOGITS = np.log([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9], [0.4, 0.35, 0.25]]).astype(np.float32)
+LABELS = np.array([0, 1, 2, 2, 1])
+
+
+def test_golden_confusion_classes_and_calibration():
+    found = evaluation.report(LOGITS, LABELS)
+    assert found["confusion"] == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert found["class_accuracy"] == [1.0, 0.5, 0.5]
+    assert found["accuracy"] == 0.6
+    # Confidences .7, .6, .5, .9, .4 are in five bins of one example each; right are the first, second and fourth.
+    assert found["ece"] == pytest.approx((0.3 + 0.4 + 0.5 + 0.1 + 0.4) / 5)
+
+
+def test_golden_calibration_against_the_definition():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(500, 4)).astype(np.float32) * 2, rng.integers(0, 4, 500)
+    probs = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        inside = (probs.max(1) > low) & (probs.max(1) <= low + 1 / 15 + 1e-12)
+        if inside.any():
+            expected += inside.mean() * abs((probs.argmax(1) == labels)[inside].mean() - probs.max(1)[inside].mean())
+    assert evaluation.calibration(evaluation.predictions(logits), labels).error == pytest.approx(expected, rel=1e-9)
+
+
+def test_golden_clients():
+    right = np.array([1, 0, np.nan, 1, 1, 0], float)
+    rows = [np.array([0, 1]), np.array([2]), np.array([2, 3]), np.array([3, 4, 5])]
+    found = evaluation.of_clients(right, rows)
+    np.testing.assert_allclose(found.accuracy, [0.5, np.nan, 1.0, 2 / 3])
+    assert found.examples.tolist() == [2, 0, 1, 3]
+    assert (found.mean, found.worst) == (pytest.approx((0.5 + 1 + 2 / 3) / 3), 0.5)
+    assert found.histogram.tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 1]
+
+
+def test_a_class_without_examples_has_no_accuracy():
+    np.testing.assert_array_equal(evaluation.class_accuracies(np.array([[2, 0], [0, 0]])), [1.0, np.nan])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a method of one's own, in a folder."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "small.py").write_text(CONFIG)
+    options = ("--config.data.name=digits", "--config.data.num_clients=6", "--config.rounds=2", "--config.seeds=2")
+    done = launch(f"--config={folder / 'small.py'}", f"--workdir={folder / 'runs'}", *options)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs"
+
+
+def evaluated(*arguments):
+    done = launch(*map(str, arguments), "--json", program=evaluate)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_as_text_as_json_and_its_predictions(runs, tmp_path):
+    summary = json.loads((runs / "0" / "summary.json").read_text())
+    for out in (tmp_path / "p.csv", tmp_path / "p.npz"):
+        (report,) = evaluated(runs / "0", "--clients", f"--out={out}")["runs"].values()
+    assert report["accuracy"] == pytest.approx(summary["eval/accuracy"])
+    assert (report["round"], report["examples"], np.sum(report["confusion"])) == (2, 360, 360)
+    assert len(report["clients"]["accuracy"]) == 6
+    assert report["clients"]["worst"] == min(report["clients"]["accuracy"])
+    with np.load(tmp_path / "p.npz") as archive, (tmp_path / "p.csv").open() as file:
+        table = list(csv.DictReader(file))
+        for name in ("id", "prediction", "confidence", "label"):
+            np.testing.assert_allclose([float(row[name]) for row in table], archive[name])
+        assert np.mean(archive["prediction"] == archive["label"]) == pytest.approx(summary["eval/accuracy"])
+    shown = launch(str(runs / "0"), "--clients", program=evaluate).stdout
+    for words in (f"accuracy  {report['accuracy']:.4f}", "ECE, 15 bins", "confusion matrix", "6 clients' own examples"):
+        assert words in shown
+
+
+def test_seeds_have_mean_and_standard_deviation(runs):
+    found = evaluated(runs)
+    accuracies = [report["accuracy"] for report in found["runs"].values()]
+    assert found["all"]["accuracy"] == {
+        "mean": pytest.approx(np.mean(accuracies)),
+        "sd": pytest.approx(np.std(accuracies, ddof=1)),
+    }
+
+
+def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
+    experiment, state = load(runs / "0")
+    images, labels = (np.asarray(x)[:40] for x in experiment.problem.test)
+    right = np.mean(experiment.predict(state, images).argmax(1) == labels)
+    np.savez(tmp_path / "labeled.npz", x_test=images[..., 0], y_test=labels)
+    np.savez(tmp_path / "bare.npz", images=images)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (tmp_path / "classes" / str(label)).mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / "classes" / str(label) / f"{i}.png"), image)
+    for name in ("labeled.npz", "classes"):
+        (report,) = evaluated(runs / "0", f"--data={tmp_path / name}")["runs"].values()
+        assert (report["accuracy"], report["examples"]) == (pytest.approx(right), 40)
+    (report,) = evaluated(runs / "0", f"--data={tmp_path / 'bare.npz'}")["runs"].values()
+    assert report == {"round": 2, "examples": 40}
+
+
+def test_wrong_arguments_are_one_line(runs, tmp_path):
+    np.savez(tmp_path / "wrong.npz", x_test=np.zeros((2, 5, 5), np.uint8), y_test=np.zeros(2, int))
+    np.savez(tmp_path / "labels.npz", x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.array([0, 10]))
+    for i in range(2):
+        (tmp_path / "two" / str(i)).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "two" / str(i) / "0.png"), np.full((8, 8), i, np.uint8))
+    one = str(runs / "0")
+    for arguments, words in (
+        ([str(tmp_path / "none")], "is no folder"),
+        ([str(tmp_path)], "has no config.json"),
+        ([str(runs), "--out=p.csv"], "--out: got p.csv for 2 runs"),
+        ([one, "--out=p.txt"], "accepted: a file NAME.csv or NAME.npz"),
+        ([one, f"--data={tmp_path / 'wrong.npz'}"], "got uint8 [2, 5, 5], accepted: images uint8 [B, 8, 8, 1] or [B, 8, 8]"),
+        ([one, f"--data={tmp_path / 'labels.npz'}"], "got labels from 0 to 10"),
+        ([one, f"--data={tmp_path / 'two'}"], "with 2 folders of classes"),
+        ([one, f"--data={tmp_path / 'no.npz'}"], "no such file"),
+    ):
+        assert words in refused(*arguments, program=evaluate)
+
+
+def test_a_method_of_ones_own_needs_its_config(tmp_path):
+    text = CONFIG.replace("average.register()", "average.register('own')").replace('"average"', '"own"')
+    (tmp_path / "small.py").write_text(text)
+    config = f"--config={tmp_path / 'small.py'}"
+    assert launch(config, f"--workdir={tmp_path / 'run'}", "--config.rounds=1").returncode == 0
+    from fedjax_ssl.methods import METHODS
+
+    del METHODS["own"]
+    assert "method.name: got own" in refused(str(tmp_path / "run"), program=evaluate)
+    assert evaluated(tmp_path / "run", config)["runs"]

@@ -1,0 +1,63 @@
+"""More rounds than a run began with: it goes on where nothing depends on their number, else one line says what does."""
+
+import json
+
+import pytest
+
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.extension import dependence
+from tests import tiny
+from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.test_resume import assert_same_checkpoint
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+CONSTANT = ("--config.client.optimizer.schedule=constant", "--config.server.optimizer.schedule=constant")
+
+
+def test_a_finished_run_with_more_rounds_equals_a_run_of_so_many_rounds_bit_for_bit(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    arguments = (f"--config={tmp_path / 'small.py'}", "--config.eval_every=4", *CONSTANT)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for workdir, rounds in ((whole, 8), (parts, 6), (parts, 8), (parts, 8)):
+        done = launch(*arguments, f"--workdir={workdir}", f"--config.rounds={rounds}")
+        assert done.returncode == 0, done.stderr
+    experiment = build(json.loads((whole / "config.json").read_text()))
+    assert_same_checkpoint(experiment, whole, parts)
+    of_whole, of_parts = rows(whole), rows(parts)
+    assert {key for key in of_parts[5] if key not in of_whole[5]} == {"eval/accuracy", "eval/loss"}  # once the last round
+    for key in ("eval/accuracy", "eval/loss"):
+        del of_parts[5][key]
+    assert of_parts == of_whole
+    summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (whole, parts)]
+    assert summaries[0]["rounds"] == summaries[1]["rounds"] == 8
+    assert summaries[0]["eval/accuracy_last5"] == summaries[1]["eval/accuracy_last5"]
+
+
+def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    arguments = (f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}", "--config.rounds=2")
+    assert launch(*arguments).returncode == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    said = refused(*arguments[:2], "--config.rounds=4")
+    assert "rounds: got 4 with a run of 2" in said
+    assert "whose results depend on their number (client.optimizer.schedule=cosine" in said
+    assert "accepted: 2 or more" in refused(*arguments[:2], "--config.rounds=1")
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "what"),
+    [
+        ("fixmatch", {}, ""),
+        ("fixmatch", {"server__optimizer__schedule": "cosine_7_16"}, "server.optimizer.schedule=cosine_7_16"),
+        ("fedavg", {"server__optimizer__schedule": "cosine"}, ""),  # its server has no labels to train on
+        ("fedsem", {"method__labeled_rounds": 0.5}, "method.labeled_rounds=0.5"),
+        ("fedsiam_d", {"method__end_round": 3}, "method.name=fedsiam_d, which reads the number of rounds"),
+        ("fedcon", {}, "method.name=fedcon, which reads the number of rounds"),
+        ("uda", {"method__tsa": "linear"}, "method.name=uda, which reads the number of rounds"),
+    ],
+)
+def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, overrides, what):
+    network = "mlp" if method == "fedcon" else "linear"
+    before, after = (build(tiny.config(method, rounds=rounds, network=network, **overrides)) for rounds in (4, 6))
+    assert dependence(before, after) == what
