@@ -7,7 +7,7 @@ fedjax-ssl COMMAND --help
 import importlib
 import sys
 
-COMMANDS = ("run", "preview", "explain", "text_features")
+COMMANDS = ("run", "preview", "report", "explain", "text_features")
 
 
 def main(argv: list[str] | None = None) -> int:
