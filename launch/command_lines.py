@@ -18,7 +18,7 @@ SEVERAL = ("seed", "seeds", "vary", "values")
 
 
 def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
-    """One command for each config in the group, for all of its seeds. `files` gets the config files that they need in `folder`."""
+    """One command for each config of a group and all its seeds; `files` gets the config files in `folder` that they need."""
     kinds: dict[str, list[Run]] = {}
     for run in group.runs:
         own = {key: value for key, value in run.config.items() if is_compared(key)}
@@ -30,7 +30,9 @@ def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
             name = f"config_{group.slug}{f'_{number}' if len(kinds) > 1 else ''}.py"
             files[name] = config_file(runs[0].tree).encode()
             base = [f"--config={folder}/{name}"]
-        lines += [shlex.join(["python", "-m", "launch.run", *base, *seeds]) for seeds in _seeds([run.config["seed"] for run in runs])]
+        lines += [
+            shlex.join(["python", "-m", "launch.run", *base, *seeds]) for seeds in _seeds([run.config["seed"] for run in runs])
+        ]
     return lines
 
 
@@ -90,4 +92,5 @@ def config_file(tree: Mapping[str, Any]) -> str:
     """A config file with a run's own config, for one seed."""
     alone = {key: value for key, value in plain(tree).items() if key not in SEVERAL}
     shown = pprint.pformat(alone, width=120, sort_dicts=False)
-    return f'"""A run\'s config, as its folder holds it."""\n\nCONFIG = {shown}\n\n\ndef get_config(argument=None):\n    return CONFIG\n'
+    head = '"""A run\'s config, as its folder holds it."""'
+    return f"{head}\n\nCONFIG = {shown}\n\n\ndef get_config(argument=None):\n    return CONFIG\n"

@@ -79,17 +79,23 @@ def _title(grouped: Any) -> str:
     names = []
     for key, many in (("method.name", "methods"), ("data.name", "datasets")):
         values = list(dict.fromkeys(run.config[key] for group in grouped.groups for run in group.runs))
-        names.append(f"{len(values)} {many}" if len(values) > 4 else " and ".join([", ".join(values[:-1]), values[-1]]).removeprefix(" and "))
+        names.append(
+            f"{len(values)} {many}"
+            if len(values) > 4
+            else " and ".join([", ".join(values[:-1]), values[-1]]).removeprefix(" and ")
+        )
     return " on ".join(names)
 
 
 def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
     """How many runs there are, and in which state."""
+    from fedjax_ssl.experiment.report import results
+
     states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
     states += ["unreadable"] * len(unreadable)
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     number = len(grouped.groups)
-    return f"{len(states)} runs: {counted}; {number} group{'s' * (number != 1)} by {', '.join(grouped.keys)}."
+    return f"{len(states)} runs: {counted}; {number} group{'s' * (number != 1)} by {results.heading(grouped)}."
 
 
 def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
@@ -106,7 +112,7 @@ def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
     for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, page.encode())]:
         with replacing(path) as file:
             file.write(content)
-    print(f"page: {out}\nfigures and tables: {folder}{'' if folder.name == str(folder) else ''}, {len(files) - 1} files")
+    print(f"page: {out}\nfigures and tables: {folder}, {len(files) - 1} files")
 
 
 def _target(text: str) -> float:
@@ -126,8 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)
     parser.add_argument("--x", default="rounds", choices=AXES, help="what curves are drawn against (%(default)s)")
-    parser.add_argument("--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean")
-    parser.add_argument("--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)")
+    parser.add_argument(
+        "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
+    )
+    parser.add_argument(
+        "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
+    )
     return parser
 
 

@@ -13,9 +13,10 @@ from fedjax_ssl.experiment.writers import read_json
 
 
 class Evaluation(NamedTuple):
-    """A model's test results as fractions; a part that is not there is empty (`ece`: NaN). Rows of `confusion` are true classes.
+    """A model's test results as fractions; a part that is not there is empty (`ece`: NaN).
 
-    `clients` are the ids of clients, `per_client` their accuracies, NaN where a client has no examples.
+    Rows of `confusion` are true classes. `clients` are the ids of clients, `per_client` their accuracies, NaN where a client has
+    no examples.
     """
 
     per_class: Float[np.ndarray, " C"]
@@ -30,7 +31,7 @@ class Records(NamedTuple):
 
     round: Int[np.ndarray, " n"]
     id: Int[np.ndarray, " n"]
-    values: dict[str, Float[np.ndarray, "n *_"]]
+    values: dict[str, Float[np.ndarray, " n *_"]]
 
 
 def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
@@ -69,7 +70,9 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
 
 def _fractions(values: Any) -> Float[np.ndarray, " n"]:
     """Numbers in [0, 1], null: NaN; of a mapping from names its values."""
-    array = np.array([np.nan if value is None else float(value) for value in (values.values() if isinstance(values, dict) else values)])
+    array = np.array(
+        [np.nan if value is None else float(value) for value in (values.values() if isinstance(values, dict) else values)]
+    )
     if (array < 0).any() or (array > 1).any():
         raise ValueError
     return array
@@ -127,6 +130,8 @@ def _records(path: Any) -> Records:
     if ids.ndim != rounds.ndim + 1 or ids.shape[: rounds.ndim] != rounds.shape:
         raise ValueError
     each = np.broadcast_to(rounds[..., None], ids.shape)
-    fitting = {key: value for key, value in arrays.items() if value.shape[: ids.ndim] == ids.shape and value.dtype.kind in "bfiu"}
+    fitting = {
+        key: value for key, value in arrays.items() if value.shape[: ids.ndim] == ids.shape and value.dtype.kind in "bfiu"
+    }
     flat = {key: value.reshape(ids.size, *value.shape[ids.ndim :]).astype(float) for key, value in fitting.items()}
     return Records(each.ravel(), ids.ravel(), {key: value for key, value in flat.items() if value.ndim <= 2})

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colors for the color-blind, without the yellow, which is pale on white."""
 LINES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
-HEAT = "cividis_r"
-"""A color map that the color-blind see as others do; white cells are empty."""
+HEAT = "Blues"
+"""One hue, from light to dark, so that no color has to be told from another."""
 WIDTH = 4.8
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "axes.edgecolor": "#888888",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
-    "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "lines.linewidth": 1.7, "lines.markersize": 4.5,
+    "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
 }  # fmt: skip
 
 
@@ -73,11 +74,9 @@ def picture(figure: "Figure", name: str, title: str, alt: str, caption: str = ""
 def draw_curves(axes: "Axes", curves: Sequence[Curve], labels: tuple[str, str]) -> None:
     """Draws curves, each with its own color, line and markers; `labels` are those of the axes."""
     for curve in curves:
-        color = COLORS[curve.style % len(COLORS)]
-        axes.plot(
-            curve.x, curve.mean, color=color, linestyle=LINES[curve.style % len(LINES)], marker=MARKERS[curve.style % len(MARKERS)],
-            markevery=max(1, math.ceil(len(curve.x) / 10)), label=curve.label,
-        )  # fmt: skip
+        color, line, marker = (choices[curve.style % len(choices)] for choices in (COLORS, LINES, MARKERS))
+        every = max(1, math.ceil(len(curve.x) / 10))
+        axes.plot(curve.x, curve.mean, color=color, linestyle=line, marker=marker, markevery=every, label=curve.label)
         axes.fill_between(curve.x, curve.mean - curve.sd, curve.mean + curve.sd, color=color, alpha=0.18, linewidth=0)
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
@@ -97,13 +96,18 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
-    columns = max(1, min(3, len(labels), int(figure.get_figwidth() * 9 / (max(map(len, labels)) + 6))))
+    columns = max(1, min(3, len(labels), int(figure.get_figwidth() / (0.08 * max(map(len, labels)) + 0.75))))
     figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
 
 
 def curves(
-    name: str, title: str, lines: Sequence[Curve], labels: tuple[str, str], level: tuple[str, float] | None = None, caption: str = ""
+    name: str,
+    title: str,
+    lines: Sequence[Curve],
+    labels: tuple[str, str],
+    level: tuple[str, float] | None = None,
+    caption: str = "",
 ) -> Picture:
     """A figure of curves with its legend; `level` (label, y) is a dotted line."""
     from matplotlib import rc_context
@@ -142,10 +146,10 @@ def alt_of(title: str, lines: Sequence[Curve], labels: tuple[str, str]) -> str:
 
 
 def heat(
-    name: str, title: str, values: Float[np.ndarray, "A B"], labels: tuple[str, str, str], *, numbers: bool = False, caption: str = "",
-    columns: Int[np.ndarray, " B"] | None = None,
+    name: str, title: str, values: Float[np.ndarray, "A B"], labels: tuple[str, str, str], *, numbers: bool = False,
+    caption: str = "", columns: Int[np.ndarray, " B"] | None = None,
 ) -> Picture:  # fmt: skip
-    """A heat map, NaN in white; `labels` are those of rows, columns and values; `numbers` writes them into the cells.
+    """A heat map, NaN in gray; `labels` are those of rows, columns and values; `numbers` writes them into the cells.
 
     `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width.
     """
@@ -156,6 +160,7 @@ def heat(
     with rc_context({**STYLE, "axes.grid": False}):
         figure = blank(WIDTH, float(np.clip(0.28 * rows + 1.0, 2.6, 7.0)))
         axes = figure.subplots()
+        axes.set_facecolor("#cccccc")
         image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap=HEAT)
         for axis, label in ((axes.yaxis, labels[0]), (axes.xaxis, labels[1])):
             axis.set_label_text(label)
@@ -176,7 +181,12 @@ def heat(
 
 
 def traces(
-    name: str, title: str, rounds: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"], values: Float[np.ndarray, " n"], label: str
+    name: str,
+    title: str,
+    rounds: Int[np.ndarray, " n"],
+    ids: Int[np.ndarray, " n"],
+    values: Float[np.ndarray, " n"],
+    label: str,
 ) -> Picture:
     """Each client's values as a thin line over the rounds that it took part in, and the median of each round as a thick one."""
     from matplotlib import rc_context
@@ -206,7 +216,9 @@ def median(values: Float[np.ndarray, " n"]) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def histogram(name: str, title: str, samples: Sequence[tuple[str, Float[np.ndarray, " n"]]], labels: tuple[str, str]) -> Picture:
+def histogram(
+    name: str, title: str, samples: Sequence[tuple[str, Float[np.ndarray, " n"]]], labels: tuple[str, str]
+) -> Picture:
     """Outlines of histograms of percentages, one for each (label, values), in bins of 5."""
     from matplotlib import rc_context
     from matplotlib.ticker import MaxNLocator

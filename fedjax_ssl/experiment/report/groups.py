@@ -94,15 +94,20 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> Grouped:
         used, said = _used(label, own)
         notes += said
         if by and (mixed := differing(own)):
-            notes.append(f"{label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well")
+            notes.append(
+                f"{label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
+            )
         groups.append(Group(label, values, tuple(own), used))
     groups.sort(key=lambda one: _order(one.label))
-    return Grouped(tuple(groups), tuple(shown), tuple([*_across(runs), *notes]))
+    return Grouped(tuple(groups), tuple(shown), (*_across(runs), *notes))
 
 
 def _label(values: dict[str, Any]) -> str:
     """`fl2`, or `fl2, num_labels=10`."""
-    words = [text_of(value) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(value)}" for key, value in values.items()]
+    words = [
+        text_of(value) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(value)}"
+        for key, value in values.items()
+    ]
     return ", ".join(words)
 
 

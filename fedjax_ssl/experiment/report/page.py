@@ -37,38 +37,48 @@ class Section(NamedTuple):
 CSS = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 78rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
+body { margin: 0 auto; max-width: 78rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }
+body { color: #1a1a1a; background: #fff; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-top: .6rem; border-top: 1px solid #ccc; }
 a { color: #00528a; }
 p, li { max-width: 46rem; overflow-wrap: anywhere; }
 nav ul { list-style: none; padding: 0; margin: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }
 nav a { display: inline-block; padding: .25rem 0; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1.2rem; align-items: start; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
+.figures { gap: 1.2rem; align-items: start; }
 figure { margin: 0; max-width: 36rem; min-width: 0; }
+figure.table { max-width: 100%; margin: 0 0 1.4rem; }
 figure img { width: 100%; height: auto; display: block; }
 figcaption { font-weight: 600; overflow-wrap: anywhere; margin-bottom: .2rem; }
 figcaption small { display: block; font-weight: 400; color: #444; }
-.scroll { overflow-x: auto; max-width: 100%; margin: .8rem 0 .2rem; }
+.scroll { overflow-x: auto; max-width: 100%; margin: .2rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
-th, td { padding: .3rem .7rem .3rem 0; text-align: left; white-space: nowrap; font-weight: 400; }
+th, td { padding: .3rem .7rem; text-align: left; white-space: nowrap; font-weight: 400; }
 thead th { font-weight: 600; border-top: 2px solid #1a1a1a; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 2px solid #1a1a1a; }
 tbody tr:nth-child(even) > * { background: #f6f6f6; }
-.number { text-align: right; padding-left: .7rem; }
-.note { font-size: .85rem; color: #444; margin: 0 0 1rem; }
+tr > :first-child { padding-left: 0; }
+.number { text-align: right; }
+.note { font-size: .85rem; color: #444; margin: 0; }
 h3 { font-size: 1rem; margin: 1rem 0 .2rem; overflow-wrap: anywhere; }
 pre { margin: 0; padding: .6rem; background: #f3f3f3; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 :target { outline: 2px solid #0072b2; outline-offset: 4px; }
-@media print { nav { display: none; } body { max-width: none; font-size: 10pt; } figure, tr { break-inside: avoid; } .scroll { overflow: visible; } }
+@media print {
+  nav { display: none; }
+  body { max-width: none; font-size: 10pt; }
+  figure, tr { break-inside: avoid; }
+  .scroll { overflow: visible; }
+}
 """
 
 
 def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The page: a heading, a sentence, a table of contents and the sections."""
     contents = "".join(f'<li><a href="#{slug(one.title)}">{html.escape(one.title)}</a></li>' for one in sections)
-    body = "\n".join(f'<section id="{slug(one.title)}"><h2>{html.escape(one.title)}</h2>\n{_items(one.items)}</section>' for one in sections)
+    body = "\n".join(
+        f'<section id="{slug(one.title)}"><h2>{html.escape(one.title)}</h2>\n{_items(one.items)}</section>' for one in sections
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -100,7 +110,9 @@ def _items(items: Sequence[Item]) -> str:
             continue
         parts += _row(row)
         row = []
-        parts.append(tables.as_html(item) if isinstance(item, Table) else _code(item) if isinstance(item, Code) else _words(item))
+        parts.append(
+            tables.as_html(item) if isinstance(item, Table) else _code(item) if isinstance(item, Code) else _words(item)
+        )
     return "\n".join([*parts, *_row(row)])
 
 

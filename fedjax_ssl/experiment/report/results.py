@@ -45,9 +45,11 @@ def link(group: Group) -> Link:
 
 def results(grouped: Grouped, target: float) -> Table:
     """Each group's accuracies, and what it takes to the target."""
-    shown, rows = f"{100 * target:.1f} %", []
+    shown = f"{100 * target:.1f} %"
+    rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
         seeds = str(len(group.used)) if len(group.used) == len(group.runs) else f"{len(group.used)} of {len(group.runs)}"
+        seeds += " unfinished" * (bool(group.used) and not group.is_finished)
         reached = [spread([to_target(run, kind, target) for run in group.used]) for kind in ("rounds", "bytes", "seconds")]
         means = [spread([accuracy(run, number) for run in group.used], 1) for number in (1, 5)]
         rows.append((link(group), *means, seeds, *(one._replace(digits=min(one.digits, 1)) for one in reached)))
@@ -55,23 +57,29 @@ def results(grouped: Grouped, target: float) -> Table:
     note = (
         "Test accuracy of the last evaluation and mean of the last five; mean ± sample standard deviation over runs. To the "
         f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
-        "without compilation and evaluation."
+        "without compilation and evaluation; (2 of 3): the mean of those runs that have a value. A group's name leads to its "
+        "command."
     )
     return Table("results", "Test accuracy, and costs to a target accuracy", header, tuple(rows), note)
 
 
 def costs(grouped: Grouped) -> Table:
     """Each group's totals at its last round."""
-    keys = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
-    rows = []
+    totals_of = {"comm/bytes_up": 1e6, "comm/bytes_down": 1e6, "cost/forward_passes": 1e3, "cost/backward_passes": 1e3}
+    rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
-        totals = [spread([statistics.last(run.columns.get(key, np.zeros(0))) / 1e6 for run in group.used]) for key in keys]
-        seconds = spread([statistics.last(run.columns.get("time/round_s", np.zeros(0)), len(run.columns["round"])) for run in group.used])
+        totals = [
+            spread([statistics.last(run.columns.get(key, np.zeros(0))) / unit for run in group.used])
+            for key, unit in totals_of.items()
+        ]
+        seconds = spread(
+            [statistics.last(run.columns.get("time/round_s", np.zeros(0)), len(run.columns["round"])) for run in group.used]
+        )
         sizes = sorted({run.summary["num_params"] for run in group.used if type(run.summary.get("num_params")) is int})
         size: Cell = sizes[0] if len(sizes) == 1 else ", ".join(f"{one:,}" for one in sizes) or DASH
         rounds = sorted({run.rounds_done for run in group.used})
         rows.append((link(group), ", ".join(map(str, rounds)) or DASH, *totals, seconds, size))
-    header = (heading(grouped), "rounds", "MB up", "MB down", "10^6 forward", "10^6 backward", "s a round", "parameters")
+    header = (heading(grouped), "rounds", "MB up", "MB down", "10^3 forward", "10^3 backward", "s a round", "parameters")
     note = (
         "Bytes and passes (examples through networks) are totals of all clients and rounds. Runs of one program, such as "
         "several seeds of one command, share its seconds."
@@ -89,7 +97,7 @@ def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
             rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
     rows += [(line.partition(":")[0], DASH, DASH, "unreadable", Spread(math.nan, math.nan), "no") for line in unreadable]
     header = ("run", heading(grouped), "seed", "state", "last, %", "used")
-    return Table("runs", "Runs", header, tuple(rows), "Used: whether the run counts in the means above.")
+    return Table("runs", "All runs", header, tuple(rows), "Used: whether the run counts in the means above.")
 
 
 def differences(grouped: Grouped) -> Table | None:
@@ -120,7 +128,7 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
     having = {label: parts for label, parts in having.items() if parts}
     if not having:
         return None
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for index in range(max(len(part) for parts in having.values() for part in parts)):
         each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
         rows.append((str(index), *(spread(values, 1) for values in each)))
@@ -129,7 +137,7 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
 
 def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
     """Accuracies over clients, and the worst; None: no evaluation has them."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
         having = [one for one in found[group.label] if np.isfinite(one.per_client).any()]
         if not having:
@@ -138,7 +146,9 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
         worst = [np.sort(values)[: max(1, math.ceil(len(values) / 10))] for values in known]
         first = having[0]
         order = np.argsort(np.where(np.isfinite(first.per_client), first.per_client, np.inf), kind="stable")[:5]
-        named = ", ".join(f"{first.clients[k]} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k]))
+        named = ", ".join(
+            f"{first.clients[k]} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k])
+        )
         numbers = [spread([100 * float(function(values)) for values in lists], 1) for function, lists in (
             (np.mean, known), (np.mean, worst), (np.min, known))]  # fmt: skip
         rows.append((link(group), ", ".join(sorted({str(len(values)) for values in known})), *numbers, named))

@@ -185,9 +185,13 @@ def checked_summary(summary: dict[str, Any], rows: list[dict[str, Any]]) -> dict
     last = rows[-1] if rows else {}
     for key, other in (("rounds", "round"), ("eval/accuracy", "eval/accuracy")):
         there, here = summary.get(key), last.get(other)
-        if type(there) not in (int, float) or here is None or not math.isclose(there, here, abs_tol=1e-9):
-            raise ValueError(f"{SUMMARY}: {key} is {there!r}, and the last row's {other} is {here!r}")
+        if not isinstance(there, int | float) or here is None or not math.isclose(there, here, abs_tol=1e-9):
+            raise ValueError(f"{SUMMARY}: {key} is {_shown(there)}, and the last row's {other} is {_shown(here)}")
     return summary
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if type(value) in (int, float) else repr(value)[:40]
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, Float[np.ndarray, " T"]]:

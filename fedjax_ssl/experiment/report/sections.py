@@ -19,12 +19,17 @@ PANEL = {
 }  # fmt: skip
 """(FL)^2's Figure 3: metric -> heading and factor."""
 OTHERS = {
-    "eval/accuracy_online": ("Test accuracy of the online network, %", 100), "eval/loss": ("Test loss", 1),
-    "client/loss": ("Clients' loss", 1), "client/mask_rate": ("Accepted pseudo-labels at the clients, %", 100),
-    "client/threshold": ("Clients' mean threshold", 1), "client/upload_fraction": ("Uploaded share, %", 100),
-    "client/instance_weight_mean": ("Mean weight of unlabeled examples", 1), "client/reward": ("Clients' mean reward", 1),
-    "server/loss": ("Server's loss", 1),
-}  # fmt: skip
+    "eval/accuracy_online": ("Test accuracy of the online network", "test accuracy, %", 100),
+    "eval/loss": ("Test loss", "loss", 1),
+    "client/loss": ("Loss at the clients", "loss", 1),
+    "client/mask_rate": ("Accepted pseudo-labels at the clients", "accepted, %", 100),
+    "client/threshold": ("Mean threshold of the clients", "threshold", 1),
+    "client/upload_fraction": ("Uploaded share", "uploaded, %", 100),
+    "client/instance_weight_mean": ("Mean weight of unlabeled examples", "weight", 1),
+    "client/reward": ("Mean reward of the clients", "reward", 1),
+    "server/loss": ("Loss at the server", "loss", 1),
+}
+"""Further curves: metric -> heading, label of the axis, and factor."""
 TRACES = {
     "tau": "threshold tau", "weight": "aggregation weight", "mask_rate": "mask rate", "label_rate": "label rate",
     "pseudo_label_accuracy": "pseudo-label accuracy", "loss": "loss", "update_norm": "norm of the update",
@@ -54,7 +59,9 @@ def source(grouped: Grouped, unreadable: Sequence[str], x: str, target: float | 
         evaluations[group.label] = []
         for run in group.runs:
             found, said = extras.evaluation(run)
-            problems += [f"{run.name}: {line}" for line in (*run.problems, *said, *([f"diverged: {run.reason}"] if run.reason else []))]
+            problems += [
+                f"{run.name}: {line}" for line in (*run.problems, *said, *([f"diverged: {run.reason}"] if run.reason else []))
+            ]
             if not run.reason and not run.is_finished:
                 problems.append(f"{run.name}: {run.state}")
             if found is not None and run in group.used:
@@ -125,8 +132,8 @@ def _pseudo_labels(made_from: Source) -> list[Item]:
     if not any(key != ACCURACY for key, _, _ in parts):
         return []
     words = Words((
-        "Ratios are shares of the unlabeled examples whose labels are made: accepted ones, and of these the right and the wrong "
-        "ones. Correct / wrong has no value in a round in which none is wrong.",
+        "Ratios are shares of the unlabeled examples whose labels are made: accepted ones, and of these the right and the "
+        "wrong ones. Correct / wrong has no value in a round in which none is wrong.",
     ))  # fmt: skip
     alone: list[Item] = [
         figures.curves(f"panel_{key.rpartition('/')[2]}", heading, drawn, (label, heading[0].lower() + heading[1:]))
@@ -144,10 +151,11 @@ def paper_panel(made_from: Source) -> Picture | None:
 
 
 def _training(made_from: Source) -> list[Item]:
-    label, items = statistics.AXES[made_from.x], []
-    for key, (title, factor) in OTHERS.items():
+    label = statistics.AXES[made_from.x]
+    items: list[Item] = []
+    for key, (title, vertical, factor) in OTHERS.items():
         if drawn := lines(made_from.grouped.groups, key, made_from.x, factor):
-            items.append(figures.curves(key.replace("/", "_"), title, drawn, (label, title[0].lower() + title[1:])))
+            items.append(figures.curves(key.replace("/", "_"), title, drawn, (label, vertical)))
     return items
 
 
@@ -165,7 +173,10 @@ def _classes(made_from: Source) -> list[Item]:
         with np.errstate(invalid="ignore"):
             shares = 100 * total / total.sum(1, keepdims=True)
         few = len(total) <= 12
-        title, caption = f"Confusion matrix: {group.label}", f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}"
+        title, caption = (
+            f"Confusion matrix: {group.label}",
+            f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}",
+        )
         labels = ("true class", "predicted class", "%")
         items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption))
     return items
@@ -177,7 +188,10 @@ def _clients(made_from: Source) -> list[Item]:
     groups = made_from.grouped.groups
     if table := results.worst_clients(made_from.grouped, made_from.evaluations):
         items.append(table)
-        known = [(group.label, [one.per_client[np.isfinite(one.per_client)] for one in made_from.evaluations[group.label]]) for group in groups]
+        known = [
+            (group.label, [one.per_client[np.isfinite(one.per_client)] for one in made_from.evaluations[group.label]])
+            for group in groups
+        ]
         samples = [(label, 100 * np.concatenate(parts)) for label, parts in known if sum(map(len, parts))]
         labels = ("test accuracy of a client, %", "clients, of all runs")
         items.append(figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels))

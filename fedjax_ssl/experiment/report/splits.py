@@ -17,7 +17,7 @@ SHOWN = 4
 
 
 def split_pictures(grouped: Grouped) -> list[Item]:
-    """Heat maps of clients x classes for each kind of split, with its first run's seed; a line where the data are not at hand."""
+    """Heat maps of clients x classes for each kind of split, of its first run; a line where data are not at hand."""
     kinds: dict[str, tuple[Run, list[str]]] = {}
     for group in grouped.groups:
         for run in group.runs:
@@ -46,7 +46,15 @@ def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
         data["download"] = False
     # The method is left at its default: the split does not depend on it, and the run's may be registered elsewhere.
     settings = Settings.from_dict({"data": data, "seed": run.config[SEED], "cohort_size": 1})
-    key = repr([settings.data.name, settings.data.data_dir, settings.data.path, settings.data.resplit, settings.data.resplit and settings.seed])
+    key = repr(
+        [
+            settings.data.name,
+            settings.data.data_dir,
+            settings.data.path,
+            settings.data.resplit,
+            settings.data.resplit and settings.seed,
+        ]
+    )
     dataset = datasets.setdefault(key, None) or load_dataset(settings)
     datasets[key] = dataset
     assignment = split.draw(dataset.train_labels, dataset.num_classes, settings.data.split, settings.seed)
@@ -66,8 +74,8 @@ def _pictures(seen: preview.Preview, name: str, whose: str) -> list[Picture]:
         with rc_context({**figures.STYLE, "axes.grid": False}):
             figure = figures.blank(figures.WIDTH, height)
             draw(figure.subplots(), seen)
-        alt = f"{what.capitalize()} examples of {num_clients} clients and {num_classes} classes: {counts.sum():,} in all, "
+        alt = f"{whose}: {what} examples of {num_clients} clients and {num_classes} classes: {counts.sum():,} in all, "
         alt += f"{counts.min():,} to {counts.max():,} in a cell."
-        title = f"{what.capitalize()} examples, {whose}"
+        title = f"{what.capitalize()} examples"
         pictures.append(figures.picture(figure, f"{name}_{what}", title, alt))
     return pictures

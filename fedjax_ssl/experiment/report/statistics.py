@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 
 Columns = Mapping[str, Float[np.ndarray, " T"]]
-AXES = {"rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "million passes"}
+AXES = {"rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes"}
 """What curves are drawn against, and the axis' label."""
 
 
-def mean_sd(values: Float[np.ndarray, "R *T"]) -> tuple[Float[np.ndarray, "*T"], Float[np.ndarray, "*T"]]:
+def mean_sd(values: Float[np.ndarray, " R *T"]) -> tuple[Float[np.ndarray, "*T"], Float[np.ndarray, "*T"]]:
     """Mean and sample standard deviation (divisor R - 1; NaN where R = 1) over the first axis."""
     mean = values.mean(0)
     return mean, (values.std(0, ddof=1) if len(values) > 1 else np.full_like(mean, np.nan))
@@ -23,7 +23,7 @@ def last(values: Float[np.ndarray, " T"], number: int = 1) -> float:
 
 
 def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], target: float) -> float:
-    """x at the first y >= target, such as the rounds to a target accuracy; NaN where none is."""
+    """X at the first y >= target, such as the rounds to a target accuracy; NaN where none is."""
     reached = np.flatnonzero(y >= target)
     return float(x[reached[0]]) if len(reached) else float("nan")
 
@@ -31,7 +31,7 @@ def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], targe
 def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
     """What a run has spent after each row, by a name in AXES: rounds, bytes up and down, seconds of rounds, or passes.
 
-    Bytes are in units of 10^6, passes likewise. Seconds are the sum of `time/round_s`, NaN from the first missing round on.
+    Bytes are in units of 10^6, passes of 10^3. Seconds are the sum of `time/round_s`, NaN from the first missing round on.
     """
     rounds = columns["round"]
     if kind == "rounds":
@@ -40,8 +40,11 @@ def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
     if kind == "seconds":
         known = rounds == np.arange(1, len(rounds) + 1)
         return np.cumsum(np.where(known, columns.get("time/round_s", none), np.nan))
-    names = ("comm/bytes_up", "comm/bytes_down") if kind == "bytes" else ("cost/forward_passes", "cost/backward_passes")
-    return (columns.get(names[0], none) + columns.get(names[1], none)) / 1e6
+    first, second, unit = {
+        "bytes": ("comm/bytes_up", "comm/bytes_down", 1e6),
+        "passes": ("cost/forward_passes", "cost/backward_passes", 1e3),
+    }[kind]
+    return (columns.get(first, none) + columns.get(second, none)) / unit
 
 
 def common(

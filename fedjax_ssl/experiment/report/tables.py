@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_ssl.experiment.report import statistics
 
-DASH = "–"
+DASH = "\N{EN DASH}"
 
 
 class Spread(NamedTuple):
@@ -46,7 +46,9 @@ def spread(values: Sequence[float], digits: int | None = None) -> Spread:
     mean, sd = statistics.mean_sd(there) if len(there) else (math.nan, math.nan)
     if digits is None:
         size = abs(float(mean))
-        digits = 0 if math.isnan(size) or size >= 100 else 1 if size >= 10 or size == 0 else min(6, 2 - math.floor(math.log10(size)))
+        digits = (
+            0 if math.isnan(size) or size >= 100 else 1 if size >= 10 or size == 0 else min(6, 2 - math.floor(math.log10(size)))
+        )
     return Spread(float(mean), float(sd), digits, len(there), len(values) - len(there))
 
 
@@ -83,7 +85,9 @@ def text(table: Table) -> str:
     lines = [table.header, *(tuple(map(_plain, row)) for row in table.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
     aligned = [
-        "  ".join(cell.rjust(w) if table.is_number(i) else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.rjust(w) if table.is_number(i) else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ]
     return "\n".join([table.title, "", *(line.rstrip() for line in aligned), *([table.note] if table.note else [])]) + "\n"
@@ -94,7 +98,13 @@ def comma_separated(table: Table) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     wide = [any(isinstance(row[i], Spread) for row in table.rows) for i in range(len(table.header))]
-    writer.writerow([one for name, w in zip(table.header, wide, strict=True) for one in ([name, f"{name}: sd", f"{name}: runs"] if w else [name])])
+    writer.writerow(
+        [
+            one
+            for name, w in zip(table.header, wide, strict=True)
+            for one in ([name, f"{name}: sd", f"{name}: runs"] if w else [name])
+        ]
+    )
     for row in table.rows:
         cells: list[str] = []
         for cell, w in zip(row, wide, strict=True):
@@ -134,13 +144,17 @@ def as_html(table: Table) -> str:
     head = "".join(f'<th scope="col"{_class(table, i)}>{html.escape(name)}</th>' for i, name in enumerate(table.header))
     body = []
     for row in table.rows:
-        cells = [_html_cell(cell, f'th scope="row"{_class(table, 0)}' if i == 0 else f"td{_class(table, i)}") for i, cell in enumerate(row)]
+        cells = [
+            _html_cell(cell, f'th scope="row"{_class(table, 0)}' if i == 0 else f"td{_class(table, i)}")
+            for i, cell in enumerate(row)
+        ]
         body.append(f"<tr>{''.join(cells)}</tr>")
     title = html.escape(table.title)
     note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><caption>{title}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table></div>{note}"
+        f'<figure class="table"><figcaption id="table-{table.name}">{title}</figcaption>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table aria-labelledby="table-{table.name}">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table></div>{note}</figure>"
     )
 
 
@@ -157,4 +171,3 @@ def _html_cell(cell: Cell, tag: str) -> str:
 
 def _plain(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
-
