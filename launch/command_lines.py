@@ -48,28 +48,28 @@ def _seeds(numbers: Sequence[int]) -> Iterator[list[str]]:
 
 
 def named(run: Run) -> list[str] | None:
-    """The named config that is nearest to a run's, with the keys to set; None: none is near."""
-    wanted = {key: value for key, value in flattened(plain(run.tree)).items() if key not in SEVERAL}
-    best: list[str] | None = None
+    """The named config that is nearest to a run's, with the keys to set; None: none gives the run's config."""
+    wanted = {key: value for key, value in plain(run.config).items() if key not in SEVERAL}
+    found = []
     for file in _candidates(run.config["method.name"], run.config["data.name"]):
-        try:
-            given = _settings(command.read(file).tree)
-        except command.WRONG_INPUT:
-            continue
-        if set(wanted) - set(given):  # keys that this config has no place for
-            continue
-        differing = {key: value for key, value in wanted.items() if plain(given[key]) != value}
-        arguments = [f"--config={file}", *(f"--config.{key}={_text(value)}" for key, value in differing.items())]
-        if len(arguments) <= MOST and (best is None or len(arguments) < len(best)):
-            best = arguments
-    return best
+        given = _settings(file, {})
+        if given.keys() == wanted.keys():
+            found.append((file, {key: _text(value) for key, value in wanted.items() if given[key] != value}))
+    for file, differing in sorted(found, key=lambda one: len(one[1])):
+        if len(differing) <= MOST and _settings(file, differing) == wanted:
+            return [f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())]
+    return None
 
 
-def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's keys, dotted, with the defaults of those that it lacks."""
+def _settings(file: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """The keys, dotted, of a config with overrides, and the defaults of those that it lacks; empty: it is none."""
     from fedjax_ssl.experiment.settings import Settings
 
-    return flattened(Settings.from_dict(tree).to_dict())
+    try:
+        flat = flattened(plain(Settings.from_dict(command.read(file, overrides).tree).to_dict()))
+    except command.WRONG_INPUT:
+        return {}
+    return {key: value for key, value in flat.items() if key not in SEVERAL}
 
 
 def _candidates(method: str, dataset: str) -> Iterator[str]:

@@ -13,10 +13,9 @@ from fedjax_ssl.experiment.writers import read_json
 
 
 class Evaluation(NamedTuple):
-    """A model's test results as fractions; a part that is not there is empty (`ece`: NaN).
+    """A model's test results as fractions; a part that is missing is empty (`ece`: NaN).
 
-    Rows of `confusion` are true classes. `clients` are the ids of clients, `per_client` their accuracies, NaN where a client has
-    no examples.
+    Rows of `confusion` are true classes. `clients` are ids, `per_client` their accuracies, NaN where a client has no examples.
     """
 
     per_class: Float[np.ndarray, " C"]

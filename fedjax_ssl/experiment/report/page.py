@@ -63,6 +63,7 @@ tr > :first-child { padding-left: 0; }
 .note { font-size: .85rem; color: #444; margin: 0; }
 h3 { font-size: 1rem; margin: 1rem 0 .2rem; overflow-wrap: anywhere; }
 pre { margin: 0; padding: .6rem; background: #f3f3f3; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
+pre span { display: inline-block; max-width: 100%; }
 :target { outline: 2px solid #0072b2; outline-offset: 4px; }
 @media print {
   nav { display: none; }
@@ -133,7 +134,10 @@ def _words(words: Words) -> str:
 
 
 def _code(code: Code) -> str:
-    return f'<h3 id="{code.anchor}">{html.escape(code.title)}</h3>\n<pre><code>{html.escape(code.text)}</code></pre>'
+    """A command that breaks between its arguments."""
+    lines = [" ".join(f"<span>{html.escape(word)}</span>" for word in line.split(" ")) for line in code.text.splitlines()]
+    shown = "\n".join(lines)
+    return f'<h3 id="{code.anchor}">{html.escape(code.title)}</h3>\n<pre><code>{shown}</code></pre>'
 
 
 def files(sections: Sequence[Section]) -> dict[str, bytes]:

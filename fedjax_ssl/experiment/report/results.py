@@ -9,7 +9,7 @@ from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.experiment.report.extras import Evaluation
 from fedjax_ssl.experiment.report.groups import METHOD, SEED, Group, Grouped, text_of
 from fedjax_ssl.experiment.report.runs import Run
-from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Spread, Table, spread
+from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Table, spread
 
 ACCURACY = "eval/accuracy"
 Evaluations = dict[str, list[Evaluation]]
@@ -92,10 +92,10 @@ def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
         for run in group.runs:
-            last = Spread(accuracy(run), math.nan)
+            last = spread([accuracy(run)], 1)
             used = "yes" if run in group.used else "no"
             rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
-    rows += [(line.partition(":")[0], DASH, DASH, "unreadable", Spread(math.nan, math.nan), "no") for line in unreadable]
+    rows += [(line.partition(":")[0], DASH, DASH, "unreadable", spread([]), "no") for line in unreadable]
     header = ("run", heading(grouped), "seed", "state", "last, %", "used")
     return Table("runs", "All runs", header, tuple(rows), "Used: whether the run counts in the means above.")
 

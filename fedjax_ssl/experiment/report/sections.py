@@ -117,7 +117,10 @@ def _curves(made_from: Source) -> list[Item]:
             pictures.append(figures.curves(f"accuracy_{kind}", f"Test accuracy against {kind}", drawn, labels, level))
     if not pictures:
         return []
-    words = "Lines are means over runs, bands one sample standard deviation to either side."
+    words = (
+        "Lines are means over runs, bands one sample standard deviation to either side, in the rounds in which all of a "
+        "group's runs have a value."
+    )
     if made_from.x != "rounds":
         words += f" A point is one round: its place on the axis is the mean {made_from.x} of the runs."
     return [Words((words,)), *pictures]

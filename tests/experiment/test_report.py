@@ -1,0 +1,171 @@
+"""`python -m launch.report` on real runs: page, figures, tables and commands; in Chromium wide and as on a phone."""
+
+import csv
+import html
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.writers import plain
+from launch import command, report
+from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, own_methods) -> pathlib.Path:
+    """Real runs: two methods with two seeds each, an evaluation, clients' records, and one run that is stopped early."""
+    top = tmp_path_factory.mktemp("report") / "runs & more"
+    top.mkdir()
+    for name, text in (("average", CONFIG), ("fixmatch", FIXMATCH)):
+        (top / f"{name}.py").write_text(text.replace("synthetic", "digits"))  # whose images all seeds share
+        done = launch(f"--config={top / name}.py", "--config.seeds=2", f"--workdir={top / name}")
+        assert done.returncode == 0, done.stderr
+    launch(f"--config={top / 'average.py'}", "--config.seed=5", f"--workdir={top / 'early'}", "--stop_after=2")
+    generator = np.random.default_rng(0)
+    confusion = generator.multinomial(20, np.full(10, 0.1), 10)
+    evaluation = {"accuracy": 0.5, "per_class": np.linspace(0, 1, 10), "confusion": confusion, "per_client": [0.5, None, 0.75]}
+    (top / "fixmatch" / "0" / "evaluation.json").write_text(json.dumps(plain(evaluation)))
+    clients = top / "fixmatch" / "1" / "clients"
+    clients.mkdir()
+    np.savez(clients / "1.npz", id=[0, 2, 5], tau=[0.1, 0.2, 0.3], class_thresholds=generator.uniform(size=(3, 10)))
+    return top
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> pathlib.Path:
+    out = folder.parent / "report.html"
+    done = launch(str(folder), f"--out={out}", "--x=bytes", program=report)
+    assert done.returncode == 0, done.stderr
+    assert f"note: {folder.name}/early: unfinished: round 2 of 6" in done.stderr.splitlines()
+    return out
+
+
+def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
+    text = page.read_text()
+    for name in ("average/0", "average/1", "fixmatch/0", "fixmatch/1", "early"):
+        assert f">{html.escape(folder.name)}/{name}</th>" in text
+    assert not [target for target in re.findall(r'(?:src|href)="([^"]*)"', text) if not target.startswith(("#", "data:"))]
+    assert "<script" not in text
+    assert "url(" not in text
+    anchors = set(re.findall(r'id="([^"]*)"', text))
+    assert set(re.findall(r'href="#([^"]*)"', text)) <= anchors
+    assert all(len(alt) > 20 for alt in re.findall(r'<img [^>]*alt="([^"]*)"', text))
+
+
+def test_the_tables_hold_what_the_logs_say(folder, page):
+    with (page.parent / "report_files" / "results.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    for method in ("average", "fixmatch"):
+        logs = [(folder / method / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in (0, 1)]
+        accuracies = [[100 * row["eval/accuracy"] for row in map(json.loads, log) if "eval/accuracy" in row] for log in logs]
+        ends = [values[-1] for values in accuracies]
+        assert float(rows[method]["last, %"]) == pytest.approx(np.mean(ends), rel=1e-4)
+        assert float(rows[method]["last, %: sd"]) == pytest.approx(np.std(ends, ddof=1), rel=1e-4, abs=1e-9)
+        assert float(rows[method]["last 5, %"]) == pytest.approx(np.mean([np.mean(v[-5:]) for v in accuracies]), rel=1e-4)
+    assert (rows["average"]["runs"], rows["fixmatch"]["runs"]) == ("2 of 3", "2")
+
+
+def test_figures_and_tables_lie_beside_the_page(page):
+    names = {path.name for path in (page.parent / "report_files").iterdir()}
+    figures = ("accuracy_bytes", "panel", "panel_label_ratio", "confusion_fixmatch", "clients_histogram", "trace_tau_fixmatch",
+               "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled")  # fmt: skip
+    tables = ("results", "costs", "runs", "per_class", "clients")
+    assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")} <= names
+    assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names
+
+
+def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(folder, page):
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (page, *(page.parent / "report_files").iterdir())}
+
+    before = files()
+    stale = page.parent / "report_files" / "files.txt"
+    stale.write_text(stale.read_text() + "old.svg\n../kept.svg\n")
+    for path in (stale.with_name("old.svg"), stale.with_name("own.txt"), page.parent / "kept.svg"):
+        path.write_text("x")
+    assert launch(str(folder), f"--out={page}", "--x=bytes", program=report).returncode == 0
+    assert files() == before | {"own.txt": b"x"}
+    assert (page.parent / "kept.svg").exists()
+    stale.with_name("own.txt").unlink()
+
+
+def test_each_command_of_the_page_has_the_config_of_its_runs(folder, page):
+    text = html.unescape(re.sub(r"</?span>", "", page.read_text()))
+    lines = re.findall(r"python -m launch.run [^\n<]*", text)
+    assert lines[1] == f"{lines[0].removesuffix('s=2')}=5"  # the early run, whose seed does not follow the others
+    for method, line in zip(("average", "fixmatch"), lines[::2], strict=True):
+        words = shlex.split(line)
+        file = words[3].removeprefix("--config=")
+        config = command.read(str(page.parent / file))
+        held = json.loads((folder / method / "0" / "config.json").read_text())
+        assert plain(Settings.from_dict(config.tree).to_dict()) == held
+        assert words[4:] == ["--config.seeds=2"]
+
+
+def test_a_named_config_is_found_with_what_differs(tmp_path, folder):
+    digits = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"})
+    shutil.copytree(folder / "fixmatch" / "0", tmp_path / "run")
+    config = plain(Settings.from_dict(digits.tree).to_dict())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    done = launch(".", "--out=some.html", cwd=tmp_path, program=report)
+    assert done.returncode == 0
+    text = re.sub(r"</?span>", "", (tmp_path / "some.html").read_text())
+    expected = "python -m launch.run --config=digits:fl2 --config.data.num_labels=20 --config.rounds=7 --config.seed=3"
+    assert f"<code>{expected}</code>" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["DIR"]),
+        (["nowhere"], ["DIR: got nowhere, accepted: a folder with runs"]),
+        (["."], ["DIR: got . without a run", "config.json and metrics.jsonl"]),
+        ([".", "--x=time"], ["--x", "time", "rounds", "bytes", "seconds", "passes"]),
+        ([".", "--target=90"], ["--target", "got 90, accepted: a fraction in (0, 1]"]),
+        ([".", "--out=report.pdf"], ["--out: got report.pdf, accepted: a file NAME.html in a folder that exists"]),
+        (["RUNS", "--by=metod"], ["--by: got metod, accepted: a key", "did you mean method"]),
+    ],
+)
+def test_wrong_input_is_one_line_with_status_2(tmp_path, folder, arguments, words):
+    said = refused(*(str(folder) if one == "RUNS" else one for one in arguments), cwd=tmp_path, program=report)
+    assert all(word in said for word in words), said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as driver:
+        program = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root, as in CI, has no sandbox
+        yield program
+        program.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_chromium_shows_every_run_without_an_error_or_a_page_that_scrolls_sideways(folder, page, browser, width):
+    view = browser.new_page(viewport={"width": width, "height": 844})
+    errors: list[str] = []
+    requests: list[str] = []
+    view.on("console", lambda message: errors.append(message.text))
+    view.on("pageerror", lambda error: errors.append(str(error)))
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(page.as_uri())
+    assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    shown = view.locator("#Runs tbody th").all_inner_texts()
+    assert {name.removeprefix(f"{folder.name}/") for name in shown[:5]} == {
+        "average/0", "average/1", "early", "fixmatch/0", "fixmatch/1",
+    }  # fmt: skip
+    assert view.evaluate("[...document.images].every(image => image.naturalWidth > 100 && image.clientWidth > 250)")
+    assert view.locator("nav a").count() == view.locator("section").count()
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert errors == []
+    view.close()
