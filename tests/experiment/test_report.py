@@ -29,11 +29,14 @@ def folder(tmp_path_factory, own_methods) -> pathlib.Path:
     launch(f"--config={top / 'average.py'}", "--config.seed=5", f"--workdir={top / 'early'}", "--stop_after=2")
     generator = np.random.default_rng(0)
     confusion = generator.multinomial(20, np.full(10, 0.1), 10)
-    evaluation = {"accuracy": 0.5, "per_class": np.linspace(0, 1, 10), "confusion": confusion, "per_client": [0.5, None, 0.75]}
-    (top / "fixmatch" / "0" / "evaluation.json").write_text(json.dumps(plain(evaluation)))
+    evaluation = {"accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
+    evaluation["clients"] = {"accuracy": [0.5, None, 0.75]}
+    of_all = {"runs": {"runs/fixmatch/0": evaluation}}  # as `launch.evaluate runs/fixmatch --clients --json` prints it
+    (top / "fixmatch" / "evaluation.json").write_text(json.dumps(plain(of_all)))
     clients = top / "fixmatch" / "1" / "clients"
     clients.mkdir()
-    np.savez(clients / "1.npz", id=[0, 2, 5], tau=[0.1, 0.2, 0.3], class_thresholds=generator.uniform(size=(3, 10)))
+    record = {"client/id": [0, 2, 5], "client/threshold": [0.1, 0.2, 0.3]}
+    np.savez(clients / "round_000001.npz", **record, **{"client/class_thresholds": generator.uniform(size=(3, 10))})
     return top
 
 
@@ -73,8 +76,10 @@ def test_the_tables_hold_what_the_logs_say(folder, page):
 
 def test_figures_and_tables_lie_beside_the_page(page):
     names = {path.name for path in (page.parent / "report_files").iterdir()}
-    figures = ("accuracy_bytes", "panel", "panel_label_ratio", "confusion_fixmatch", "clients_histogram", "trace_tau_fixmatch",
-               "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled")  # fmt: skip
+    figures = (
+        "accuracy_bytes", "panel", "panel_label_ratio", "confusion_fixmatch", "clients_histogram", "trace_threshold_fixmatch",
+        "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled",
+    )  # fmt: skip
     tables = ("results", "costs", "runs", "per_class", "clients")
     assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")} <= names
     assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names

@@ -114,26 +114,24 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
 
 def test_an_evaluation_whose_parts_are_damaged_keeps_the_others(tmp_path):
     folder = write(tmp_path / "run")
-    content = {"per_class": [0.5, None, 1], "confusion": [[1, 2]], "per_client": {"3": 0.5, "7": 0.25}, "ece": 2}
+    content = {"class_accuracy": [0.5, None, 1], "confusion": [[1, 2]], "clients": {"accuracy": [0.5, None]}, "ece": 2}
     (folder / "evaluation.json").write_text(json.dumps(content))
     found, problems = extras.evaluation(runs.find([tmp_path], DEFAULTS).runs[0])
     np.testing.assert_array_equal(found.per_class, [0.5, np.nan, 1])
-    assert (found.clients.tolist(), found.per_client.tolist()) == ([3, 7], [0.5, 0.25])
+    np.testing.assert_array_equal(found.per_client, [0.5, np.nan])
     assert problems == [f"evaluation.json: {key} is damaged: not used" for key in ("confusion", "ece")]
 
 
-def test_records_of_a_file_per_round_and_of_one_file_are_the_same(tmp_path):
+def test_clients_records_are_read_in_the_order_of_rounds(tmp_path):
     ids, tau, classes = np.array([[3, 1], [1, 0]]), np.array([[0.1, 0.2], [0.3, 0.4]]), np.arange(12.0).reshape(2, 2, 3)
-    several, one = (write(tmp_path / name) / "clients" for name in ("several", "one"))
-    for folder in (several, one):
-        folder.mkdir()
-    for number in (1, 0):
-        np.savez(several / f"round_{5 * number + 5}.npz", id=ids[number], tau=tau[number], class_thresholds=classes[number])
-    np.savez(one / "all.npz", round=[5, 10], id=ids, tau=tau, class_thresholds=classes)
-    (several / "round_15.npz").write_bytes(b"PK")
-    read = [extras.records(run) for run in runs.find([tmp_path], DEFAULTS).runs]
-    assert [problems for _, problems in read] == [[], ["clients/round_15.npz is damaged: not used"]]
-    for records, _ in read:
-        assert (records.round.tolist(), records.id.tolist()) == ([5, 5, 10, 10], [3, 1, 1, 0])
-        np.testing.assert_array_equal(records.values["tau"], tau.ravel())
-        np.testing.assert_array_equal(records.values["class_thresholds"], classes.reshape(4, 3))
+    folder = write(tmp_path / "run") / "clients"
+    folder.mkdir()
+    for row, number in ((1, 10), (0, 5)):
+        values = {"client/id": ids[row], "client/threshold": tau[row], "client/class_thresholds": classes[row]}
+        np.savez(folder / f"round_{number:06d}.npz", **values)
+    (folder / "round_000015.npz").write_bytes(b"PK")
+    records, problems = extras.records(runs.find([tmp_path], DEFAULTS).runs[0])
+    assert problems == ["clients/round_000015.npz is damaged: not used"]
+    assert (records.round.tolist(), records.id.tolist()) == ([5, 5, 10, 10], [3, 1, 1, 0])
+    np.testing.assert_array_equal(records.values["client/threshold"], tau.ravel())
+    np.testing.assert_array_equal(records.values["client/class_thresholds"], classes.reshape(4, 3))

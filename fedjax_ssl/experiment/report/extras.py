@@ -1,5 +1,6 @@
-"""What may lie in a run's folder besides its log: `evaluation.json`, and clients' records in `clients/*.npz`."""
+"""What may lie in a run's folder besides its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
 
+import pathlib
 import re
 import zipfile
 from collections.abc import Callable
@@ -11,16 +12,18 @@ from jaxtyping import Float, Int
 from fedjax_ssl.experiment.report.runs import CLIENTS, EVALUATION, Run
 from fedjax_ssl.experiment.writers import read_json
 
+ID = "client/id"
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zipfile.BadZipFile)
+
 
 class Evaluation(NamedTuple):
-    """A model's test results as fractions; a part that is missing is empty (`ece`: NaN).
+    """A model's results as fractions; a part that is missing is empty (`ece`: NaN), NaN a class or client without examples.
 
-    Rows of `confusion` are true classes. `clients` are ids, `per_client` their accuracies, NaN where a client has no examples.
+    Rows of `confusion` are true classes.
     """
 
     per_class: Float[np.ndarray, " C"]
     confusion: Float[np.ndarray, "C C"]
-    clients: Int[np.ndarray, " K"]
     per_client: Float[np.ndarray, " K"]
     ece: float
 
@@ -34,44 +37,44 @@ class Records(NamedTuple):
 
 
 def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
-    """A run's `evaluation.json`, or None, and a line for each part that is damaged and not used."""
-    path = run.path / EVALUATION
-    if not path.is_file():
+    """What `launch.evaluate --json` says of a run, or None, and a line for each part that is damaged and not used.
+
+    It is read from `evaluation.json` in the run's folder, or in the folder above it, of several runs.
+    """
+    path = next((folder / EVALUATION for folder in (run.path, run.path.parent) if (folder / EVALUATION).is_file()), None)
+    if path is None:
         return None, []
     try:
         content = read_json(path)
-        if not isinstance(content, dict):
-            raise ValueError
-    except ValueError:
+        if "runs" in content:
+            found = [value for key, value in content["runs"].items() if pathlib.Path(key).name == run.path.resolve().name]
+            content = found[0] if found else None
+            if content is None:
+                return None, []
+        content.get("ece")
+    except _DAMAGE:
         return None, [f"{EVALUATION} is damaged: not used"]
     problems: list[str] = []
 
     def part(key: str, read: Callable[[Any], Any], empty: Any) -> Any:
-        if content.get(key) is None:
-            return empty
         try:
-            return read(content[key])
-        except (ValueError, TypeError, KeyError, AttributeError):
+            return empty if content.get(key) is None else read(content[key])
+        except _DAMAGE:
             problems.append(f"{EVALUATION}: {key} is damaged: not used")
             return empty
 
     none = np.zeros(0)
-    clients, accuracies = part("per_client", _per_client, (none.astype(int), none))
-    found = Evaluation(
-        per_class=part("per_class", _fractions, none),
+    return Evaluation(
+        per_class=part("class_accuracy", _fractions, none),
         confusion=part("confusion", _confusion, np.zeros((0, 0))),
-        clients=clients,
-        per_client=accuracies,
+        per_client=part("clients", lambda value: _fractions(value["accuracy"]), none),
         ece=part("ece", lambda value: float(_fractions([value])[0]), float("nan")),
-    )
-    return found, problems
+    ), problems
 
 
 def _fractions(values: Any) -> Float[np.ndarray, " n"]:
-    """Numbers in [0, 1], null: NaN; of a mapping from names its values."""
-    array = np.array(
-        [np.nan if value is None else float(value) for value in (values.values() if isinstance(values, dict) else values)]
-    )
+    """Numbers in [0, 1], null: NaN."""
+    array = np.array([np.nan if value is None else float(value) for value in values])
     if (array < 0).any() or (array > 1).any():
         raise ValueError
     return array
@@ -84,32 +87,16 @@ def _confusion(values: Any) -> Float[np.ndarray, "C C"]:
     return array
 
 
-def _per_client(values: Any) -> tuple[Int[np.ndarray, " K"], Float[np.ndarray, " K"]]:
-    """Ids and accuracies, from a list in the order of ids, from id -> accuracy, or from `accuracy` with or without `id`."""
-    if isinstance(values, dict) and "accuracy" in values:
-        accuracies = _fractions(values["accuracy"])
-        ids = np.array(values.get("id", range(len(accuracies))), int)
-    elif isinstance(values, dict):
-        ids, accuracies = np.array(list(values), int), _fractions(values)
-    else:
-        accuracies = _fractions(values)
-        ids = np.arange(len(accuracies))
-    if ids.shape != accuracies.shape:
-        raise ValueError
-    return ids, accuracies
-
-
 def records(run: Run) -> tuple[Records | None, list[str]]:
-    """A run's clients' records of all its files, or None, and a line for each file that is damaged and not used.
+    """A run's clients' records (`diagnostics.clients_every`), or None, and a line for each file that is damaged and not used.
 
-    A file has `id` [M], a scalar `round` (else the number in its name), and arrays [M] or [M, C]; or all of them for T rounds:
-    `round` [T], `id` [T, M], and arrays [T, M] or [T, M, C].
+    A file has `client/id` [M], arrays [M] or [M, C] under the names of metrics, and its round in its name.
     """
     folder, parts, problems = run.path / CLIENTS, [], []
-    for path in sorted(folder.glob("*.npz")) if folder.is_dir() else []:
+    for path in sorted(folder.glob("round_*.npz")) if folder.is_dir() else []:
         try:
             parts.append(_records(path))
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+        except _DAMAGE:
             problems.append(f"{CLIENTS}/{path.name} is damaged: not used")
     if not parts:
         return None, problems
@@ -120,17 +107,11 @@ def records(run: Run) -> tuple[Records | None, list[str]]:
     return Records(rounds, ids, joined), problems
 
 
-def _records(path: Any) -> Records:
+def _records(path: pathlib.Path) -> Records:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
-    ids = arrays.pop("id").astype(int)
-    numbers = re.findall(r"\d+", path.stem)
-    rounds = np.asarray(arrays.pop("round") if "round" in arrays else int(numbers[-1])).astype(int)
-    if ids.ndim != rounds.ndim + 1 or ids.shape[: rounds.ndim] != rounds.shape:
+    ids = arrays.pop(ID).astype(int)
+    if ids.ndim != 1:
         raise ValueError
-    each = np.broadcast_to(rounds[..., None], ids.shape)
-    fitting = {
-        key: value for key, value in arrays.items() if value.shape[: ids.ndim] == ids.shape and value.dtype.kind in "bfiu"
-    }
-    flat = {key: value.reshape(ids.size, *value.shape[ids.ndim :]).astype(float) for key, value in fitting.items()}
-    return Records(each.ravel(), ids.ravel(), {key: value for key, value in flat.items() if value.ndim <= 2})
+    fitting = {key: value.astype(float) for key, value in arrays.items() if value.shape[:1] == ids.shape and value.ndim <= 2}
+    return Records(np.full(ids.shape, int(re.findall(r"\d+", path.stem)[-1])), ids, fitting)

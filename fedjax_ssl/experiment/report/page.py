@@ -65,6 +65,7 @@ h3 { font-size: 1rem; margin: 1rem 0 .2rem; overflow-wrap: anywhere; }
 pre { margin: 0; padding: .6rem; background: #f3f3f3; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 pre span { display: inline-block; max-width: 100%; }
 :target { outline: 2px solid #0072b2; outline-offset: 4px; }
+@media (max-width: 40rem) { th[scope="row"], thead th { white-space: normal; min-width: 6rem; overflow-wrap: anywhere; } }
 @media print {
   nav { display: none; }
   body { max-width: none; font-size: 10pt; }

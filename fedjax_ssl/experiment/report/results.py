@@ -132,7 +132,10 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
     for index in range(max(len(part) for parts in having.values() for part in parts)):
         each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
         rows.append((str(index), *(spread(values, 1) for values in each)))
-    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows))
+    errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
+    shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
+    note = f"Expected calibration error, %: {shown}." if shown else ""
+    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows), note)
 
 
 def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
@@ -146,9 +149,7 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
         worst = [np.sort(values)[: max(1, math.ceil(len(values) / 10))] for values in known]
         first = having[0]
         order = np.argsort(np.where(np.isfinite(first.per_client), first.per_client, np.inf), kind="stable")[:5]
-        named = ", ".join(
-            f"{first.clients[k]} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k])
-        )
+        named = ", ".join(f"{k} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k]))
         numbers = [spread([100 * float(function(values)) for values in lists], 1) for function, lists in (
             (np.mean, known), (np.mean, worst), (np.min, known))]  # fmt: skip
         rows.append((link(group), ", ".join(sorted({str(len(values)) for values in known})), *numbers, named))

@@ -31,11 +31,12 @@ OTHERS = {
 }
 """Further curves: metric -> heading, label of the axis, and factor."""
 TRACES = {
-    "tau": "threshold tau", "weight": "aggregation weight", "mask_rate": "mask rate", "label_rate": "label rate",
-    "pseudo_label_accuracy": "pseudo-label accuracy", "loss": "loss", "update_norm": "norm of the update",
-    "cosine": "cosine to the aggregate",
+    "client/threshold": "threshold tau", "client/class_thresholds": "class thresholds", "client/weight": "aggregation weight",
+    "client/mask_rate": "mask rate", "diagnostics/label_ratio": "label ratio",
+    "diagnostics/pseudo_label_accuracy": "pseudo-label accuracy", "client/loss": "loss",
+    "client/update_norm": "norm of the update", "client/cosine": "cosine to the aggregate",
 }  # fmt: skip
-"""Clients' records with one number each, in the order of their figures; others follow under their own names."""
+"""What is shown of clients' records: metric -> its name in words."""
 SHOWN = 6
 """Of figures that a group has of its own, such as confusion matrices, the page has those of the first groups."""
 
@@ -214,10 +215,11 @@ def _clients(made_from: Source) -> list[Item]:
 def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
     """A figure for each number that clients recorded, and a heat map for each that they have one of per class."""
     pictures = []
-    scalars = [key for key in TRACES if key in records.values] + sorted(set(records.values) - set(TRACES))
-    for key in scalars:
-        values, label = records.values[key], TRACES.get(key, key.replace("_", " "))
-        name, title = f"trace_{key}_{group.slug}", f"{label[0].upper()}{label[1:]}: {group.label}"
+    for key, label in TRACES.items():
+        if key not in records.values:
+            continue
+        values = records.values[key]
+        name, title = f"trace_{key.rpartition('/')[2]}_{group.slug}", f"{label[0].upper()}{label[1:]}: {group.label}"
         if not np.isfinite(values).any():
             continue
         if values.ndim == 1:
