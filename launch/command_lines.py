@@ -31,12 +31,13 @@ def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
             files[name] = config_file(runs[0].tree).encode()
             base = [f"--config={folder}/{name}"]
         lines += [
-            shlex.join(["python", "-m", "launch.run", *base, *seeds]) for seeds in _seeds([run.config["seed"] for run in runs])
+            shlex.join(["python", "-m", "launch.run", *base, *seeds])
+            for seeds in seed_arguments([run.config["seed"] for run in runs])
         ]
     return lines
 
 
-def _seeds(numbers: Sequence[int]) -> Iterator[list[str]]:
+def seed_arguments(numbers: Sequence[int]) -> Iterator[list[str]]:
     """The arguments of seeds: of those that follow each other in one command."""
     left = sorted(set(numbers))
     while left:

@@ -11,29 +11,36 @@ import shutil
 import numpy as np
 import pytest
 
+from fedjax_ssl.experiment.report import runs
+from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import plain
-from launch import command, report
+from launch import command, command_lines, report
 from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
+
+RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, own_methods) -> pathlib.Path:
-    """Real runs: two methods with two seeds each, an evaluation, clients' records, and one run that is stopped early."""
+    """Real runs: three seeds of one method, of which one seems to be killed, one run of another, and what others may add."""
     top = tmp_path_factory.mktemp("report") / "runs & more"
     top.mkdir()
-    for name, text in (("average", CONFIG), ("fixmatch", FIXMATCH)):
+    for name, text, several in (("average", CONFIG, ["--config.seeds=3"]), ("fixmatch", FIXMATCH, [])):
         (top / f"{name}.py").write_text(text.replace("synthetic", "digits"))  # whose images all seeds share
-        done = launch(f"--config={top / name}.py", "--config.seeds=2", f"--workdir={top / name}")
+        done = launch(f"--config={top / name}.py", *several, f"--workdir={top / name}{'' if several else '/0'}")
         assert done.returncode == 0, done.stderr
-    launch(f"--config={top / 'average.py'}", "--config.seed=5", f"--workdir={top / 'early'}", "--stop_after=2")
+    killed = top / "average" / "2"
+    (killed / "summary.json").unlink()
+    log = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join([*log[:2], log[2][:40]]))
     generator = np.random.default_rng(0)
     confusion = generator.multinomial(20, np.full(10, 0.1), 10)
     evaluation = {"accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
     evaluation["clients"] = {"accuracy": [0.5, None, 0.75]}
     of_all = {"runs": {"runs/fixmatch/0": evaluation}}  # as `launch.evaluate runs/fixmatch --clients --json` prints it
     (top / "fixmatch" / "evaluation.json").write_text(json.dumps(plain(of_all)))
-    clients = top / "fixmatch" / "1" / "clients"
+    clients = top / "fixmatch" / "0" / "clients"
     clients.mkdir()
     record = {"client/id": [0, 2, 5], "client/threshold": [0.1, 0.2, 0.3]}
     np.savez(clients / "round_000001.npz", **record, **{"client/class_thresholds": generator.uniform(size=(3, 10))})
@@ -45,13 +52,14 @@ def page(folder) -> pathlib.Path:
     out = folder.parent / "report.html"
     done = launch(str(folder), f"--out={out}", "--x=bytes", program=report)
     assert done.returncode == 0, done.stderr
-    assert f"note: {folder.name}/early: unfinished: round 2 of 6" in done.stderr.splitlines()
+    said = [line.removeprefix(f"note: {folder.name}/average/2: ") for line in done.stderr.splitlines()]
+    assert said == ["metrics.jsonl, line 3: not JSON: not used", "unfinished: round 2 of 6"]
     return out
 
 
 def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
     text = page.read_text()
-    for name in ("average/0", "average/1", "fixmatch/0", "fixmatch/1", "early"):
+    for name in RUNS:
         assert f">{html.escape(folder.name)}/{name}</th>" in text
     assert not [target for target in re.findall(r'(?:src|href)="([^"]*)"', text) if not target.startswith(("#", "data:"))]
     assert "<script" not in text
@@ -64,14 +72,15 @@ def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
 def test_the_tables_hold_what_the_logs_say(folder, page):
     with (page.parent / "report_files" / "results.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
-    for method in ("average", "fixmatch"):
-        logs = [(folder / method / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in (0, 1)]
+    for method, seeds in (("average", (0, 1)), ("fixmatch", (0,))):
+        logs = [(folder / method / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in seeds]
         accuracies = [[100 * row["eval/accuracy"] for row in map(json.loads, log) if "eval/accuracy" in row] for log in logs]
         ends = [values[-1] for values in accuracies]
         assert float(rows[method]["last, %"]) == pytest.approx(np.mean(ends), rel=1e-4)
-        assert float(rows[method]["last, %: sd"]) == pytest.approx(np.std(ends, ddof=1), rel=1e-4, abs=1e-9)
         assert float(rows[method]["last 5, %"]) == pytest.approx(np.mean([np.mean(v[-5:]) for v in accuracies]), rel=1e-4)
-    assert (rows["average"]["runs"], rows["fixmatch"]["runs"]) == ("2 of 3", "2")
+        spread = f"{np.std(ends, ddof=1):.6g}" if len(seeds) > 1 else ""
+        assert rows[method]["last, %: sd"] == spread
+    assert (rows["average"]["runs"], rows["fixmatch"]["runs"]) == ("2 of 3", "1")
 
 
 def test_figures_and_tables_lie_beside_the_page(page):
@@ -103,26 +112,27 @@ def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(
 def test_each_command_of_the_page_has_the_config_of_its_runs(folder, page):
     text = html.unescape(re.sub(r"</?span>", "", page.read_text()))
     lines = re.findall(r"python -m launch.run [^\n<]*", text)
-    assert lines[1] == f"{lines[0].removesuffix('s=2')}=5"  # the early run, whose seed does not follow the others
-    for method, line in zip(("average", "fixmatch"), lines[::2], strict=True):
+    for method, line in zip(("average", "fixmatch"), lines, strict=True):
         words = shlex.split(line)
         file = words[3].removeprefix("--config=")
         config = command.read(str(page.parent / file))
         held = json.loads((folder / method / "0" / "config.json").read_text())
         assert plain(Settings.from_dict(config.tree).to_dict()) == held
-        assert words[4:] == ["--config.seeds=2"]
+        assert words[4:] == (["--config.seeds=3"] if method == "average" else ["--config.seed=0"])
 
 
-def test_a_named_config_is_found_with_what_differs(tmp_path, folder):
-    digits = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"})
-    shutil.copytree(folder / "fixmatch" / "0", tmp_path / "run")
-    config = plain(Settings.from_dict(digits.tree).to_dict())
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    done = launch(".", "--out=some.html", cwd=tmp_path, program=report)
-    assert done.returncode == 0
-    text = re.sub(r"</?span>", "", (tmp_path / "some.html").read_text())
-    expected = "python -m launch.run --config=digits:fl2 --config.data.num_labels=20 --config.rounds=7 --config.seed=3"
-    assert f"<code>{expected}</code>" in text
+def test_a_named_config_is_found_with_what_differs(tmp_path):
+    config = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"}).tree
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(plain(Settings.from_dict(config).to_dict())))
+    (run,) = runs.find([tmp_path], flattened(Settings().to_dict())).runs
+    assert command_lines.named(run) == ["--config=digits:fl2", "--config.data.num_labels=20", "--config.rounds=7"]
+
+
+def test_seeds_that_follow_each_other_are_one_command():
+    found = list(command_lines.seed_arguments([7, 1, 0, 2, 7]))
+    assert found == [["--config.seeds=3"], ["--config.seed=7"]]
+    assert list(command_lines.seed_arguments([4, 3])) == [["--config.seed=3", "--config.seeds=2"]]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +176,7 @@ def test_chromium_shows_every_run_without_an_error_or_a_page_that_scrolls_sidewa
     view.goto(page.as_uri())
     assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     shown = view.locator("#Runs tbody th").all_inner_texts()
-    assert {name.removeprefix(f"{folder.name}/") for name in shown[:5]} == {
-        "average/0", "average/1", "early", "fixmatch/0", "fixmatch/1",
-    }  # fmt: skip
+    assert tuple(name.removeprefix(f"{folder.name}/") for name in shown[: len(RUNS)]) == RUNS
     assert view.evaluate("[...document.images].every(image => image.naturalWidth > 100 && image.clientWidth > 250)")
     assert view.locator("nav a").count() == view.locator("section").count()
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
