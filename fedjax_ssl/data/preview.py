@@ -122,15 +122,25 @@ def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
     figure = Figure(figsize=(2 * width, height), dpi=110, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     left, right = figure.subplots(1, 2)
+    draw_labeled(left, seen)
+    draw_unlabeled(right, seen)
+    figure.savefig(path)
+
+
+def draw_labeled(axes: Any, seen: Preview) -> None:
+    """Draws labeled examples on matplotlib axes: clients x classes, or bars if only the server has labels."""
     if seen.server.any() and not seen.labeled.any():
-        _frame(left, f"labeled, at the server: {seen.server.sum():,}", "examples")
-        left.bar(np.arange(num_classes), seen.server, color="#225ea8", width=0.8)
+        _frame(axes, f"labeled, at the server: {seen.server.sum():,}", "examples")
+        axes.bar(np.arange(len(seen.server)), seen.server, color="#225ea8", width=0.8)
     else:
         at_server = f" (and {seen.server.sum():,} at the server)" if seen.server.any() else ""
-        _panel(left, seen.labeled, f"labeled, at the clients: {seen.labeled.sum():,}{at_server}")
+        _panel(axes, seen.labeled, f"labeled, at the clients: {seen.labeled.sum():,}{at_server}")
+
+
+def draw_unlabeled(axes: Any, seen: Preview) -> None:
+    """Draws unlabeled examples on matplotlib axes: clients x classes."""
     more = f" (and {seen.unknown.sum():,} of unknown class)" if seen.unknown.any() else ""
-    _panel(right, seen.unlabeled, f"unlabeled, at the clients: {seen.unlabeled.sum():,}{more}")
-    figure.savefig(path)
+    _panel(axes, seen.unlabeled, f"unlabeled, at the clients: {seen.unlabeled.sum():,}{more}")
 
 
 def _frame(axes: Any, heading: str, vertical: str) -> None:

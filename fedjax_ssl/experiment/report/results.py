@@ -1,0 +1,157 @@
+"""The tables of a report: results, costs, runs, differing settings, classes and clients."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_ssl.experiment.report import statistics
+from fedjax_ssl.experiment.report.extras import Evaluation
+from fedjax_ssl.experiment.report.groups import METHOD, SEED, Group, Grouped, text_of
+from fedjax_ssl.experiment.report.runs import Run
+from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Table, spread
+
+ACCURACY = "eval/accuracy"
+Evaluations = dict[str, list[Evaluation]]
+"""A group's label -> the evaluations of its runs."""
+
+
+def accuracy(run: Run, number: int = 1) -> float:
+    """A run's test accuracy in percent: the last, or the mean of the last `number` evaluations."""
+    return 100 * statistics.last(run.columns.get(ACCURACY, np.zeros(0)), number)
+
+
+def default_target(groups: Sequence[Group]) -> float:
+    """90 % of the best group's mean last accuracy, as a fraction rounded to three digits; NaN: nothing was evaluated."""
+    means = [spread([accuracy(run) for run in group.used]).mean for group in groups]
+    known = [mean for mean in means if not math.isnan(mean)]
+    return round(0.9 * max(known) / 100, 3) if known else math.nan
+
+
+def to_target(run: Run, kind: str, target: float) -> float:
+    """What a run has spent when its accuracy first reaches the target; NaN: it does not."""
+    return statistics.first_reaching(statistics.axis(run.columns, kind), run.columns.get(ACCURACY, np.zeros(0)), target)
+
+
+def heading(grouped: Grouped) -> str:
+    """The heading of a column with groups: the keys that make them."""
+    return ", ".join("method" if key == METHOD else key.rpartition(".")[2] for key in grouped.keys)
+
+
+def link(group: Group) -> Link:
+    """A group's label, which leads to its command."""
+    return Link(group.label, f"command-{group.slug}")
+
+
+def results(grouped: Grouped, target: float) -> Table:
+    """Each group's accuracies, and what it takes to the target."""
+    shown = f"{100 * target:.1f} %"
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        seeds = str(len(group.used)) if len(group.used) == len(group.runs) else f"{len(group.used)} of {len(group.runs)}"
+        seeds += " unfinished" * (bool(group.used) and not group.is_finished)
+        reached = [spread([to_target(run, kind, target) for run in group.used]) for kind in ("rounds", "bytes", "seconds")]
+        means = [spread([accuracy(run, number) for run in group.used], 1) for number in (1, 5)]
+        rows.append((link(group), *means, seeds, *(one._replace(digits=min(one.digits, 1)) for one in reached)))
+    header = (heading(grouped), "last, %", "last 5, %", "runs", f"rounds to {shown}", f"MB to {shown}", f"s to {shown}")
+    note = (
+        "Test accuracy of the last evaluation and mean of the last five; mean ± sample standard deviation over runs. To the "
+        f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
+        "without compilation and evaluation; (2 of 3): the mean of those runs that have a value. A group's name leads to its "
+        "command."
+    )
+    return Table("results", "Test accuracy, and costs to a target accuracy", header, tuple(rows), note)
+
+
+def costs(grouped: Grouped) -> Table:
+    """Each group's totals at its last round."""
+    totals_of = {"comm/bytes_up": 1e6, "comm/bytes_down": 1e6, "cost/forward_passes": 1e3, "cost/backward_passes": 1e3}
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        totals = [
+            spread([statistics.last(run.columns.get(key, np.zeros(0))) / unit for run in group.used])
+            for key, unit in totals_of.items()
+        ]
+        seconds = spread(
+            [statistics.last(run.columns.get("time/round_s", np.zeros(0)), len(run.columns["round"])) for run in group.used]
+        )
+        sizes = sorted({run.summary["num_params"] for run in group.used if type(run.summary.get("num_params")) is int})
+        size: Cell = sizes[0] if len(sizes) == 1 else ", ".join(f"{one:,}" for one in sizes) or DASH
+        rounds = sorted({run.rounds_done for run in group.used})
+        rows.append((link(group), ", ".join(map(str, rounds)) or DASH, *totals, seconds, size))
+    header = (heading(grouped), "rounds", "MB up", "MB down", "10^3 forward", "10^3 backward", "s a round", "parameters")
+    note = (
+        "Bytes and passes (examples through networks) are totals of all clients and rounds. Runs of one program, such as "
+        "several seeds of one command, share its seconds."
+    )
+    return Table("costs", "Costs", header, tuple(rows), note)
+
+
+def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
+    """Every run that was found."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        for run in group.runs:
+            last = spread([accuracy(run)], 1)
+            used = "yes" if run in group.used else "no"
+            rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
+    rows += [(line.partition(":")[0], DASH, DASH, "unreadable", spread([]), "no") for line in unreadable]
+    header = ("run", heading(grouped), "seed", "state", "last, %", "used")
+    return Table("runs", "All runs", header, tuple(rows), "Used: whether the run counts in the means above.")
+
+
+def differences(grouped: Grouped) -> Table | None:
+    """The keys whose values differ, with each group's values; None: there is none. Of `method` those that one method varies."""
+    runs = [run for group in grouped.groups for run in group.runs]
+    owners: dict[str, set[str]] = {}
+    for run in runs:
+        for key, value in run.config.items():
+            whose = run.config[METHOD] if key.startswith("method.") and key != METHOD else ""
+            owners.setdefault(f"{key}\n{whose}", set()).add(repr(value))
+    everywhere = {key for key in runs[0].config if all(key in run.config for run in runs)}
+    differing = {key for key, values in ((k.partition("\n")[0], v) for k, v in owners.items()) if len(values) > 1}
+    differing |= {key for key in {k for run in runs for k in run.config} - everywhere if not key.startswith("method.")}
+    rows = []
+    for key in sorted(differing - {SEED}):
+        cells = []
+        for group in grouped.groups:
+            values = sorted({text_of(run.config[key]) for run in group.runs if key in run.config})
+            cells.append(" | ".join(values) or DASH)
+        rows.append((key, *cells))
+    header = ("key", *(group.label for group in grouped.groups))
+    return Table("differences", "What differs in the configs", header, tuple(rows)) if rows else None
+
+
+def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
+    """Each class' accuracy, a column for each group; None: no evaluation has it."""
+    having = {group.label: [one.per_class for one in found[group.label] if len(one.per_class)] for group in groups}
+    having = {label: parts for label, parts in having.items() if parts}
+    if not having:
+        return None
+    rows: list[tuple[Cell, ...]] = []
+    for index in range(max(len(part) for parts in having.values() for part in parts)):
+        each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
+        rows.append((str(index), *(spread(values, 1) for values in each)))
+    errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
+    shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
+    note = f"Expected calibration error, %: {shown}." if shown else ""
+    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows), note)
+
+
+def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
+    """Accuracies over clients, and the worst; None: no evaluation has them."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        having = [one for one in found[group.label] if np.isfinite(one.per_client).any()]
+        if not having:
+            continue
+        known = [one.per_client[np.isfinite(one.per_client)] for one in having]
+        worst = [np.sort(values)[: max(1, math.ceil(len(values) / 10))] for values in known]
+        first = having[0]
+        order = np.argsort(np.where(np.isfinite(first.per_client), first.per_client, np.inf), kind="stable")[:5]
+        named = ", ".join(f"{k} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k]))
+        numbers = [spread([100 * float(function(values)) for values in lists], 1) for function, lists in (
+            (np.mean, known), (np.mean, worst), (np.min, known))]  # fmt: skip
+        rows.append((link(group), ", ".join(sorted({str(len(values)) for values in known})), *numbers, named))
+    header = (heading(grouped), "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
+    return Table("clients", "Test accuracy over clients", header, tuple(rows)) if rows else None

@@ -1,0 +1,200 @@
+"""Runs as their folders hold them, read with suspicion and never written to."""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from fedjax_ssl.experiment.experiment import REASON
+from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.writers import read_json
+
+METRICS, CLIENTS, EVALUATION = "metrics.jsonl", "clients", "evaluation.json"
+SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
+FRACTIONS = ("eval/accuracy", "client/mask_rate", "diagnostics/pseudo_label_accuracy", "diagnostics/label_ratio",
+             "diagnostics/correct_ratio", "diagnostics/wrong_ratio")  # fmt: skip
+"""Metrics that are fractions: a row with one outside [0, 1] is damaged."""
+NEEDED = ("method.name", "data.name", "seed", "rounds")
+
+
+class Run(NamedTuple):
+    """One run. `config` has dotted keys; `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
+
+    `reason` says why a run has diverged; it is empty where it has not.
+    """
+
+    path: pathlib.Path
+    name: str
+    tree: dict[str, Any]
+    config: dict[str, Any]
+    columns: dict[str, Float[np.ndarray, " T"]]
+    summary: dict[str, Any]
+    reason: str
+    problems: tuple[str, ...]
+
+    @property
+    def rounds_done(self) -> int:
+        """The last round in the log; 0: none."""
+        return int(self.columns["round"][-1]) if len(self.columns["round"]) else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has its last round, and has not diverged."""
+        return self.rounds_done == self.config["rounds"] and not self.reason
+
+    @property
+    def state(self) -> str:
+        """In words: finished, diverged, or how far it is."""
+        if self.reason:
+            return f"diverged in round {self.rounds_done + 1}"
+        return "finished" if self.is_finished else f"unfinished: round {self.rounds_done} of {self.config['rounds']}"
+
+
+class Found(NamedTuple):
+    """The runs that could be read, in the order of their names, and a line for each that could not."""
+
+    runs: tuple[Run, ...]
+    unreadable: tuple[str, ...]
+
+
+def find(folders: Iterable[str | os.PathLike[str]], defaults: Mapping[str, Any]) -> Found:
+    """All runs in or below the folders, each once; ValueError where a folder or a run is missing.
+
+    A run is a folder with `config.json` and a log, a `run.json` or a `diverged.json`. `defaults` (dotted keys) stand for keys
+    that a config lacks, but for those of `method` and `model`.
+    """
+    runs, unreadable, seen = [], [], set()
+    for folder in folders:
+        top = pathlib.Path(folder)
+        if not top.is_dir():
+            raise ValueError(f"DIR: got {folder}, accepted: a folder with runs")
+        for path in _run_folders(top):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                runs.append(read(path, _name(path, top), defaults))
+            except ValueError as error:
+                unreadable.append(f"{_name(path, top)}: {error}")
+    if not runs:
+        why = f"; {unreadable[0]}" if unreadable else ""
+        shown = ", ".join(map(str, folders))
+        raise ValueError(f"DIR: got {shown} without a run, accepted: a folder with runs ({CONFIG} and {METRICS}){why}")
+    return Found(tuple(runs), tuple(unreadable))
+
+
+def _run_folders(top: pathlib.Path) -> Iterator[pathlib.Path]:
+    for folder, names, files in os.walk(top):
+        names[:] = sorted(name for name in names if name not in SKIPPED)
+        if METRICS in files or (CONFIG in files and {RUN, DIVERGED} & set(files)):
+            yield pathlib.Path(folder)
+
+
+def _name(path: pathlib.Path, top: pathlib.Path) -> str:
+    """A run's name: its path below the folder that holds the given one."""
+    inside = path.relative_to(top).as_posix()
+    return "/".join(filter(None, [top.resolve().name, "" if inside == "." else inside]))
+
+
+def read(path: pathlib.Path, name: str, defaults: Mapping[str, Any]) -> Run:
+    """The run in a folder; ValueError where its config cannot be read."""
+    if not (path / CONFIG).is_file():
+        raise ValueError(f"{CONFIG} is missing")
+    tree = _json(path / CONFIG)
+    own = flattened(tree)
+    if lacking := [key for key in NEEDED if key not in own]:
+        raise ValueError(f"{CONFIG} has no {', '.join(lacking)}")
+    if not all(type(own[key]) is int for key in ("seed", "rounds")):
+        raise ValueError(f"{CONFIG}: got seed={own['seed']!r} and rounds={own['rounds']!r}, accepted: whole numbers")
+    config = {key: value for key, value in defaults.items() if not key.startswith(("method.", "model."))} | own
+    rows, problems = read_rows(path / METRICS)
+    if rows and rows[-1]["round"] > own["rounds"]:
+        problems.append(f"{METRICS} has round {rows[-1]['round']}, and {CONFIG} has rounds={own['rounds']}")
+    summary: dict[str, Any] = {}
+    try:
+        if (path / SUMMARY).is_file():
+            summary = checked_summary(_json(path / SUMMARY), rows)
+    except ValueError as error:
+        problems.append(f"{error}: not used")
+    reason = ""
+    if (path / DIVERGED).is_file():
+        try:
+            reason = str(_json(path / DIVERGED)[REASON])
+        except (ValueError, KeyError):
+            reason = f"{DIVERGED} is damaged"
+    return Run(path, name, tree, config, columns(rows), summary, reason, tuple(problems))
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is damaged: not a JSON object")
+    return value
+
+
+def read_rows(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a log whose rounds rise, and a line for each that is damaged and left out, or missing."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    if not path.is_file():
+        return rows, [f"{METRICS} is missing"]
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = checked_row(line)
+            if rows and row["round"] <= rows[-1]["round"]:
+                raise ValueError(f"round {row['round']} after round {rows[-1]['round']}")
+        except ValueError as error:
+            problems.append(f"{METRICS}, line {number}: {error}: not used")
+            continue
+        rows.append(row)
+    present = {row["round"] for row in rows}
+    missing = [number for number in range(1, rows[-1]["round"] + 1) if number not in present] if rows else []
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        problems.append(f"{METRICS} lacks round {', '.join(map(str, missing[:3]))}{more}: seconds are unknown from there on")
+    return rows, problems
+
+
+def checked_row(line: bytes) -> dict[str, Any]:
+    """A row of a log; ValueError where it is no object of numbers with a round, or a fraction is outside [0, 1]."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise ValueError("not JSON") from None
+    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 1:
+        raise ValueError("no object with a whole number >= 1 as its round")
+    for key, value in row.items():
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"{key} is no number")
+        if key in FRACTIONS and value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{key} is {value:g}, outside [0, 1]")
+    return row
+
+
+def checked_summary(summary: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A summary that agrees with the log; ValueError where it does not."""
+    last = rows[-1] if rows else {}
+    for key, other in (("rounds", "round"), ("eval/accuracy", "eval/accuracy")):
+        there, here = summary.get(key), last.get(other)
+        if not isinstance(there, int | float) or here is None or not math.isclose(there, here, abs_tol=1e-9):
+            raise ValueError(f"{SUMMARY}: {key} is {_shown(there)}, and the last row's {other} is {_shown(here)}")
+    return summary
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if type(value) in (int, float) else repr(value)[:40]
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, Float[np.ndarray, " T"]]:
+    """Metric -> float64 values of all rows, NaN where a row has none."""
+    keys = ["round", *sorted({key for row in rows for key in row} - {"round"})]
+    return {key: np.array([math.nan if row.get(key) is None else row[key] for row in rows], float) for key in keys}

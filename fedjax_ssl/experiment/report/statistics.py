@@ -1,0 +1,58 @@
+"""The numbers of a report: pure functions on arrays, NaN where there is no value."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+Columns = Mapping[str, Float[np.ndarray, " T"]]
+AXES = {"rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes"}
+"""What curves are drawn against, and the axis' label."""
+
+
+def mean_sd(values: Float[np.ndarray, " R *T"]) -> tuple[Float[np.ndarray, "*T"], Float[np.ndarray, "*T"]]:
+    """Mean and sample standard deviation (divisor R - 1; NaN where R = 1) over the first axis."""
+    mean = values.mean(0)
+    return mean, (values.std(0, ddof=1) if len(values) > 1 else np.full_like(mean, np.nan))
+
+
+def last(values: Float[np.ndarray, " T"], number: int = 1) -> float:
+    """The mean of the last `number` values that are not NaN (of all, where there are fewer); NaN: there is none."""
+    there = values[~np.isnan(values)][-number:]
+    return float(there.mean()) if len(there) else float("nan")
+
+
+def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], target: float) -> float:
+    """X at the first y >= target, such as the rounds to a target accuracy; NaN where none is."""
+    reached = np.flatnonzero(y >= target)
+    return float(x[reached[0]]) if len(reached) else float("nan")
+
+
+def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
+    """What a run has spent after each row, by a name in AXES: rounds, bytes up and down, seconds of rounds, or passes.
+
+    Bytes are in units of 10^6, passes of 10^3. Seconds are the sum of `time/round_s`, NaN from the first missing round on.
+    """
+    rounds = columns["round"]
+    if kind == "rounds":
+        return rounds
+    none = np.full_like(rounds, np.nan)
+    if kind == "seconds":
+        known = rounds == np.arange(1, len(rounds) + 1)
+        return np.cumsum(np.where(known, columns.get("time/round_s", none), np.nan))
+    first, second, unit = {
+        "bytes": ("comm/bytes_up", "comm/bytes_down", 1e6),
+        "passes": ("cost/forward_passes", "cost/backward_passes", 1e3),
+    }[kind]
+    return (columns.get(first, none) + columns.get(second, none)) / unit
+
+
+def common(
+    xs: list[Float[np.ndarray, " T"]], ys: list[Float[np.ndarray, " T"]], rounds: list[Float[np.ndarray, " T"]]
+) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "R P"]]:
+    """(mean x, all runs' y) in the rounds in which every run has a y and an x."""
+    valid = [set(r[~np.isnan(x) & ~np.isnan(y)]) for x, y, r in zip(xs, ys, rounds, strict=True)]
+    shared = sorted(set.intersection(*valid)) if valid else []
+    rows = [np.searchsorted(r, shared) for r in rounds]
+    picked_x, picked_y = (np.array([v[i] for v, i in zip(values, rows, strict=True)], float) for values in (xs, ys))
+    return picked_x.reshape(len(rows), len(shared)).mean(0), picked_y.reshape(len(rows), len(shared))

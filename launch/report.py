@@ -1,0 +1,145 @@
+"""Compares runs: one HTML page that works without a network, figures (SVG, PNG) and tables (text, CSV, LaTeX) beside it.
+
+    python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--out report.html]
+
+Every run in or below the folders is shown: finished, unfinished or diverged. Runs that differ in their seeds alone are a group,
+with mean and standard deviation; `--by` puts runs together by keys instead. Nothing in the runs' folders is changed.
+Exit status: 0 done; 2 wrong arguments, or no run.
+"""
+
+import argparse
+import math
+import pathlib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import command
+
+AXES = ("rounds", "bytes", "seconds", "passes")
+LISTED = "files.txt"
+"""The names of what a report has written into its folder, so that the next one removes what it does not write."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    try:
+        options = _parser().parse_args(argv[1:])
+        out = pathlib.Path(options.out).expanduser()
+        if out.suffix != ".html" or not out.parent.is_dir() or out.is_dir():
+            raise ValueError(f"--out: got {options.out}, accepted: a file NAME.html in a folder that exists")
+        folders = [pathlib.Path(one).expanduser() for one in options.dirs]
+        # The package is imported after the arguments: `--help` and a mistyped option answer at once.
+        from fedjax_ssl.experiment.report import groups, runs
+        from fedjax_ssl.experiment.runs import flattened
+        from fedjax_ssl.experiment.settings import Settings
+
+        found = runs.find(folders, flattened(Settings().to_dict()))
+        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
+        own = shlex.join(["python", "-m", "launch.report", *argv[1:]])
+        files, page = _report(found, grouped, options, own)
+        _write(out, page, files)
+    except command.WRONG_INPUT as error:
+        return command.refuse(error)
+    return 0
+
+
+def _report(found: Any, grouped: Any, options: argparse.Namespace, own: str) -> tuple[dict[str, bytes], str]:
+    """The files beside the page, and the page; prints the results."""
+    from fedjax_ssl.experiment.report import page, sections, tables
+
+    from . import command_lines
+
+    made_from = sections.source(grouped, found.unreadable, options.x, options.target)
+    configs: dict[str, bytes] = {}
+    commands = [page.Code("This report", own, "command-report")]
+    folder = pathlib.Path(options.out).stem + "_files"
+    for group in grouped.groups:
+        lines = command_lines.of_group(group, folder, configs)
+        commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
+    parts = sections.build(made_from, commands)
+    files = page.files(parts) | configs
+    if panel := sections.paper_panel(made_from):
+        files |= {"panel.svg": panel.svg, "panel.png": panel.png}
+    results = next(item for item in parts[0].items if isinstance(item, tables.Table))
+    print(tables.text(results))
+    for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
+        print(f"note: {line}", file=sys.stderr)
+    return files, page.render(_title(grouped), _lead(grouped, found.unreadable), parts)
+
+
+def _title(grouped: Any) -> str:
+    """The methods and datasets of a report."""
+    names = []
+    for key, many in (("method.name", "methods"), ("data.name", "datasets")):
+        values = list(dict.fromkeys(run.config[key] for group in grouped.groups for run in group.runs))
+        names.append(
+            f"{len(values)} {many}"
+            if len(values) > 4
+            else " and ".join([", ".join(values[:-1]), values[-1]]).removeprefix(" and ")
+        )
+    return " on ".join(names)
+
+
+def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
+    """How many runs there are, and in which state."""
+    from fedjax_ssl.experiment.report import results
+
+    states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
+    states += ["unreadable"] * len(unreadable)
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    number = len(grouped.groups)
+    return f"{len(states)} runs: {counted}; {number} group{'s' * (number != 1)} by {results.heading(grouped)}."
+
+
+def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
+    """Writes everything; of an earlier report's files, those that this one does not have are removed."""
+    from fedjax_ssl.experiment.writers import replacing
+
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(exist_ok=True)
+    listed = folder / LISTED
+    earlier = listed.read_text().splitlines() if listed.is_file() else []
+    for name in {pathlib.Path(line).name for line in earlier} - set(files):
+        (folder / name).unlink(missing_ok=True)
+    files = files | {LISTED: "".join(f"{name}\n" for name in sorted(files)).encode()}
+    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, page.encode())]:
+        with replacing(path) as file:
+            file.write(content)
+    print(f"page: {out}\nfigures and tables: {folder}, {len(files) - 1} files")
+
+
+def _target(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}, accepted: a fraction in (0, 1], such as 0.9")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = _Parser("python -m launch.report", description=__doc__, formatter_class=as_written)
+    parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
+    by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
+    parser.add_argument("--by", default="", help=by)
+    parser.add_argument("--x", default="rounds", choices=AXES, help="what curves are drawn against (%(default)s)")
+    parser.add_argument(
+        "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
+    )
+    parser.add_argument(
+        "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,184 @@
+"""`python -m launch.report` on real runs: page, figures, tables and commands; in Chromium wide and as on a phone."""
+
+import csv
+import html
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.report import runs
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.writers import plain
+from launch import command, command_lines, report
+from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
+
+RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, own_methods) -> pathlib.Path:
+    """Real runs: three seeds of one method, of which one seems to be killed, one run of another, and what others may add."""
+    top = tmp_path_factory.mktemp("report") / "runs & more"
+    top.mkdir()
+    for name, text, several in (("average", CONFIG, ["--config.seeds=3"]), ("fixmatch", FIXMATCH, [])):
+        (top / f"{name}.py").write_text(text.replace("synthetic", "digits"))  # whose images all seeds share
+        done = launch(f"--config={top / name}.py", *several, f"--workdir={top / name}{'' if several else '/0'}")
+        assert done.returncode == 0, done.stderr
+    killed = top / "average" / "2"
+    (killed / "summary.json").unlink()
+    log = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join([*log[:2], log[2][:40]]))
+    generator = np.random.default_rng(0)
+    confusion = generator.multinomial(20, np.full(10, 0.1), 10)
+    evaluation = {"accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
+    evaluation["clients"] = {"accuracy": [0.5, None, 0.75]}
+    of_all = {"runs": {"runs/fixmatch/0": evaluation}}  # as `launch.evaluate runs/fixmatch --clients --json` prints it
+    (top / "fixmatch" / "evaluation.json").write_text(json.dumps(plain(of_all)))
+    clients = top / "fixmatch" / "0" / "clients"
+    clients.mkdir()
+    record = {"client/id": [0, 2, 5], "client/threshold": [0.1, 0.2, 0.3]}
+    np.savez(clients / "round_000001.npz", **record, **{"client/class_thresholds": generator.uniform(size=(3, 10))})
+    return top
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> pathlib.Path:
+    out = folder.parent / "report.html"
+    done = launch(str(folder), f"--out={out}", "--x=bytes", program=report)
+    assert done.returncode == 0, done.stderr
+    said = [line.removeprefix(f"note: {folder.name}/average/2: ") for line in done.stderr.splitlines()]
+    assert said == ["metrics.jsonl, line 3: not JSON: not used", "unfinished: round 2 of 6"]
+    return out
+
+
+def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
+    text = page.read_text()
+    for name in RUNS:
+        assert f">{html.escape(folder.name)}/{name}</th>" in text
+    assert not [target for target in re.findall(r'(?:src|href)="([^"]*)"', text) if not target.startswith(("#", "data:"))]
+    assert "<script" not in text
+    assert "url(" not in text
+    anchors = set(re.findall(r'id="([^"]*)"', text))
+    assert set(re.findall(r'href="#([^"]*)"', text)) <= anchors
+    assert all(len(alt) > 20 for alt in re.findall(r'<img [^>]*alt="([^"]*)"', text))
+
+
+def test_the_tables_hold_what_the_logs_say(folder, page):
+    with (page.parent / "report_files" / "results.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    for method, seeds in (("average", (0, 1)), ("fixmatch", (0,))):
+        logs = [(folder / method / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in seeds]
+        accuracies = [[100 * row["eval/accuracy"] for row in map(json.loads, log) if "eval/accuracy" in row] for log in logs]
+        ends = [values[-1] for values in accuracies]
+        assert float(rows[method]["last, %"]) == pytest.approx(np.mean(ends), rel=1e-4)
+        assert float(rows[method]["last 5, %"]) == pytest.approx(np.mean([np.mean(v[-5:]) for v in accuracies]), rel=1e-4)
+        spread = f"{np.std(ends, ddof=1):.6g}" if len(seeds) > 1 else ""
+        assert rows[method]["last, %: sd"] == spread
+    assert (rows["average"]["runs"], rows["fixmatch"]["runs"]) == ("2 of 3", "1")
+
+
+def test_figures_and_tables_lie_beside_the_page(page):
+    names = {path.name for path in (page.parent / "report_files").iterdir()}
+    figures = (
+        "accuracy_bytes", "panel", "panel_label_ratio", "confusion_fixmatch", "clients_histogram", "trace_threshold_fixmatch",
+        "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled",
+    )  # fmt: skip
+    tables = ("results", "costs", "runs", "per_class", "clients")
+    assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")} <= names
+    assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names
+
+
+def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(folder, page):
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (page, *(page.parent / "report_files").iterdir())}
+
+    before = files()
+    stale = page.parent / "report_files" / "files.txt"
+    stale.write_text(stale.read_text() + "old.svg\n../kept.svg\n")
+    for path in (stale.with_name("old.svg"), stale.with_name("own.txt"), page.parent / "kept.svg"):
+        path.write_text("x")
+    assert launch(str(folder), f"--out={page}", "--x=bytes", program=report).returncode == 0
+    assert files() == before | {"own.txt": b"x"}
+    assert (page.parent / "kept.svg").exists()
+    stale.with_name("own.txt").unlink()
+
+
+def test_each_command_of_the_page_has_the_config_of_its_runs(folder, page):
+    text = html.unescape(re.sub(r"</?span>", "", page.read_text()))
+    lines = re.findall(r"python -m launch.run [^\n<]*", text)
+    for method, line in zip(("average", "fixmatch"), lines, strict=True):
+        words = shlex.split(line)
+        file = words[3].removeprefix("--config=")
+        config = command.read(str(page.parent / file))
+        held = json.loads((folder / method / "0" / "config.json").read_text())
+        assert plain(Settings.from_dict(config.tree).to_dict()) == held
+        assert words[4:] == (["--config.seeds=3"] if method == "average" else ["--config.seed=0"])
+
+
+def test_a_named_config_is_found_with_what_differs(tmp_path):
+    config = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"}).tree
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(plain(Settings.from_dict(config).to_dict())))
+    (run,) = runs.find([tmp_path], flattened(Settings().to_dict())).runs
+    assert command_lines.named(run) == ["--config=digits:fl2", "--config.data.num_labels=20", "--config.rounds=7"]
+
+
+def test_seeds_that_follow_each_other_are_one_command():
+    found = list(command_lines.seed_arguments([7, 1, 0, 2, 7]))
+    assert found == [["--config.seeds=3"], ["--config.seed=7"]]
+    assert list(command_lines.seed_arguments([4, 3])) == [["--config.seed=3", "--config.seeds=2"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["DIR"]),
+        (["nowhere"], ["DIR: got nowhere, accepted: a folder with runs"]),
+        (["."], ["DIR: got . without a run", "config.json and metrics.jsonl"]),
+        ([".", "--x=time"], ["--x", "time", "rounds", "bytes", "seconds", "passes"]),
+        ([".", "--target=90"], ["--target", "got 90, accepted: a fraction in (0, 1]"]),
+        ([".", "--out=report.pdf"], ["--out: got report.pdf, accepted: a file NAME.html in a folder that exists"]),
+        (["RUNS", "--by=metod"], ["--by: got metod, accepted: a key", "did you mean method"]),
+    ],
+)
+def test_wrong_input_is_one_line_with_status_2(tmp_path, folder, arguments, words):
+    said = refused(*(str(folder) if one == "RUNS" else one for one in arguments), cwd=tmp_path, program=report)
+    assert all(word in said for word in words), said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as driver:
+        program = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root, as in CI, has no sandbox
+        yield program
+        program.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_chromium_shows_every_run_without_an_error_or_a_page_that_scrolls_sideways(folder, page, browser, width):
+    view = browser.new_page(viewport={"width": width, "height": 844})
+    errors: list[str] = []
+    requests: list[str] = []
+    view.on("console", lambda message: errors.append(message.text))
+    view.on("pageerror", lambda error: errors.append(str(error)))
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(page.as_uri())
+    assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    shown = view.locator("#Runs tbody th").all_inner_texts()
+    assert tuple(name.removeprefix(f"{folder.name}/") for name in shown[: len(RUNS)]) == RUNS
+    assert view.evaluate("[...document.images].every(image => image.naturalWidth > 100 && image.clientWidth > 250)")
+    assert view.locator("nav a").count() == view.locator("section").count()
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert errors == []
+    view.close()

@@ -1,0 +1,83 @@
+"""The numbers of a report against NumPy, and its tables as text, CSV and LaTeX."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.report import statistics, tables
+from fedjax_ssl.experiment.report.tables import Link, Spread, Table, spread
+
+NAN = math.nan
+
+
+def test_the_standard_deviation_has_one_less_than_the_runs_as_its_divisor():
+    values = np.array([[0.5, 0.7], [0.6, 0.7], [1.0, 0.1]])
+    mean, sd = statistics.mean_sd(values)
+    np.testing.assert_allclose(mean, [0.7, 0.5])
+    np.testing.assert_allclose(sd, [math.sqrt((0.04 + 0.01 + 0.09) / 2), math.sqrt((0.04 + 0.04 + 0.16) / 2)])
+    mean, sd = statistics.mean_sd(values[:1])
+    np.testing.assert_array_equal(mean, values[0])
+    assert np.isnan(sd).all()
+
+
+def test_last_values_pass_over_rounds_without_an_evaluation():
+    values = np.array([0.1, NAN, 0.2, 0.3, 0.4, NAN, 0.5, 0.6, NAN])
+    assert statistics.last(values) == 0.6
+    assert statistics.last(values, 5) == pytest.approx(0.4)
+    assert statistics.last(values[:1], 5) == 0.1
+    assert math.isnan(statistics.last(values[1:2]))
+
+
+def test_the_first_value_that_reaches_a_target():
+    x, y = np.array([1.0, 2, 3, 4, 5]), np.array([0.2, NAN, 0.8, 0.7, 0.9])
+    assert statistics.first_reaching(x, y, 0.8) == 3
+    assert statistics.first_reaching(x, y, 0.81) == 5
+    assert math.isnan(statistics.first_reaching(x, y, 0.95))
+
+
+def test_axes_are_in_the_units_that_they_say():
+    columns = {
+        "round": np.array([1.0, 2, 4]),
+        "comm/bytes_up": np.array([1e6, 2e6, 4e6]), "comm/bytes_down": np.array([5e5, 1e6, 2e6]),
+        "cost/forward_passes": np.array([100.0, 200, 400]), "cost/backward_passes": np.array([50.0, 100, 200]),
+        "time/round_s": np.array([3.0, 2, 2]),
+    }  # fmt: skip
+    np.testing.assert_array_equal(statistics.axis(columns, "rounds"), [1, 2, 4])
+    np.testing.assert_allclose(statistics.axis(columns, "bytes"), [1.5, 3, 6])
+    np.testing.assert_allclose(statistics.axis(columns, "passes"), [0.15, 0.3, 0.6])
+    np.testing.assert_array_equal(statistics.axis(columns, "seconds"), [3, 5, NAN])  # round 3 is missing
+    assert np.isnan(statistics.axis({"round": np.arange(1.0, 3)}, "bytes")).all()
+
+
+def test_a_curve_has_the_rounds_in_which_all_runs_have_a_value():
+    rounds = [np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 4])]
+    xs = [np.array([10.0, 20, 30, 40]), np.array([20.0, 40, 60])]
+    ys = [np.array([0.1, 0.2, 0.3, NAN]), np.array([0.3, 0.5, 0.7])]
+    x, y = statistics.common(xs, ys, rounds)
+    np.testing.assert_array_equal(x, [15, 35])
+    np.testing.assert_array_equal(y, [[0.1, 0.3], [0.3, 0.5]])
+
+
+def test_cells_say_mean_sd_and_how_many_runs_have_a_value():
+    assert str(spread([91.23, 91.87, 92.0], 1)) == "91.7 ± 0.4"
+    assert str(spread([91.26], 1)) == "91.3"
+    assert str(spread([5.0, NAN, 7.0])) == "6.00 ± 1.41 (2 of 3)"
+    assert str(spread([12345.6])) == "12,346"
+    assert str(spread([NAN, NAN])) == tables.DASH
+
+
+def test_a_table_in_three_forms():
+    rows = ((Link("fl2_a & b", "x"), Spread(91.0, 0.25, 1, 3), 1200), (Link("uda", "y"), Spread(NAN, NAN), 7))
+    table = Table("results", "Accuracy, 100 %", ("method", "last, %", "size"), rows)
+    assert tables.text(table).splitlines() == [
+        "Accuracy, 100 %", "", "method        last, %   size",
+        "fl2_a & b  91.0 ± 0.2  1,200", f"uda                 {tables.DASH}      7",
+    ]  # fmt: skip
+    assert tables.comma_separated(table).splitlines() == [
+        'method,"last, %","last, %: sd","last, %: runs",size', "fl2_a & b,91,0.25,3,1200", "uda,,,1,7",
+    ]  # fmt: skip
+    lines = tables.latex(table).splitlines()
+    assert r"\begin{tabular}{lrr}" in lines
+    assert r"fl2\_a \& b & 91.0 $\pm$ 0.2 & 1,200 \\" in lines
+    assert r"\caption{Accuracy, 100 \%}" in lines

@@ -1,0 +1,137 @@
+"""Runs as a report reads them: damage is named and not used, groups differ in their seeds alone."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.report import extras, groups, runs
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import Settings
+
+DEFAULTS = flattened(Settings().to_dict())
+
+
+def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys) -> pathlib.Path:
+    """A run's folder by hand: what it logs does not matter here."""
+    folder.mkdir(parents=True)
+    config = {"method": {"name": "fl2"}, "data": {"name": "digits"}, "seed": 0, "rounds": 3}
+    for key, value in keys.items():
+        group, _, name = key.rpartition("__")
+        (config.setdefault(group, {}) if group else config)[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = [{"round": number, "eval/accuracy": number / 10, "client/loss": 1.0} for number in range(1, rounds + 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps({"rounds": rounds, "eval/accuracy": rounds / 10}))
+    return folder
+
+
+def grouped(folder: pathlib.Path, *by: str) -> groups.Grouped:
+    return groups.group(runs.find([folder], DEFAULTS).runs, by)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"round": 2, "eval/acc', "not JSON"),
+        ("[2]", "no object with a whole number >= 1 as its round"),
+        ('{"round": 2.0, "eval/accuracy": 0.2}', "no object with a whole number >= 1 as its round"),
+        ('{"round": 2, "eval/accuracy": "0.2"}', "eval/accuracy is no number"),
+        ('{"round": 2, "eval/accuracy": 20}', "eval/accuracy is 20, outside [0, 1]"),
+        ('{"round": 1, "eval/accuracy": 0.2}', "round 1 after round 1"),
+    ],
+)
+def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
+    log = write(tmp_path / "run") / "metrics.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([lines[0], line, lines[2]]) + "\n")
+    before = log.read_bytes()
+    (run,) = runs.find([tmp_path], DEFAULTS).runs
+    assert run.problems[0] == f"metrics.jsonl, line 2: {why}: not used"
+    assert run.problems[1].startswith("metrics.jsonl lacks round 2")
+    np.testing.assert_array_equal(run.columns["eval/accuracy"], [0.1, 0.3])
+    assert run.is_finished
+    assert log.read_bytes() == before
+
+
+def test_a_summary_that_the_log_contradicts_is_not_used(tmp_path):
+    folder = write(tmp_path / "run")
+    (folder / "summary.json").write_text('{"rounds": 3, "eval/accuracy": 0.9, "device": "2 x cpu"}')
+    (run,) = runs.find([tmp_path], DEFAULTS).runs
+    assert run.summary == {}
+    assert run.problems == ("summary.json: eval/accuracy is 0.9, and the last row's eval/accuracy is 0.3: not used",)
+
+
+def test_unfinished_diverged_and_unreadable_runs_are_told_apart(tmp_path):
+    write(tmp_path / "done")
+    write(tmp_path / "early", rounds=2, summary=False, seed=1)
+    gone = write(tmp_path / "gone", rounds=1, summary=False, seed=2)
+    (gone / "diverged.json").write_text('{"round": 2, "diverged": "round 2: client/loss is NaN"}')
+    (write(tmp_path / "unreadable") / "config.json").write_text("{")
+    (write(tmp_path / "without") / "config.json").unlink()
+    found = runs.find([tmp_path, tmp_path / "done"], DEFAULTS)
+    assert [run.state for run in found.runs] == ["finished", "unfinished: round 2 of 3", "diverged in round 2"]
+    assert found.unreadable == (
+        f"{tmp_path.name}/unreadable: config.json is damaged: not a JSON object",
+        f"{tmp_path.name}/without: config.json is missing",
+    )
+    (group,) = groups.group(found.runs).groups
+    assert ([run.name for run in group.runs], len(group.used)) == ([run.name for run in found.runs], 1)
+
+
+def test_groups_are_methods_and_what_differs_within_one(tmp_path):
+    for seed in (0, 1):
+        for number in (4, 40):
+            write(tmp_path / f"fl2_{number}_{seed}", seed=seed, data__num_labels=number)
+        strategy = "scan" if seed else "vmap"
+        write(tmp_path / f"uda_{seed}", seed=seed, data__num_labels=40, execution__strategy=strategy, method__name="uda")
+    made = grouped(tmp_path)
+    assert [group.label for group in made.groups] == ["fl2, num_labels=4", "fl2, num_labels=40", "uda, num_labels=40"]
+    assert [len(group.used) for group in made.groups] == [2, 2, 2]
+    assert made.notes == ()
+    mixed = grouped(tmp_path, "method")
+    assert [(group.label, len(group.used)) for group in mixed.groups] == [("fl2", 4), ("uda", 2)]
+    assert mixed.notes == ("fl2 puts runs together that differ in data.num_labels: its mean and sd are over these as well",)
+    assert [group.label for group in grouped(tmp_path, "num_labels").groups] == ["num_labels=4", "num_labels=40"]
+    with pytest.raises(ValueError, match=r"^--by: got num_lables, accepted: a key .* \(did you mean .*num_labels\?\)$"):
+        grouped(tmp_path, "num_lables")
+
+
+def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    write(tmp_path / "c", data__name="mnist", method__name="uda")
+    made = grouped(tmp_path)
+    assert [(group.label, len(group.used)) for group in made.groups] == [("fl2", 1), ("uda", 1)]
+    top = tmp_path.name
+    assert made.notes == (
+        "The runs have different datasets: digits, mnist",
+        f"{top}/b is fl2 with seed 0 as {top}/a is: used once",
+    )
+
+
+def test_an_evaluation_whose_parts_are_damaged_keeps_the_others(tmp_path):
+    folder = write(tmp_path / "run")
+    content = {"class_accuracy": [0.5, None, 1], "confusion": [[1, 2]], "clients": {"accuracy": [0.5, None]}, "ece": 2}
+    (folder / "evaluation.json").write_text(json.dumps(content))
+    found, problems = extras.evaluation(runs.find([tmp_path], DEFAULTS).runs[0])
+    np.testing.assert_array_equal(found.per_class, [0.5, np.nan, 1])
+    np.testing.assert_array_equal(found.per_client, [0.5, np.nan])
+    assert problems == [f"evaluation.json: {key} is damaged: not used" for key in ("confusion", "ece")]
+
+
+def test_clients_records_are_read_in_the_order_of_rounds(tmp_path):
+    ids, tau, classes = np.array([[3, 1], [1, 0]]), np.array([[0.1, 0.2], [0.3, 0.4]]), np.arange(12.0).reshape(2, 2, 3)
+    folder = write(tmp_path / "run") / "clients"
+    folder.mkdir()
+    for row, number in ((1, 10), (0, 5)):
+        values = {"client/id": ids[row], "client/threshold": tau[row], "client/class_thresholds": classes[row]}
+        np.savez(folder / f"round_{number:06d}.npz", **values)
+    (folder / "round_000015.npz").write_bytes(b"PK")
+    records, problems = extras.records(runs.find([tmp_path], DEFAULTS).runs[0])
+    assert problems == ["clients/round_000015.npz is damaged: not used"]
+    assert (records.round.tolist(), records.id.tolist()) == ([5, 5, 10, 10], [3, 1, 1, 0])
+    np.testing.assert_array_equal(records.values["client/threshold"], tau.ravel())
+    np.testing.assert_array_equal(records.values["client/class_thresholds"], classes.reshape(4, 3))
