@@ -23,7 +23,7 @@ def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_re
     plain, whole, parts = (tmp_path / name for name in ("plain", "whole", "parts"))
     for workdir, more in ((plain, ("--config.diagnostics.clients_every=0",)), (whole, ()), (parts, ("--stop_after=3",))):
         assert launch(*arguments, *more, f"--workdir={workdir}").returncode == 0
-    ClientsLog(parts).append(4, {"client/id": np.zeros(1)})  # as if killed after a round that no checkpoint has
+    ClientsLog(parts).append(5, {"client/id": np.zeros(1)})  # of a round that no checkpoint has
     assert launch(*arguments, f"--workdir={parts}").returncode == 0
     assert not (plain / "clients").exists()
     assert rows(plain) == rows(whole) == rows(parts)
