@@ -42,22 +42,14 @@ def split_pictures(grouped: Grouped) -> list[Item]:
 def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
     """The run's split; datasets that were read are kept in `datasets`."""
     data = dict(run.tree["data"])
-    if "download" in data:
-        data["download"] = False
+    data["download"] = False
     # The method is left at its default: the split does not depend on it, and the run's may be registered elsewhere.
     settings = Settings.from_dict({"data": data, "seed": run.config[SEED], "cohort_size": 1})
-    key = repr(
-        [
-            settings.data.name,
-            settings.data.data_dir,
-            settings.data.path,
-            settings.data.resplit,
-            settings.data.resplit and settings.seed,
-        ]
-    )
+    of = settings.data
+    key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, of.resplit and settings.seed])
     dataset = datasets.setdefault(key, None) or load_dataset(settings)
     datasets[key] = dataset
-    assignment = split.draw(dataset.train_labels, dataset.num_classes, settings.data.split, settings.seed)
+    assignment = split.draw(split.training_of(dataset), settings.data.split, settings.seed)
     return preview.preview(assignment, dataset.train_labels, dataset.num_classes)
 
 
