@@ -121,7 +121,7 @@ def measure(name: str, arguments: argparse.Namespace, ceilings: dict[str, Any]) 
     with contextlib.ExitStack() as stack:
         for layout, (code, folder) in itertools.product(arguments.layouts, checkouts.items()):
             case = {"workload": name, "layout": layout, "code": code, "cohort": arguments.cohort, "steps": steps, "of": request}
-            result: Result = {"case": case, "commit": harness.git_commit(folder)}
+            result: Result = {"case": case, "commit": harness.git_commit(folder / "pyproject.toml")}
             results.append(result)
             worker = stack.enter_context(Worker(folder))
             try:

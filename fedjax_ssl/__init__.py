@@ -1,13 +1,17 @@
 """fedjax_ssl: federated semi-supervised learning, simulated in one JAX program with the clients as an axis.
 
-import fedjax_ssl
-from fedjax_ssl.configs import digits
+>>> import fedjax_ssl
+>>> from fedjax_ssl.configs import digits
+>>> experiment = fedjax_ssl.build(digits.get_config("supervised"))
+>>> experiment
+<Experiment: supervised on digits, 20 clients, 40 rounds>
+>>> state, metrics = next(experiment.rounds())
+>>> metrics["round"]
+1
+>>> experiment.predict(state, experiment.problem.test.images).shape
+(360, 10)
 
-experiment = fedjax_ssl.build(digits.get_config("fl2").to_dict())
-for state, metrics in experiment.rounds():
-    print(metrics)
-logits = experiment.predict(state, images)
-experiment, state = fedjax_ssl.load("runs/digits-fl2/0")
+`fedjax_ssl.load("runs/digits-fl2/0")` gives the experiment and the state of a run that has a folder.
 """
 
 import pathlib

@@ -40,7 +40,11 @@ ClientMetrics = Mapping[str, Mean | Sum | Each]
 
 
 def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] | bool | None = None) -> Mean:
-    """The mean of `values` over the entries in `where` (None: all); others may be NaN."""
+    """The mean of `values` over the entries in `where` (None: all); others may be NaN.
+
+    >>> reduce({"client/loss": mean(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))})
+    {'client/loss': 2.0}
+    """
     values = jnp.asarray(values, jnp.float32)
     where = jnp.ones(values.shape, bool) if where is None else where
     return Mean(jnp.sum(jnp.where(where, values, 0.0)), jnp.sum(where, dtype=jnp.float32))

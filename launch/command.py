@@ -151,7 +151,7 @@ def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
 
 def _made(path: str, argument: str | None) -> dict[str, Any]:
     """The nested dicts that a config file's `get_config` returns."""
-    file = pathlib.Path(path)
+    file = pathlib.Path(path).expanduser()
     if not file.suffix and not file.exists():
         file = CONFIGS / f"{path}.py"
     if file.suffix != ".py" or not file.is_file():

@@ -63,7 +63,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         settings = Settings.from_dict(config.tree)
         trackers.names(settings.log_to)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-        workdir, names = pathlib.Path(WORKDIR.value or default), [one.name for one in runs_of(settings)]
+        workdir, names = pathlib.Path(WORKDIR.value or default).expanduser(), [one.name for one in runs_of(settings)]
         noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
         experiment = build.build(settings, layout=noted)
         if DRY_RUN.value:

@@ -46,6 +46,8 @@ class Texts(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     options = _parser().parse_args(argv[1:])
+    for name in ("train", "test", "train_strong", "out", "encoder"):
+        setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     try:
         if os.path.isdir(options.out) or not os.path.isdir(os.path.dirname(options.out) or "."):  # before hours are lost
             raise FileNotFoundError(f"--out: got {options.out}, accepted: a file in a folder that exists")

@@ -1,5 +1,7 @@
 """What the READMEs name is there: modules of commands, and files that are linked."""
 
+import doctest
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -18,3 +20,14 @@ def test_commands_and_links_are_there(document):
     links = {link.partition("#")[0] for link in re.findall(r"\]\(((?!http)[^)\s#]+[^)\s]*)\)", text)}
     missing = [name for name in modules if name != "launch.NAME" and importlib.util.find_spec(name) is None]
     assert missing + [link for link in links if not (document.parent / link).exists()] == []
+
+
+WITH_EXAMPLES = [path for path in sorted(ROOT.glob("fedjax_ssl/**/*.py")) if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_in_docstrings_do_what_they_show(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -56,7 +56,11 @@ def predictions(logits: Float[np.ndarray, "N C"]) -> Predictions:
 
 
 def confusion_matrix(labels: Classes, predicted: Classes, num_classes: int) -> Int64[np.ndarray, "C C"]:
-    """How many examples of class i (row) are taken for class j (column)."""
+    """How many examples of class i (row) are taken for class j (column).
+
+    >>> confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
     cells = np.bincount(labels.astype(np.int64) * num_classes + predicted, minlength=num_classes**2)
     return cells.reshape(num_classes, num_classes)
 

@@ -107,10 +107,16 @@ def sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:20]
 
 
-def git_commit(folder: pathlib.Path = pathlib.Path(__file__).parent) -> str | None:
-    """The commit of the checkout that holds a folder, with `+` where files have changed since; None outside of a repository."""
-    describe = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
-    try:  # tags are excluded, so that the name is the commit's
+def git_commit(file: pathlib.Path = pathlib.Path(__file__)) -> str | None:
+    """The commit of the checkout that a file is part of, with `+` where files have changed since.
+
+    None for a file that no repository tracks, such as an installed one in an environment inside of a user's repository.
+    """
+    git = ["git", "-C", str(file.parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", file.name]
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]  # no tags: the name is the commit's
+    try:
+        subprocess.check_output(tracked, stderr=subprocess.DEVNULL)
         return subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None

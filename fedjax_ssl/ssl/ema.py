@@ -8,7 +8,11 @@ from fedjax_ssl.arrays import Array, Number, Params
 
 
 def update(average: Params, new: Params, decay: Number) -> Params:
-    """The moving average decay average + (1 - decay) new (Tarvainen and Valpola 2017; FedSiam, Eqs. 3 and 9)."""
+    """The moving average decay average + (1 - decay) new (Tarvainen and Valpola 2017; FedSiam, Eqs. 3 and 9).
+
+    >>> update({"w": jnp.array([1.0])}, {"w": jnp.array([3.0])}, 0.5)["w"].tolist()
+    [2.0]
+    """
     return jax.tree.map(lambda a, b: decay * a + (1.0 - decay) * b, average, new)
 
 

@@ -33,7 +33,11 @@ def client_adaptive(probs: Float[Array, "n C"], mask: Bool[Array, " n"]) -> Clie
 
 
 def per_class(tau: Number, mean_probs: Float[Array, " C"]) -> Float[Array, " C"]:
-    """A threshold for each class, tau(c) = pbar(c) / max_c' pbar(c') * tau ((FL)^2, Eq. 9; FreeMatch); zeros if pbar = 0."""
+    """A threshold for each class, tau(c) = pbar(c) / max_c' pbar(c') * tau ((FL)^2, Eq. 9; FreeMatch); zeros if pbar = 0.
+
+    >>> per_class(0.8, jnp.array([0.5, 0.25, 0.25])).tolist()
+    [0.800000011920929, 0.4000000059604645, 0.4000000059604645]
+    """
     largest = jnp.max(mean_probs)
     return mean_probs / jnp.where(largest > 0, largest, 1.0) * tau
 

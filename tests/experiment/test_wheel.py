@@ -1,0 +1,48 @@
+"""The wheel, in a folder that has `configs` and `launch` of its own."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_every_folder_of_modules_is_a_package_of_the_wheel():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    inside = {".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("fedjax_ssl/**/*.py")}
+    assert set(listed) == inside | {"fedjax_ssl.configs", "fedjax_ssl.launch"}
+
+
+@pytest.mark.ci
+def test_its_commands_work_beside_a_users_own_packages(tmp_path):
+    source = tmp_path / "source"  # building leaves files behind
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "build", "tests", "runs", "env", ".venv", "*.egg-info"))
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={tmp_path}", str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site, folder = tmp_path / "site packages", tmp_path / "Übung 1"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    assert (site / "fedjax_ssl" / "configs" / "sweeps" / "fl2_ablation.toml").exists()
+    for own in ("configs", "launch"):
+        (folder / own).mkdir(parents=True)
+        (folder / own / "__init__.py").write_text("raise RuntimeError('not this one')")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def command(*words):
+        line = [sys.executable, "-c", "import sys; from fedjax_ssl.launch.main import main; sys.exit(main())", *words]
+        return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    done = command("run", "--config=digits:supervised", "--config.rounds=2", "--config.model.name=linear", "--workdir=ein Lauf")
+    assert done.returncode == 0, done.stderr
+    assert "all 2 rounds are done, results in ein Lauf" in done.stderr
+    assert '"git_commit": null' in (folder / "ein Lauf" / "summary.json").read_text()
+    assert command("explain", "configs").stdout.startswith("central_cifar10 ")
+    assert command("evaluate", "ein Lauf").stdout.count("accuracy") >= 1
+    assert command("nonsense").stderr.startswith("error: got nonsense, accepted: run, ")
