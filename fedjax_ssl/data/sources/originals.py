@@ -154,7 +154,7 @@ def svhn(paths: dict[str, Path]) -> dict[str, Part]:
 
     splits = {"train": read("train"), "test": read("test")}
     if "extra_32x32.mat" in paths:
-        splits["train"] = Part(*(np.concatenate(pair) for pair in zip(splits["train"], read("extra"), strict=True)))
+        splits["train"] = Part(*(np.concatenate(pair) for pair in zip(splits["train"][:2], read("extra")[:2], strict=True)))
     return splits
 
 
