@@ -9,7 +9,9 @@ from tests import engine, tiny
 from tests.experiment.commands import launch
 
 
-@pytest.mark.parametrize(("method", "labels_at"), [("feddure", "clients"), ("fixmatch", "server")])
+@pytest.mark.parametrize(
+    ("method", "labels_at"), [("feddure", "clients"), pytest.param("fixmatch", "server", marks=pytest.mark.ci)]
+)
 def test_passes_are_those_of_a_round(method, labels_at):
     experiment = tiny.experiment(method, labels_at=labels_at)
     found, before = estimate.counted(experiment)
