@@ -4,8 +4,8 @@
     python -m launch.sweep --config=digits:{method},labels=10 --methods=fl2,semifl --seeds=3 --set data.split=iid,dir0.3
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
-`[columns]`, each with a `name` and what it `set`s; `[small]` has what `--small` puts in its place. On the command line the
-rows are methods, for {method} in the config, and the columns are the product of the values of all `--set`. Further arguments,
+`[columns]`, each with a `name`, what it `set`s, and words of its own, `data` for {data} in the config; `[paper]` has accuracies
+to compare with, row by row; `[small]` has what `--small` puts in its place. On the command line the rows are methods, for {method} in the config, and the columns are the product of the values of all `--set`. Further arguments,
 such as --config.data.data_dir=DIR, go to every run. Each GPU, or each share of the cores, runs one job (`--jobs`).
 Exit status: 0 done; 2 wrong arguments; 1 a run failed, which is named; 130 on Ctrl-C.
 """
@@ -45,6 +45,8 @@ class Cell(NamedTuple):
     column: str
     config: str
     overrides: dict[str, Any]
+    paper: str = ""
+    """The accuracy that the paper has, in %, as it is printed."""
 
     @property
     def name(self) -> str:
@@ -98,9 +100,17 @@ def main(argv: list[str]) -> int:
 def cells_of(spec: dict[str, Any]) -> Iterator[Cell]:
     """The cells of a table, row by row."""
     rows, columns = (_entries(spec.get(axis) or {"": {}}) for axis in ("rows", "columns"))
+    papers = {row: of if isinstance(of, dict) else {"": of} for row, of in spec.get("paper", {}).items()}
+    known = {(row, column) for row, column in itertools.product(rows, columns)}
+    if strange := [(row, column) for row, of in papers.items() for column in of if (row, column) not in known]:
+        raise ValueError(f"paper: got {' '.join(strange[0]).strip()!r}, accepted: a row, and where there are columns one of them")
     for (row, of_row), (column, of_column) in itertools.product(rows.items(), columns.items()):
-        config = spec["config"].replace("{row}", str(of_row["name"])).replace("{column}", str(of_column["name"]))
-        yield Cell(row, column, config, {**spec.get("set", {}), **of_row.get("set", {}), **of_column.get("set", {})})
+        words = {**of_column, **of_row, "row": of_row["name"], "column": of_column["name"]}
+        config = spec["config"]
+        for key in words.keys() - {"name", "set"}:
+            config = config.replace(f"{{{key}}}", str(words[key]))
+        overrides = {**spec.get("set", {}), **of_row.get("set", {}), **of_column.get("set", {})}
+        yield Cell(row, column, config, overrides, str(papers.get(row, {}).get(column, "")))
 
 
 def _entries(axis: Any) -> dict[str, dict[str, Any]]:
@@ -121,9 +131,9 @@ def _from_file(name: str, small: bool) -> dict[str, Any]:
     smaller = spec.pop("small", None)
     if small and smaller is None:
         raise ValueError(f"--small: {path} has no [small] table, accepted: without it")
-    spec |= smaller if small and smaller else {}
-    if strange := set(spec) - {"about", "config", "seeds", "set", "rows", "columns"} or {"config"} - set(spec):
-        keys = "about, config, seeds, set, rows, columns and small"
+    spec |= {"paper": {}, **smaller} if small and smaller else {}
+    if strange := set(spec) - {"about", "config", "seeds", "set", "rows", "columns", "paper"} or {"config"} - set(spec):
+        keys = "about, config, seeds, set, rows, columns, paper and small"
         raise ValueError(f"{path}: got {'no config' if 'config' in strange else sorted(strange)[0]}, accepted: {keys}")
     return spec
 
@@ -302,14 +312,20 @@ def accuracy(done: Done) -> str:
 
 
 def table(done: Sequence[Done], seeds: int) -> str:
-    """The accuracies as text, rows by columns."""
+    """The accuracies as text, rows by columns, the paper's beside them."""
     rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
-    of_cell = {(one.cell.row, one.cell.column): "failed" if one.error else accuracy(one) for one in done}
+    of_cell = {(one.cell.row, one.cell.column): _entry(one) for one in done}
     head = ["", *columns] if columns != [""] else ["", "accuracy %"]
     lines = [head, *([row, *(of_cell[row, column] for column in columns)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = "\n".join("  ".join(f"{word:<{width}}" for word, width in zip(line, widths, strict=True)).rstrip() for line in lines)
-    return f"accuracy of the last round in %, mean ± sd over {seeds} seeds\n{text}" if seeds > 1 else text
+    of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
+    return f"accuracy of the last round in %{of_seeds}{of_paper}\n{text}" if of_seeds or of_paper else text
+
+
+def _entry(done: Done) -> str:
+    return ("failed" if done.error else accuracy(done)) + (f" [{done.cell.paper}]" if done.cell.paper else "")
 
 
 def _parser() -> argparse.ArgumentParser:

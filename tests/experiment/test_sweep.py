@@ -25,21 +25,44 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
         'config = "digits:{row}"\nseeds = 2\nrows = ["supervised"]\n'
         '[set]\n"rounds" = 2\n"model.name" = "linear"\n[columns]\n'
         'plain = {}\n"lr 1e30" = { set = { "server.optimizer.learning_rate" = 1e30 } }\n'
+        '[paper]\nsupervised = { plain = "12.5 ± 1.0" }\n'
     )
     arguments = [str(file), f"--workdir={tmp_path / 'out'}", "--jobs=2"]
     done = launch(*arguments, cwd=tmp_path, program=sweep)
     assert done.returncode == 1
     assert "failed: supervised lr 1e30: " in done.stderr
     header, names, supervised = done.stdout.splitlines()
-    assert header == "accuracy of the last round in %, mean ± sd over 2 seeds"
+    assert header == "accuracy of the last round in %, mean ± sd over 2 seeds, in brackets the paper's"
     assert names.split("  ")[-1].strip() == "lr 1e30"
     assert supervised.split()[-1] == "failed"
+    assert " [12.5 ± 1.0]  " in supervised
     folders = [tmp_path / "out" / "supervised-plain" / str(seed) for seed in (0, 1)]
     accuracies = [100 * json.loads((folder / "summary.json").read_text())["eval/accuracy"] for folder in folders]
     assert f"{sum(accuracies) / 2:.1f} ± " in supervised
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")}
     launch(*arguments, cwd=tmp_path, program=sweep)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")} == before
+
+
+def test_rows_and_columns_have_words_of_their_own_in_the_config():
+    spec = {
+        "config": "fedsiam_{data}:{row},gamma={gamma},split={column}",
+        "rows": {"D": {"name": "d"}, "Pi": "pi"},
+        "columns": {"MNIST": {"data": "mnist", "gamma": 0.1, "name": "iid"}, "SVHN": {"data": "svhn", "gamma": 0.2, "name": "iid"}},
+        "paper": {"D": {"SVHN": 88.76}},
+    }
+    assert [(cell.config, cell.paper) for cell in sweep.cells_of(spec)] == [
+        ("fedsiam_mnist:d,gamma=0.1,split=iid", ""),
+        ("fedsiam_svhn:d,gamma=0.2,split=iid", "88.76"),
+        ("fedsiam_mnist:pi,gamma=0.1,split=iid", ""),
+        ("fedsiam_svhn:pi,gamma=0.2,split=iid", ""),
+    ]
+
+
+def test_an_accuracy_of_a_paper_for_no_cell_is_refused(tmp_path):
+    file = tmp_path / "typo.toml"
+    file.write_text('config = "digits:{row}"\nrows = ["fl2"]\n[paper]\nfl = 90.0\n')
+    assert "paper: got 'fl', accepted: a row, and" in refused(str(file), cwd=tmp_path, program=sweep)
 
 
 @pytest.mark.parametrize(
