@@ -18,6 +18,7 @@ def test_every_sweep_that_is_known_by_name_has_configs_that_run():
                 sweep._checked(cell, [])
 
 
+@pytest.mark.ci
 def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     file = tmp_path / "two ways.toml"
     file.write_text(
