@@ -4,9 +4,10 @@
     python -m launch.sweep --config=digits:{method},labels=10 --methods=fl2,semifl --seeds=3 --set data.split=iid,dir0.3
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
-`[columns]`, each with a `name`, what it `set`s, and words of its own, `data` for {data} in the config; `[paper]` has accuracies
-to compare with, row by row; `[small]` has what `--small` puts in its place. On the command line the rows are methods, for {method} in the config, and the columns are the product of the values of all `--set`. Further arguments,
-such as --config.data.data_dir=DIR, go to every run. Each GPU, or each share of the cores, runs one job (`--jobs`).
+`[columns]`, each with a `name`, what it `set`s, and words of its own, such as `data` for {data}; `[paper]` has accuracies to
+compare with; `[small]` has what `--small` puts in its place. On the command line the rows are methods, for {method} in the
+config, and the columns are the product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go
+to every run. Each GPU, or each share of the cores, runs one job (`--jobs`).
 Exit status: 0 done; 2 wrong arguments; 1 a run failed, which is named; 130 on Ctrl-C.
 """
 
@@ -45,8 +46,7 @@ class Cell(NamedTuple):
     column: str
     config: str
     overrides: dict[str, Any]
-    paper: str = ""
-    """The accuracy that the paper has, in %, as it is printed."""
+    paper: str = ""  # the paper's accuracy in %, as it is printed
 
     @property
     def name(self) -> str:
@@ -101,9 +101,8 @@ def cells_of(spec: dict[str, Any]) -> Iterator[Cell]:
     """The cells of a table, row by row."""
     rows, columns = (_entries(spec.get(axis) or {"": {}}) for axis in ("rows", "columns"))
     papers = {row: of if isinstance(of, dict) else {"": of} for row, of in spec.get("paper", {}).items()}
-    known = {(row, column) for row, column in itertools.product(rows, columns)}
-    if strange := [(row, column) for row, of in papers.items() for column in of if (row, column) not in known]:
-        raise ValueError(f"paper: got {' '.join(strange[0]).strip()!r}, accepted: a row, and where there are columns one of them")
+    if strange := {(row, column) for row, of in papers.items() for column in of} - set(itertools.product(rows, columns)):
+        raise ValueError(f"paper: got {' '.join(min(strange)).strip()!r}, accepted: a row, and a column where there are any")
     for (row, of_row), (column, of_column) in itertools.product(rows.items(), columns.items()):
         words = {**of_column, **of_row, "row": of_row["name"], "column": of_column["name"]}
         config = spec["config"]

@@ -47,7 +47,10 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
     spec = {
         "config": "fedsiam_{data}:{row},gamma={gamma},split={column}",
         "rows": {"D": {"name": "d"}, "Pi": "pi"},
-        "columns": {"MNIST": {"data": "mnist", "gamma": 0.1, "name": "iid"}, "SVHN": {"data": "svhn", "gamma": 0.2, "name": "iid"}},
+        "columns": {
+            "MNIST": {"data": "mnist", "gamma": 0.1, "name": "iid"},
+            "SVHN": {"data": "svhn", "gamma": 0.2, "name": "iid"},
+        },
         "paper": {"D": {"SVHN": 88.76}},
     }
     assert [(cell.config, cell.paper) for cell in sweep.cells_of(spec)] == [
