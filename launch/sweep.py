@@ -46,8 +46,7 @@ class Cell(NamedTuple):
     column: str
     config: str
     overrides: dict[str, Any]
-    paper: str = ""
-    """The accuracy that the paper has, in %, as it is printed."""
+    paper: str = ""  # the paper's accuracy in %, as it is printed
 
     @property
     def name(self) -> str:
