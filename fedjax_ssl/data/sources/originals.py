@@ -25,7 +25,8 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
 _UNREADABLE = (
-    ValueError, KeyError, OSError, EOFError, NotImplementedError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error
+    ValueError, KeyError, IndexError, OSError, EOFError, NotImplementedError, struct.error, tarfile.TarError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 Reader = Callable[[dict[str, Path]], dict[str, Part]]
 """Paths of a dataset's files, by name -> its splits."""
