@@ -23,7 +23,8 @@ def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     # What is to be said of data that are accepted waits until then: a refusal is one line.
     waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting])
+    # Importing the package, as `fedjax-ssl` does first, has given the root logger a handler of Orbax's: it goes.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting], force=True)
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
         config = command.parse(argv, __name__)
