@@ -31,7 +31,7 @@ def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
             files[name] = config_file(runs[0].tree).encode()
             base = [f"--config={folder}/{name}"]
         lines += [
-            shlex.join(["python", "-m", "launch.run", *base, *seeds])
+            f"{command.program('run')} {shlex.join([*base, *seeds])}"
             for seeds in seed_arguments([run.config["seed"] for run in runs])
         ]
     return lines

@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"--out: got {options.out}, accepted: a file NAME.csv or NAME.npz in a folder that exists")
         command.keep_programs()
         from fedjax_ssl.experiment.loading import run_folders
+        from fedjax_ssl.experiment.writers import plain
 
         folders = run_folders(options.workdir)
         if options.out and len(folders) > 1:
@@ -57,12 +58,14 @@ def main(argv: Sequence[str]) -> int:
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     found = {"runs": reports, **({"all": _summary(list(reports.values()))} if len(reports) > 1 else {})}
-    print(json.dumps(_plain(found), indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
+    print(json.dumps(plain(found), indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("launch.evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        command.program("evaluate"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("workdir", metavar="DIR", help="a run's folder, or a folder of several runs")
     parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
@@ -224,12 +227,6 @@ def _matrix(confusion: list[list[int]]) -> Iterator[str]:
     yield "    " + " " * width + "".join(f"{c:>{width}}" for c in range(len(confusion)))
     for c, row in enumerate(confusion):
         yield "    " + f"{c:>{width}}" + "".join(f"{cell:>{width}}" for cell in row)
-
-
-def _plain(found: Any) -> Any:
-    from fedjax_ssl.experiment.writers import plain
-
-    return plain(found)
 
 
 if __name__ == "__main__":

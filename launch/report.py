@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
         found = runs.find(folders, flattened(Settings().to_dict()))
         grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
-        own = shlex.join(["python", "-m", "launch.report", *argv[1:]])
+        own = f"{command.program('report')} {shlex.join(argv[1:])}"
         files, page = _report(found, grouped, options, own)
         _write(out, page, files)
     except command.WRONG_INPUT as error:
@@ -127,7 +127,7 @@ def _target(text: str) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("python -m launch.report", description=__doc__, formatter_class=as_written)
+    parser = _Parser(command.program("report"), description=__doc__, formatter_class=as_written)
     parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)

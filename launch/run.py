@@ -83,7 +83,8 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         return command.refuse(error)
     waiting.flush()
     waiting.flushLevel = logging.NOTSET  # from here on nothing waits
-    if estimate.may_be_long(experiment):
+    is_done = all(run.is_finished(folder, settings.rounds) for folder in run.folders(experiment, workdir))
+    if not is_done and estimate.may_be_long(experiment):
         seconds = estimate.estimate(experiment).seconds
         print(f"{settings.rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
     try:

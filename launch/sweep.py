@@ -216,29 +216,36 @@ class Queue:
 
     def _cell(self, cell: Cell) -> Done:
         """All seeds of a cell in one program, or, where its method refuses that, one after another."""
-        if len(self.summaries(cell)) == self.seeds or self._stopped.is_set():
+        several = [f"--config.seeds={self.seeds}"] if self.seeds > 1 else []
+        workdir, noted = self.folder / cell.name, self.folder / f"{cell.name}.done"
+        asked = shlex.join([*self._words(cell), *several])  # another config is another experiment, which launch.run refuses
+        finished = noted.exists() and noted.read_text() == asked and len(self.summaries(cell)) == self.seeds
+        if finished or self._stopped.is_set():
             return Done(cell, self.summaries(cell), "")
         slot = self._slots.popleft()
         try:
-            several = [f"--config.seeds={self.seeds}"] if self.seeds > 1 else []
-            workdir = self.folder / cell.name
             status, error = self._process(cell, several, workdir if several else workdir / "0", slot)
             if status == 2 and several:
                 for seed in range(self.seeds):
                     status, error = self._process(cell, [f"--config.seed={seed}"], workdir / str(seed), slot)
                     if status:
                         break
+            if status == 0:
+                noted.write_text(asked)
         finally:
             self._slots.append(slot)
         return Done(
             cell, self.summaries(cell), "" if status == 0 or self._stopped.is_set() else error or f"exit status {status}"
         )
 
+    def _words(self, cell: Cell) -> list[str]:
+        """The arguments of a cell's runs, but for seeds and folder."""
+        overrides = [f"--config.{key}={_text(value)}" for key, value in cell.overrides.items()]
+        return [f"--config={cell.config}", *overrides, *self.extra]
+
     def _process(self, cell: Cell, words: Sequence[str], workdir: pathlib.Path, slot: int) -> tuple[int, str]:
         """(exit status, last line) of a run, whose output is appended to the cell's log."""
-        overrides = [f"--config.{key}={_text(value)}" for key, value in cell.overrides.items()]
-        line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *overrides, *self.extra, *words]
-        line.append(f"--workdir={workdir}")
+        line = [sys.executable, "-m", f"{__package__}.run", *self._words(cell), *words, f"--workdir={workdir}"]
         log = self.folder / f"{cell.name}.log"
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(line)}\n".encode())

@@ -179,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         return int(text)
 
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m launch.text_features", description=__doc__, formatter_class=as_written)
+    parser = argparse.ArgumentParser(command.program("text_features"), description=__doc__, formatter_class=as_written)
     parser.add_argument("--train", required=True, help="CSV file of the training texts")
     parser.add_argument("--test", required=True, help="CSV file of the test texts")
     parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")

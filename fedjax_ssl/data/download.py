@@ -31,7 +31,7 @@ _PROGRESS = 1 << 20  # bytes of an attempt that was worth another one
 
 
 class Place(NamedTuple):
-    """A file, where it is fetched from, and where it is kept."""
+    """A file, where it is fetched from, and where it is stored."""
 
     file: File
     url: str
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def folder(data_dir: str | None = None) -> Path:
-    """Where data are kept: `data_dir`, else FEDJAX_SSL_DATA, else `~/.cache/fedjax_ssl/data` (or under XDG_CACHE_HOME)."""
+    """Where data are stored: `data_dir`, else FEDJAX_SSL_DATA, else `~/.cache/fedjax_ssl/data` (or under XDG_CACHE_HOME)."""
     if chosen := data_dir or os.environ.get(DATA):
         return Path(chosen).expanduser()
     path = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fedjax_ssl", "data")

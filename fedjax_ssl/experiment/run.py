@@ -219,7 +219,7 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 _save(experiment, opened, done, state)
         if stop.signal is not None:
             _save(experiment, opened, done, state)
-    if done < settings.rounds:
+    if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
         _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
     for own, folder in zip(experiment.runs, opened, strict=True):
         rows = folder.log.rows()

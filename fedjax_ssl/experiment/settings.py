@@ -171,7 +171,7 @@ class ExecutionSettings(Model):
 
 
 class DiagnosticsSettings(Model):
-    """What is recorded besides the metrics; it changes no result."""
+    """What is recorded in addition to the metrics. It changes no result."""
 
     clients_every: Count = Field(
         default=0,
@@ -197,7 +197,9 @@ class Settings(Model):
     vary: str = Field(default="", description="In place of seeds, the dotted key of a number that differs between runs.")
     values: Numbers = Field(default=(), description="The values of that number, one per run.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
-    log_to: str = Field(default="", description="Where metrics go besides JSONL and TensorBoard: wandb, mlflow, or both.")
+    log_to: str = Field(
+        default="", description="Further places for metrics, after JSONL and TensorBoard: wandb, mlflow, or both."
+    )
     checkpoint_every: Positive = Field(default=10, description="Rounds between checkpoints; one is always saved at the end.")
 
     @pydantic.model_validator(mode="after")

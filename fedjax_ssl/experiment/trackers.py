@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides its folder: TensorBoard always, Weights & Biases and MLflow where `log_to` names them.
+"""Where a run's metrics go, after `metrics.jsonl`: TensorBoard always, Weights & Biases and MLflow where `log_to` names them.
 
 A tracker has `add(round, metrics)` and `close()`. All write below the run's folder unless the environment says otherwise
 (WANDB_MODE, MLFLOW_TRACKING_URI), so that nothing leaves the machine unasked.

@@ -144,6 +144,7 @@ def test_divergence_is_named(tmp_path, folder):
     assert diverged.returncode == 1
     assert "the global model holds NaN or infinity" in diverged.stderr
     assert "Traceback" not in diverged.stderr
+    assert "goes on" not in diverged.stderr  # the same command would diverge again
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

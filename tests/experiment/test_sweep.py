@@ -39,6 +39,10 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     folders = [tmp_path / "out" / "supervised-plain" / str(seed) for seed in (0, 1)]
     accuracies = [100 * json.loads((folder / "summary.json").read_text())["eval/accuracy"] for folder in folders]
     assert f"{sum(accuracies) / 2:.1f} ± " in supervised
+    other = launch(*arguments, "--config.client.epochs=2", cwd=tmp_path, program=sweep)  # another experiment in the same folder
+    assert other.returncode == 1
+    assert "failed: supervised plain: " in other.stderr
+    assert "holds another experiment: client.epochs is" in other.stderr
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")}
     launch(*arguments, cwd=tmp_path, program=sweep)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")} == before

@@ -1,4 +1,4 @@
-"""What may lie in a run's folder besides its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
+"""What a run's folder may hold in addition to its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
 
 import pathlib
 import re

@@ -9,7 +9,7 @@ from fedjax_ssl.experiment.report.runs import Run
 
 METHOD, SEED = "method.name", "seed"
 SHORT = {"method": METHOD, "dataset": "data.name", "model": "model.name"}
-"""Short names of keys, besides the last part of a key that has no other owner."""
+"""Short names of keys. The last part of a key is one, too, if no other key ends in it."""
 NOT_COMPARED = (SEED, "seeds", "vary", "values", "checkpoint_every", "data.data_dir")
 NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
 """Keys that do not change what an experiment is, and do not make groups."""
