@@ -82,6 +82,7 @@ def test_the_command_runs_in_the_folder_of_the_file(folder, own_methods):
     assert all(0 < row["client/entropy"] < 2.31 for row in rows)  # log 10: the entropy of a guess
 
 
+@pytest.mark.ci
 def test_its_terms_are_fedprox_and_the_entropy(plugin):
     fedavg, fedprox = (run(plugin, "fedavg", prox_mu=mu)[0] for mu in (0.0, 2.0))
     assert distance(fedavg, fedprox) > 1e-3

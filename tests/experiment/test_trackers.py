@@ -19,6 +19,7 @@ def run_in_two_parts(folder, monkeypatch, log_to):
     return MetricsLog(folder).rows()
 
 
+@pytest.mark.ci
 def test_mlflow_has_one_run_with_every_round(tmp_path, monkeypatch):
     tracking = pytest.importorskip("mlflow.tracking")
     rows = run_in_two_parts(tmp_path / "a run", monkeypatch, "mlflow")
