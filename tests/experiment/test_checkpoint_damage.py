@@ -170,7 +170,9 @@ def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
     return rounds
 
 
-@pytest.mark.parametrize(("chains", "trials"), [pytest.param(1, 2, marks=pytest.mark.ci), pytest.param(2, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("chains", "trials"), [pytest.param(1, 2, marks=pytest.mark.ci), pytest.param(2, 50, marks=pytest.mark.slow)]
+)
 def test_killed_at_random_moments(tmp_path, chains, trials):
     with ThreadPoolExecutor(chains) as pool:
         newest = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials, seed), range(chains)))
