@@ -55,7 +55,7 @@ def named(run: Run) -> list[str] | None:
     for file in _candidates(run.config["method.name"], run.config["data.name"]):
         given = _settings(file, {})
         if given.keys() == wanted.keys():
-            found.append((file, {key: _text(value) for key, value in wanted.items() if given[key] != value}))
+            found.append((file, {key: command.as_text(value) for key, value in wanted.items() if given[key] != value}))
     for file, differing in sorted(found, key=lambda one: len(one[1])):
         if len(differing) <= MOST and _settings(file, differing) == wanted:
             return [f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())]
@@ -80,13 +80,6 @@ def _candidates(method: str, dataset: str) -> Iterator[str]:
     for stem in command.config_names():
         if stem.endswith(f"_{dataset}"):
             yield from (stem, f"{stem}:{method}", f"{stem}:paper,method={method}")
-
-
-def _text(value: Any) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def config_file(tree: Mapping[str, Any]) -> str:

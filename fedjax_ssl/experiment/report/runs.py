@@ -106,7 +106,7 @@ def read(path: pathlib.Path, name: str, defaults: Mapping[str, Any]) -> Run:
     """The run in a folder; ValueError where its config cannot be read."""
     if not (path / CONFIG).is_file():
         raise ValueError(f"{CONFIG} is missing")
-    tree = _json(path / CONFIG)
+    tree = read_object(path / CONFIG)
     own = flattened(tree)
     if lacking := [key for key in NEEDED if key not in own]:
         raise ValueError(f"{CONFIG} has no {', '.join(lacking)}")
@@ -119,19 +119,20 @@ def read(path: pathlib.Path, name: str, defaults: Mapping[str, Any]) -> Run:
     summary: dict[str, Any] = {}
     try:
         if (path / SUMMARY).is_file():
-            summary = checked_summary(_json(path / SUMMARY), rows)
+            summary = checked_summary(read_object(path / SUMMARY), rows)
     except ValueError as error:
         problems.append(f"{error}: not used")
     reason = ""
     if (path / DIVERGED).is_file():
         try:
-            reason = str(_json(path / DIVERGED)[REASON])
+            reason = str(read_object(path / DIVERGED)[REASON])
         except (ValueError, KeyError):
             reason = f"{DIVERGED} is damaged"
     return Run(path, name, tree, config, columns(rows), summary, reason, tuple(problems))
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError where it has none."""
     try:
         value = read_json(path)
     except ValueError:
