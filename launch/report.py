@@ -74,8 +74,8 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
     files = page.files(parts) | configs
     if panel := sections.paper_panel(made_from):
         files |= {"panel.svg": panel.svg, "panel.png": panel.png}
-    for item in parts[0].items[:-1]:  # the last is the costs
-        print(tables.text(item))
+    for table in (item for item in parts[0].items if isinstance(item, tables.Table) and item.name != "costs"):
+        print(tables.text(table))
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
     return page.render(_title(grouped), _lead(grouped, made_from.unreadable), parts), files
