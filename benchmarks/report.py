@@ -2,9 +2,9 @@
 
     python -m benchmarks.report
 
-A line `{{name}}` of the text becomes the tables of that command, each machine by itself, with the commands, commits and versions
-below it; `{{sweep name}}` becomes the cells of a sweep, which `python -m launch.report runs/name --json=FILE` writes. A test checks
-that the file is what would be written.
+A line `{{name}}` of the text becomes the tables of that command, `{{sweep name}}` the cells of a sweep, whose files
+`python -m launch.report DIR --json=FILE` writes, each machine by itself, with the commands, commits and versions below it. A
+test checks that the file is what would be written.
 """
 
 import argparse

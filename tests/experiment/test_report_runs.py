@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.report import extras, groups, runs
+from fedjax_ssl.experiment.report import cells, extras, groups, runs
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 
@@ -110,6 +110,29 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
         "The runs have different datasets: digits, mnist",
         f"{top}/b is fl2 with seed 0 as {top}/a is: used once",
     )
+
+
+def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(tmp_path):
+    write(tmp_path / "top" / "CAT" / "0", rounds=2, summary=False)
+    write(tmp_path / "top" / "CAT" / "1", seed=1)
+    write(tmp_path / "other" / "0", seed=2)
+    cell = {"row": "CAT", "column": "", "config": "digits:fl2", "overrides": {"rounds": 3}, "paper": "68.2", "folder": "CAT"}
+    content = {"name": "parts", "about": "", "command": "the command", "machine": "one", "versions": {"jax": "0.12"}}
+    file = tmp_path / "top" / "sweep.json"
+    file.write_text(json.dumps(content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]}))  # which has not begun
+    found = runs.find([tmp_path], DEFAULTS).runs
+    (sweep,), problems = cells.find(found)
+    assert (sweep.title, sweep.source["command"], problems) == ("parts", "the command", [])
+    (one,) = sweep.results
+    assert one["case"] == {"table": "parts", "row": "CAT", "column": ""}
+    assert one["runs"][0] == {"seed": 0, "error": "unfinished: round 2 of 3", "diverged": False}
+    assert one["runs"][1]["accuracy"] == 0.3
+    assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
+    assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
+    for damage, why in (("{", "not a JSON object"), (json.dumps(content | {"cells": [{"row": 3}]}), "row: got 3, accepted")):
+        file.write_text(damage)
+        assert cells.find(found)[0] == []
+        assert why in cells.find(found)[1][0]
 
 
 def test_an_evaluation_whose_parts_are_damaged_keeps_the_others(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.report.tables import DASH
 from launch import command, jobs, report, sweep
 from tests.experiment.commands import launch, refused, rows
 
@@ -128,11 +129,11 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert source["command"] == f"python -m launch.sweep {file} {' '.join(quick)}"
     with (tmp_path / "r_files" / "sweep_rates.csv").open() as lines:
         table = {line["column"]: line for line in csv.DictReader(lines)}
-    for one, paper in zip(source["results"], ("12.5 ± 1.0", "–"), strict=True):
+    for one, paper in zip(source["results"], ("12.5 ± 1.0", DASH), strict=True):
         line, accuracy = table[one["case"]["column"]], 100 * np.mean([run["accuracy"] for run in one["runs"]])
         assert float(line["accuracy, %"]) == pytest.approx(accuracy, rel=1e-4)
         assert line["the paper, %"] == paper
-        assert line["difference"] == ("–" if paper == "–" else f"{accuracy - 12.5:+.2f}")
+        assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
 def test_rows_and_columns_have_words_of_their_own_in_the_config():
