@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_ssl.experiment.report.groups import Group, is_compared
+from fedjax_ssl.experiment.report.groups import Group, identity
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.writers import plain
@@ -21,8 +21,7 @@ def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
     """One command for each config of a group and all its seeds; `files` gets the config files in `folder` that they need."""
     kinds: dict[str, list[Run]] = {}
     for run in group.runs:
-        own = {key: value for key, value in run.config.items() if is_compared(key)}
-        kinds.setdefault(repr(sorted(own.items())), []).append(run)
+        kinds.setdefault(identity(run), []).append(run)
     lines = []
     for number, runs in enumerate(kinds.values(), start=1):
         base = named(runs[0])

@@ -157,19 +157,15 @@ class Queue:
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""
         from fedjax_ssl.experiment.report import cells, runs
-        from fedjax_ssl.experiment.run import ELSEWHERE
+        from fedjax_ssl.experiment.run import identity
         from fedjax_ssl.experiment.runs import flattened
-        from fedjax_ssl.experiment.settings import Settings
         from fedjax_ssl.experiment.writers import plain
-
-        def identity(config: dict[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
         found, seeds = [], range(cell.settings.seed, cell.settings.seed + self.seeds)
         for seed in seeds:
             asked = identity(flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict())))
             with contextlib.suppress(ValueError):  # there is none, or its config is damaged: `launch.run` says so
-                run = runs.read(self.folder / cell.name / f"{seed}", cell.name, flattened(plain(Settings().to_dict())))
+                run = runs.read(self.folder / cell.name / f"{seed}", cell.name)
                 if identity(run.config) == asked and (run.reason or (run.is_finished and run.summary)):
                     found.append(cells.result(run))
         if len(found) < self.seeds:

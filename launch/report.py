@@ -41,10 +41,8 @@ def main(argv: Sequence[str]) -> int:
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
         # The package is imported after the arguments: `--help` and a mistyped option answer at once.
         from fedjax_ssl.experiment.report import cells, groups, runs, sections
-        from fedjax_ssl.experiment.runs import flattened
-        from fedjax_ssl.experiment.settings import Settings
 
-        found = runs.find(folders, flattened(Settings().to_dict()))
+        found = runs.find(folders)
         grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
         made_from = sections.source(grouped, found.unreadable, options.x, options.target)
         if as_json is not None and not made_from.sweeps:

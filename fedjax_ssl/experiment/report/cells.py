@@ -98,7 +98,7 @@ def result(run: Run) -> Result:
     own: Result = {"seed": run.config[SEED]}
     if run.reason or not run.is_finished or not summary:
         return own | {"error": run.reason or "; ".join([run.state, *run.problems]), "diverged": bool(run.reason)}
-    wrong, labels = statistics.divergence(columns), columns.get("diagnostics/pseudo_label_accuracy", np.zeros(0))
+    wrong, labels = statistics.divergence(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
     return own | ({"error": wrong, "diverged": True} if wrong else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
