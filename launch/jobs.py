@@ -132,13 +132,15 @@ class Queue:
         new = [cell for cell in self.cells if not (self.folder / cell.name).exists()]
         begun = [Program((cell,)) for cell in self.cells if cell.name not in done and (self.folder / cell.name).exists()]
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, _Bar(self) as bar:
-            waiting = {pool.submit(self._program, one) for one in (*begun, *programs(new, self._jobs - len(begun)))}
+            waiting = {pool.submit(self._program, one): one for one in (*begun, *programs(new, self._jobs - len(begun)))}
             try:
                 while True:
-                    ended = {future for future in waiting if future.done()}
-                    done |= {one.cell.name: one for future in ended for one in future.result()}
+                    for future in [future for future in waiting if future.done()]:
+                        program, found = waiting.pop(future), future.result()
+                        done |= {one.cell.name: one for one in found}
+                        if not found:  # it was refused
+                            waiting |= {pool.submit(self._program, one): one for one in map(Program, zip(program.cells))}
                     bar.update(list(done.values()))
-                    waiting -= ended
                     if not waiting:
                         return [done[cell.name] for cell in self.cells]
                     time.sleep(0.5)
@@ -174,7 +176,7 @@ class Queue:
         return Done(cell, found, "; ".join(wrong), has_ended=True)
 
     def _program(self, program: Program) -> list[Done]:
-        """Runs a program on a slot that is free."""
+        """Runs a program on a slot that is free; empty where several cells are refused, and each needs its own program."""
         if self._stopped.is_set():
             return [self.done(cell) for cell in program.cells]
         slot = self._slots.popleft()
@@ -184,7 +186,7 @@ class Queue:
             self._slots.append(slot)
 
     def _on_slot(self, program: Program, slot: int) -> list[Done]:
-        """Runs a program; where that is refused, its cells one after another, and of a cell its seeds."""
+        """Runs a program; where that is refused, the seeds of its cell one after another."""
         settings, first = program.settings(self.seeds), program.cells[0].settings.seed
         words = [f"--config.{key}={command.as_text(getattr(settings, key))}" for key in ("vary", "values") if settings.vary]
         words += [f"--config.seeds={self.seeds}"] if self.seeds > 1 else []
@@ -193,7 +195,7 @@ class Queue:
         if len(program.cells) > 1:
             self._collect(program)
             if is_refused:
-                return [one for cell in program.cells for one in self._on_slot(Program((cell,)), slot)]
+                return []
         if is_refused and words:
             for seed in range(first, first + self.seeds):
                 error, is_refused = self._process(program, [f"--config.seed={seed}"], workdir / f"{seed}", slot)

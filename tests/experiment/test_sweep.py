@@ -136,6 +136,16 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
+@pytest.mark.ci
+def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path):
+    words = ["--config=digits:fedlabel,labels_at=clients", "--set=method.consistency_weight=.05,.5", "--config.rounds=1"]
+    done = launch(*words, "--config.model.name=linear", "--workdir=out", cwd=tmp_path, program=sweep)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").glob("*/0")) == ["0", "0"]
+    (refusal,) = (tmp_path / "out").glob("shared-*.log")
+    assert "error: vary: got 'method.consistency_weight', by which the program" in refusal.read_text()
+
+
 def test_rows_and_columns_have_words_of_their_own_in_the_config():
     spec = {
         "config": "fedsiam_{data}:{row},gamma={gamma},split={column}",
