@@ -111,6 +111,7 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
 def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(tmp_path):
     write(tmp_path / "top" / "CAT" / "0", rounds=2, summary=False)
     write(tmp_path / "top" / "CAT" / "1", seed=1)
+    write(tmp_path / "top" / "CAT" / "2", seed=2, summary=False)
     write(tmp_path / "other" / "0", seed=2)
     cell = {"row": "CAT", "column": "", "config": "digits:fl2", "overrides": {"rounds": 3}, "paper": "68.2", "folder": "CAT"}
     content = {"name": "parts", "about": "", "command": "the command", "machine": "one", "versions": {"jax": "0.12"}}
@@ -123,6 +124,7 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     assert one["case"] == {"table": "parts", "row": "CAT", "column": ""}
     assert one["runs"][0] == {"seed": 0, "error": "unfinished: round 2 of 3", "diverged": False}
     assert one["runs"][1]["accuracy"] == 0.3
+    assert one["runs"][2]["error"] == "summary.json is missing"
     assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
     assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
     for damage, why in (("{", "not a JSON object"), (json.dumps(content | {"cells": [{"row": 3}]}), "row: got 3, accepted")):

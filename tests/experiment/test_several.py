@@ -172,6 +172,7 @@ def test_values_of_a_number_equal_the_runs_with_each(method, key, values):
 def test_values_and_seeds_share_a_program():
     experiment = build(config(seeds=2, vary=RATE, values=(0.01, 0.1)), IMAGES)
     assert [run.name for run in experiment.runs] == [f"{seed}-learning_rate={rate}" for seed in (0, 1) for rate in (0.01, 0.1)]
+    assert [run.settings.seed for run in experiment.runs] == [0, 0, 1, 1]
     assert str(experiment.runs[2]) == "seed 1, learning_rate=0.01"
     found = after(experiment, 2)
     for number in (1, 2):

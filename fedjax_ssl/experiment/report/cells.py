@@ -97,7 +97,8 @@ def result(run: Run) -> Result:
     columns, summary = run.columns, run.summary
     own: Result = {"seed": run.config[SEED]}
     if run.reason or not run.is_finished or not summary:
-        return own | {"error": run.reason or "; ".join([run.state, *run.problems]), "diverged": bool(run.reason)}
+        lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
+        return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
     wrong, labels = statistics.divergence(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
     return own | ({"error": wrong, "diverged": True} if wrong else {}) | {
