@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
@@ -125,13 +125,15 @@ class Queue:
         self._slots = collections.deque(range(self._jobs))
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
+        self._said = set[str]()
+        self._rounds: dict[pathlib.Path, tuple[int, int]] = {}  # a log's size and its lines
 
     def run(self) -> list[Done]:
         """Runs what is not done yet; results in the order of the cells."""
         done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
         new = [cell for cell in self.cells if not (self.folder / cell.name).exists()]
         begun = [Program((cell,)) for cell in self.cells if cell.name not in done and (self.folder / cell.name).exists()]
-        with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, _Bar(self) as bar:
+        with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, self._bar() as bar:
             waiting = {pool.submit(self._program, one): one for one in (*begun, *programs(new, self._jobs - len(begun)))}
             try:
                 while True:
@@ -140,13 +142,34 @@ class Queue:
                         done |= {one.cell.name: one for one in found}
                         if not found:  # it was refused
                             waiting |= {pool.submit(self._program, one): one for one in map(Program, zip(program.cells))}
-                    bar.update(list(done.values()))
+                    self._show(bar, done)
                     if not waiting:
                         return [done[cell.name] for cell in self.cells]
                     time.sleep(0.5)
             except KeyboardInterrupt:
                 self.stop()
                 raise
+
+    def _bar(self) -> Any:
+        layout = "{n_fmt}/{total_fmt} experiments {bar:30} {elapsed}, {desc}"
+        stream, total = sys.stderr, len(self.cells)
+        return tqdm.tqdm(total=total, file=stream, bar_format=layout, disable=not stream.isatty(), dynamic_ncols=True)
+
+    def _show(self, bar: Any, done: Mapping[str, Done]) -> None:
+        """Shows how far the sweep is: on a terminal in rounds, in a log by a line for each finished cell."""
+        if not bar.disable:
+            before, self._rounds = self._rounds, {}
+            for log in self.folder.glob("*/*/metrics.jsonl"):
+                with contextlib.suppress(OSError):  # it has just moved
+                    is_new = (size := log.stat().st_size) != before.get(log, (-1, 0))[0]
+                    self._rounds[log] = (size, log.read_bytes().count(b"\n")) if is_new else before[log]
+            bar.n = len(done)
+            bar.set_description_str(f"{sum(lines for _, lines in self._rounds.values()):,} rounds done")
+            return
+        for name in [name for name in done if name not in self._said]:
+            self._said.add(name)
+            cell = done[name].cell
+            print(f"{cell.row} {cell.column}: {done[name].error or accuracy(done[name])}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Asks all runs to save their state and to end, and waits for them."""
@@ -243,37 +266,6 @@ class Queue:
         if self._jobs > 1 and not self._gpus and hasattr(os, "sched_setaffinity"):
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(process.pid, cores[slot % len(cores) :: self._jobs] or cores)
-
-
-class _Bar:
-    """Progress of a whole sweep in rounds, on a terminal; in a log a line for each finished cell."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue, self._said = queue, set[str]()
-
-    def __enter__(self) -> "_Bar":
-        cells = len(self._queue.cells)
-        layout = "{n_fmt}/{total_fmt} experiments {bar:30} {elapsed}, {desc}"
-        self._bar = tqdm.tqdm(
-            total=cells, file=sys.stderr, bar_format=layout, disable=not sys.stderr.isatty(), dynamic_ncols=True
-        )
-        return self
-
-    def update(self, done: Sequence[Done]) -> None:
-        """Shows how far the sweep is."""
-        self._bar.n = len(done)
-        self._bar.set_description_str(f"{self._rounds():,} rounds done")
-        for one in done:
-            if self._bar.disable and one.cell.name not in self._said:
-                self._said.add(one.cell.name)
-                print(f"{one.cell.row} {one.cell.column}: {one.error or accuracy(one)}".strip(), file=sys.stderr, flush=True)
-
-    def _rounds(self) -> int:
-        logs = self._queue.folder.glob("*/*/metrics.jsonl")
-        return sum(log.read_bytes().count(b"\n") for log in logs)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
 
 def gpus() -> list[str]:
