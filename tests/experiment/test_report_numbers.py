@@ -51,7 +51,7 @@ def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper(
     one = {"seed": 0, "accuracy": 0.9, "pseudo_label_accuracy": 0.5, "bytes_up": 2e6, "bytes_down": 4e6, "seconds": 30.0}
     other = one | {"accuracy": 0.8, "pseudo_label_accuracy": 0.7, "seconds": 50.0}
     deviation = np.std([90, 80], ddof=1)
-    expected = ["fl2", tables.DASH, f"85.0 ± {deviation:.1f}", "86.2 ± 3.1", "-1.20", "60.0 ± 14.1", "2", "4", "40"]
+    expected = ["fl2", tables.DASH, f"85.0 ± {deviation:.1f}", "86.2 ± 3.1", "-1.20", "60.0 ± 14.1", "2.00", "4.00", "40"]
     assert row(one, other, paper="86.2 ± 3.1") == expected
     assert row(one | {"pseudo_label_accuracy": None}, paper=86.2)[2:6] == ["90.0", "86.2", "+3.80", tables.DASH]
     assert row(one, {"seed": 1, "error": "what went wrong"})[2:5] == [

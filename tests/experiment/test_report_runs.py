@@ -119,7 +119,7 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     file.write_text(json.dumps(content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]}))  # which has not begun
     found = runs.find([tmp_path]).runs
     (sweep,), problems = cells.find(found)
-    assert (sweep.title, sweep.source["command"], problems) == ("parts", "the command", [])
+    assert (sweep.title, sweep.source["command"], problems) == ("Cells of parts", "the command", [])
     (one,) = sweep.results
     assert one["case"] == {"table": "parts", "row": "CAT", "column": ""}
     assert one["runs"][0] == {"seed": 0, "error": "unfinished: round 2 of 3", "diverged": False}

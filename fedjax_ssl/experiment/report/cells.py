@@ -79,7 +79,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             for cell, own in having
         ]
         source = _source(file, [run for _, own in having for run in own])
-        sweeps.append(Sweep(file.name, file.about or file.name, source, results))
+        sweeps.append(Sweep(file.name, file.about or f"Cells of {file.name}", source, results))
     return sweeps, problems
 
 
@@ -132,8 +132,9 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     given = leading_number(paper)
     difference = DASH if given is None else f"{accuracy.mean - given:+.2f}"
     labels = [value for value in values("pseudo_label_accuracy", 100) if not np.isnan(value)]
-    sizes = [spread([np.mean(values(key, 1e-6))], 0) for key in ("bytes_up", "bytes_down")]
-    return (*first, accuracy, paper, difference, spread(labels, 1), *sizes, spread([np.median(values("seconds"))], 0))
+    sizes = [float(np.mean(values(key, 1e-6))) for key in ("bytes_up", "bytes_down")]
+    shown = [spread([size], None if 0 < size < 10 else 0) for size in sizes]
+    return (*first, accuracy, paper, difference, spread(labels, 1), *shown, spread([np.median(values("seconds"))], 0))
 
 
 def leading_number(text: str) -> float | None:
