@@ -143,6 +143,8 @@ def test_seeds_that_follow_each_other_are_one_command():
         ([".", "--x=time"], ["--x", "time", "rounds", "bytes", "seconds", "passes"]),
         ([".", "--target=90"], ["--target", "got 90, accepted: a fraction in (0, 1]"]),
         ([".", "--out=report.pdf"], ["--out: got report.pdf, accepted: a file NAME.html in a folder that exists"]),
+        (["RUNS", "--json=cells.json"], ["--json: got DIR without a sweep.json, accepted: folders of launch.sweep"]),
+        ([".", "--json=no/where"], ["--json: got no/where, accepted: a file in a folder that exists"]),
         (["RUNS", "--by=metod"], ["--by: got metod, accepted: a key", "did you mean method"]),
     ],
 )

@@ -164,10 +164,14 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
     ]
 
 
-def test_an_accuracy_of_a_paper_for_no_cell_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("paper", "line"),
+    [("fl = 90.0", "paper: got 'fl', accepted: a row, and"), ('fl2 = "high"', "paper: got 'high', accepted: an accuracy in %")],
+)
+def test_an_accuracy_of_a_paper_that_does_not_fit_is_refused(tmp_path, paper, line):
     file = tmp_path / "typo.toml"
-    file.write_text('config = "digits:{row}"\nrows = ["fl2"]\n[paper]\nfl = 90.0\n')
-    assert "paper: got 'fl', accepted: a row, and" in refused(str(file), cwd=tmp_path, program=sweep)
+    file.write_text(f'config = "digits:{{row}}"\nrows = ["fl2"]\n[paper]\n{paper}\n')
+    assert line in refused(str(file), cwd=tmp_path, program=sweep)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,8 @@ def test_an_accuracy_of_a_paper_for_no_cell_is_refused(tmp_path):
         (("--config=digits", "--set", "data.num_labels"), "--set: got data.num_labels, accepted: KEY=VALUE"),
         (("--config=digits", "--set", "data.num_label=3"), "config.data.num_label: unknown key; did you mean"),
         (("--config=digits", "--frist"), "--frist: not an argument"),
+        (("--config=digits", "--config.seeds=2"), "config.seeds, config.vary: got several runs, accepted: --seeds=N"),
+        (("--config=digits:{method}", "--methods=fl2,uda", "--rows", "fl"), "--rows: got 'fl', accepted: fl2, uda"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(tmp_path, words, line):
