@@ -49,7 +49,9 @@ def main(argv: list[str]) -> int:
         rows = list(dict.fromkeys(cell.row for cell in cells))
         if unknown := [row for row in arguments.rows or [] if row not in rows]:
             raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(rows)}")
-        seeds = arguments.seeds or int(spec.get("seeds", 1))
+        seeds = spec.get("seeds", 1) if arguments.seeds is None else arguments.seeds
+        if type(seeds) is not int or seeds < 1:
+            raise ValueError(f"--seeds: got {seeds!r}, accepted: a whole number >= 1")
         name = (pathlib.Path(arguments.file).stem if arguments.file else "sweep") + "-small" * arguments.small
         folder = pathlib.Path(arguments.workdir or pathlib.Path("runs", name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
     )
-    parser.add_argument("--seeds", type=int, default=0, help="seeds from 0 on (the file's number, or 1)")
+    parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
     parser.add_argument("--rows", nargs="+", help="the rows to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
     parser.add_argument("--jobs", type=int, default=0, help="programs at a time (one for each GPU, else 1)")
