@@ -186,15 +186,20 @@ class Queue:
         from fedjax_ssl.experiment.runs import flattened
         from fedjax_ssl.experiment.writers import plain
 
-        found, seeds = [], range(cell.settings.seed, cell.settings.seed + self.seeds)
-        for seed in seeds:
+        found: list[dict[str, Any]] = []
+        problems: list[str] = []
+        for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
             asked = identity(flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict())))
             with contextlib.suppress(ValueError):  # there is none, or its config is damaged: `launch.run` says so
                 run = runs.read(self.folder / cell.name / f"{seed}", cell.name)
-                if identity(run.config) == asked and (run.reason or (run.is_finished and run.summary)):
+                if identity(run.config) != asked:
+                    continue
+                if run.reason or (run.is_finished and run.summary):
                     found.append(cells.result(run))
+                else:
+                    problems += [f"seed {seed}: {line}" for line in run.problems]
         if len(found) < self.seeds:
-            return Done(cell, found, error, has_ended=False)
+            return Done(cell, found, error or "; ".join(problems), has_ended=False)
         wrong = (f"seed {one['seed']}: {one['error']}" for one in found if "error" in one)
         return Done(cell, found, "; ".join(wrong), has_ended=True)
 
@@ -220,8 +225,10 @@ class Queue:
             if is_refused:
                 return []
         if is_refused and words:
+            error = ""
             for seed in range(first, first + self.seeds):
-                error, is_refused = self._process(program, [f"--config.seed={seed}"], workdir / f"{seed}", slot)
+                wrong, is_refused = self._process(program, [f"--config.seed={seed}"], workdir / f"{seed}", slot)
+                error = error or wrong
                 if is_refused:
                     break
         return [self.done(cell, error) for cell in program.cells]

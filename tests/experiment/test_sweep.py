@@ -123,6 +123,16 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert log.read_text().count("$ ") == 1
 
+    (cell,) = (one for one in sweep.cells_of(sweep.from_file(str(file), small=False)) if one.column == ".01")
+    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, quick))
+    queue, whole = jobs.Queue([cell], 2, out, [], 1), summary.read_text()
+    assert queue.done(cell).has_ended
+    summary.write_text(json.dumps(json.loads(whole) | {"eval/accuracy": 0.99}))  # which the log does not have
+    damaged = queue.done(cell)
+    assert not damaged.has_ended
+    assert damaged.error.startswith("seed 1: summary.json: eval/accuracy is 0.99, and the last row's ")
+    summary.write_text(whole)
+
     made = launch(str(out), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}", program=report)
     assert made.returncode == 0, made.stderr
     (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]
