@@ -24,8 +24,7 @@ from fedjax_ssl.experiment.provenance import cores, git_commit, processor
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PLACES = {"--json": "FILE", "--config.data.path": "FILE"}  # what a result's command has in place of a file or a folder
-PLACES |= dict.fromkeys(("--workdir", "--peers", "--compare-with", "--config.data.data_dir"), "DIR")
+PLACES = {"--json": "FILE", "--peers": "DIR", "--compare-with": "DIR"}  # what a result's command has in place of a path
 BEGAN = time.monotonic()
 Result = dict[str, Any]
 Rows = list[Sequence[str]]  # a result's rows in the table that its command prints and `report` writes

@@ -2,8 +2,9 @@
 
     python -m benchmarks.report
 
-A line `{{name}}` of the text becomes the tables of that command, `{{tables name}}` one table of experiments, each machine by
-itself, with the commands, commits and versions below it. A test checks that the file is what would be written.
+A line `{{name}}` of the text becomes the tables of that command, `{{sweep name}}` the cells of a sweep, whose files
+`python -m launch.report DIR --json=FILE` writes, each machine by itself, with the commands, commits and versions below it. A
+test checks that the file is what would be written.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import re
 from typing import Any
 
 from benchmarks import harness, round_time
+from fedjax_ssl.experiment.report import cells
 
 README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
 
@@ -26,20 +28,25 @@ def source(run: dict[str, Any]) -> str:
 
 
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
-    """The tables of a command, machine by machine."""
-    (command, _, table), parts = name.partition(" "), []
-    module = importlib.import_module(f"benchmarks.{command}")
+    """The tables of a command or of a sweep, machine by machine."""
+    (command, _, sweep), parts = name.partition(" "), []
     for path in sorted(folder.glob(f"{command}_*.json")):
         runs = harness.load(path)
-        for run in runs:
-            run["results"] = [one for one in run["results"] if one["case"].get("table", "") == table]
-        if runs := [run for run in runs if run["results"]]:
+        results = [one for run in runs for one in run["results"] if one["case"].get("table", "") == sweep]
+        if not results:
+            continue
+        if sweep:
+            table = cells.table(sweep, "", results)
+            head, rows = table.header, [[*map(str, row)] for row in table.rows]
+        else:
+            module = importlib.import_module(f"benchmarks.{command}")
             order = getattr(module, "SORTED", ())
-            results = sorted((o for run in runs for o in run["results"]), key=lambda o: [str(o["case"][key]) for key in order])
-            rows = [module.HEAD, ["---"] * len(module.HEAD), *(row for one in results for row in module.rows(one))]
-            text = "\n".join("| " + " | ".join(" ".join(c.replace("|", "/").split()) for c in row) + " |" for row in rows)
-            about = "\n".join(dict.fromkeys(map(source, runs)))
-            parts.append(f"{runs[0]['machine']} (`{path.name}`):\n\n{text}\n\n{about}")
+            results.sort(key=lambda one: [str(one["case"][key]) for key in order])
+            head, rows = module.HEAD, [row for one in results for row in module.rows(one)]
+        lines = [head, ["---"] * len(head), *rows]
+        text = "\n".join("| " + " | ".join(" ".join(c.replace("|", "/").split()) for c in line) + " |" for line in lines)
+        about = "\n".join(dict.fromkeys(map(source, runs)))
+        parts.append(f"{runs[0]['machine']} (`{path.name}`):\n\n{text}\n\n{about}")
     return "\n\n".join(parts) or "Not measured yet."
 
 

@@ -2,7 +2,7 @@
 
     python -m launch.run --config=fedsiam_mnist:d,labels_at=clients,gamma=0.1,split=iid --config.data.data_dir=DIR
     python -m launch.run --config=fedsiam_mnist:pi,labels_at=server,gamma=0.01 --config.data.data_dir=DIR
-    python -m benchmarks.tables fedsiam_mnist --workdir=runs/tables --config.data.data_dir=DIR
+    python -m launch.sweep fedsiam_mnist --config.data.data_dir=DIR
 
 First word: d, mt, pi, no_siamese, or another method. gamma: the share of labels, .1, .15 or .2 of each client's data, or .01 or
 .1 of all data at the server. split: iid; at the clients noniid1 (2 classes each), noniid2 (labels of 2 classes, other data of

@@ -65,6 +65,13 @@ def keep_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+def as_text(value: Any) -> str:
+    """A key's value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def refuse(error: Exception | str, status: int = 2) -> int:
     """Prints what is wrong in one line on standard error; returns the exit status."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_ssl.experiment.report.groups import Group, is_compared
+from fedjax_ssl.experiment.report.groups import Group, identity
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.writers import plain
@@ -21,8 +21,7 @@ def of_group(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
     """One command for each config of a group and all its seeds; `files` gets the config files in `folder` that they need."""
     kinds: dict[str, list[Run]] = {}
     for run in group.runs:
-        own = {key: value for key, value in run.config.items() if is_compared(key)}
-        kinds.setdefault(repr(sorted(own.items())), []).append(run)
+        kinds.setdefault(identity(run), []).append(run)
     lines = []
     for number, runs in enumerate(kinds.values(), start=1):
         base = named(runs[0])
@@ -55,7 +54,7 @@ def named(run: Run) -> list[str] | None:
     for file in _candidates(run.config["method.name"], run.config["data.name"]):
         given = _settings(file, {})
         if given.keys() == wanted.keys():
-            found.append((file, {key: _text(value) for key, value in wanted.items() if given[key] != value}))
+            found.append((file, {key: command.as_text(value) for key, value in wanted.items() if given[key] != value}))
     for file, differing in sorted(found, key=lambda one: len(one[1])):
         if len(differing) <= MOST and _settings(file, differing) == wanted:
             return [f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())]
@@ -80,13 +79,6 @@ def _candidates(method: str, dataset: str) -> Iterator[str]:
     for stem in command.config_names():
         if stem.endswith(f"_{dataset}"):
             yield from (stem, f"{stem}:{method}", f"{stem}:paper,method={method}")
-
-
-def _text(value: Any) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def config_file(tree: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """Compares runs: one HTML page that works without a network, figures (SVG, PNG) and tables (text, CSV, LaTeX) beside it.
 
-    python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--out report.html]
+    python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--out report.html] [--json FILE]
 
 Every run in or below the folders is shown: finished, unfinished or diverged. Runs that differ in their seeds alone are a group,
-with mean and standard deviation; `--by` puts runs together by keys instead. Nothing in the runs' folders is changed.
+with mean and standard deviation; `--by` puts runs together by keys instead. A sweep has a table of its cells, beside the
+paper's accuracies; `--json` writes it as JSON, too. Nothing in the runs' folders is changed.
 Exit status: 0 done; 2 wrong arguments, or no run.
 """
 
@@ -34,44 +35,48 @@ def main(argv: Sequence[str]) -> int:
         out = pathlib.Path(options.out).expanduser()
         if out.suffix != ".html" or not out.parent.is_dir() or out.is_dir():
             raise ValueError(f"--out: got {options.out}, accepted: a file NAME.html in a folder that exists")
+        as_json = pathlib.Path(options.json).expanduser() if options.json else None
+        if as_json is not None and (not as_json.parent.is_dir() or as_json.is_dir()):
+            raise ValueError(f"--json: got {options.json}, accepted: a file in a folder that exists")
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
         # The package is imported after the arguments: `--help` and a mistyped option answer at once.
-        from fedjax_ssl.experiment.report import groups, runs
-        from fedjax_ssl.experiment.runs import flattened
-        from fedjax_ssl.experiment.settings import Settings
+        from fedjax_ssl.experiment.report import cells, groups, runs, sections
 
-        found = runs.find(folders, flattened(Settings().to_dict()))
+        found = runs.find(folders)
         grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
-        own = f"{command.program('report')} {shlex.join(argv[1:])}"
-        files, page = _report(found, grouped, options, own)
-        _write(out, page, files)
+        made_from = sections.source(grouped, found.unreadable, options.x, options.target)
+        if as_json is not None and not made_from.sweeps:
+            raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
+        _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
+        if as_json is not None:
+            as_json.write_text(cells.as_json(made_from.sweeps), encoding="utf-8")
+            print(f"cells of sweeps: {as_json}")
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     return 0
 
 
-def _report(found: Any, grouped: Any, options: argparse.Namespace, own: str) -> tuple[dict[str, bytes], str]:
-    """The files beside the page, and the page; prints the results."""
+def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
+    """The page, and the files beside it; prints the results."""
     from fedjax_ssl.experiment.report import page, sections, tables
 
     from . import command_lines
 
-    made_from = sections.source(grouped, found.unreadable, options.x, options.target)
-    configs: dict[str, bytes] = {}
+    grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
-    folder = pathlib.Path(options.out).stem + "_files"
+    commands += [page.Code(one.title, one.source["command"], f"command-sweep-{i}") for i, one in enumerate(made_from.sweeps)]
     for group in grouped.groups:
-        lines = command_lines.of_group(group, folder, configs)
+        lines = command_lines.of_group(group, f"{out.stem}_files", configs)
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
     files = page.files(parts) | configs
     if panel := sections.paper_panel(made_from):
         files |= {"panel.svg": panel.svg, "panel.png": panel.png}
-    results = next(item for item in parts[0].items if isinstance(item, tables.Table))
-    print(tables.text(results))
+    for table in (item for item in parts[0].items if isinstance(item, tables.Table) and item.name != "costs"):
+        print(tables.text(table))
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
-    return files, page.render(_title(grouped), _lead(grouped, found.unreadable), parts)
+    return page.render(_title(grouped), _lead(grouped, made_from.unreadable), parts), files
 
 
 def _title(grouped: Any) -> str:
@@ -138,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
     )
+    parser.add_argument("--json", default="", metavar="FILE", help="the cells of sweeps as JSON, for `benchmarks.report`")
     return parser
 
 

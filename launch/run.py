@@ -2,7 +2,7 @@
 
     python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
-With `--config.seeds=R`, or `--config.vary=KEY --config.values=...`, R runs are one program, with a folder each in DIR.
+With `--config.seeds=N`, or `--config.vary=KEY --config.values=...`, or both, runs are one program, with a folder each in DIR.
 The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C and 143
 on SIGTERM, after saving a checkpoint.
 """

@@ -1,100 +1,100 @@
 """Runs a table of experiments, each over several seeds, as a queue of `launch.run`; the same command again goes on.
 
-    python -m launch.sweep fl2_ablation [--small] [--workdir=DIR]
+    python -m launch.sweep fl2_ablation [--small] [--rows CAT 'CAT + SACR'] [--workdir=DIR]
     python -m launch.sweep --config=digits:{method},labels=10 --methods=fl2,semifl --seeds=3 --set data.split=iid,dir0.3
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
 `[columns]`, each with a `name`, what it `set`s, and words of its own, such as `data` for {data}; `[paper]` has accuracies to
 compare with; `[small]` has what `--small` puts in its place. On the command line the rows are methods, for {method} in the
 config, and the columns are the product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go
-to every run. Each GPU, or each share of the cores, runs one job (`--jobs`).
-Exit status: 0 done; 2 wrong arguments; 1 a run failed, which is named; 130 on Ctrl-C.
+to every run. Seeds, and experiments that differ in one number alone, share a program where its method can; each GPU, or each
+share of the cores, runs one program (`--jobs`).
+Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C.
 """
 
 import argparse
-import collections
-import concurrent.futures
 import itertools
-import json
 import os
 import pathlib
+import platform
 import re
 import shlex
 import signal
-import statistics
-import subprocess
 import sys
-import threading
-import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-import tqdm
+from importlib import metadata
+from typing import Any
 
 from . import command
+from .jobs import Cell, Done, Queue, accuracy
 
 SWEEPS = command.CONFIGS / "sweeps"
-ROOT = pathlib.Path(__file__).resolve().parent.parent if __package__ == "launch" else None  # a checkout's
 METHOD = re.compile(r"\{(method|row)\}")
-
-
-class Cell(NamedTuple):
-    """One entry of the table: a config with overrides, over all seeds."""
-
-    row: str
-    column: str
-    config: str
-    overrides: dict[str, Any]
-    paper: str = ""  # the paper's accuracy in %, as it is printed
-
-    @property
-    def name(self) -> str:
-        """Its folder's name."""
-        return re.sub(r"[^\w.=+-]+", "-", "-".join(filter(None, (self.row, self.column)))).strip("-") or "run"
-
-
-class Done(NamedTuple):
-    """What a cell has come to: its seeds' summaries, and why it failed; empty: it has not."""
-
-    cell: Cell
-    summaries: list[dict[str, Any]]
-    error: str
+PAPER = re.compile(r"\d+(\.\d+)?( ± \d+(\.\d+)?)?")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     arguments, extra = _parser().parse_known_args(argv[1:])
     try:
-        spec = _from_file(arguments.file, arguments.small) if arguments.file else _from_arguments(arguments)
+        spec = from_file(arguments.file, arguments.small) if arguments.file else _from_arguments(arguments)
         strange = [word for word in extra if not word.startswith("--config.")]
         if strange:
             raise ValueError(f"{strange[0]}: not an argument; accepted: --config.KEY=VALUE for every run, or --help")
-        cells = list(cells_of(spec))
+        # A mistake is said before anything runs.
+        cells = [cell._replace(settings=settings_of(cell, extra)) for cell in cells_of(spec)]
         if len({cell.name for cell in cells}) < len(cells):
             raise ValueError("rows and columns: got two with the same name, accepted: different names")
-        for cell in cells:  # a mistake is said before anything runs
-            _checked(cell, extra)
-        seeds = arguments.seeds or int(spec.get("seeds", 1))
-        default = pathlib.Path("runs", (pathlib.Path(arguments.file).stem if arguments.file else "sweep"))
-        folder = pathlib.Path(arguments.workdir).expanduser() if arguments.workdir else default
-        folder = folder.with_name(f"{folder.name}-small") if arguments.small and not arguments.workdir else folder
+        rows = list(dict.fromkeys(cell.row for cell in cells))
+        if unknown := [row for row in arguments.rows or [] if row not in rows]:
+            raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(rows)}")
+        seeds = spec.get("seeds", 1) if arguments.seeds is None else arguments.seeds
+        if type(seeds) is not int or seeds < 1:
+            raise ValueError(f"--seeds: got {seeds!r}, accepted: a whole number >= 1")
+        name = (pathlib.Path(arguments.file).stem if arguments.file else "sweep") + "-small" * arguments.small
+        folder = pathlib.Path(arguments.workdir or pathlib.Path("runs", name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, {"name": name, "about": spec.get("about", ""), "command": _typed(arguments, extra)}, cells)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
-    queue = Queue(cells, seeds, folder, extra, arguments.jobs)
+    wanted = [cell for cell in cells if cell.row in (arguments.rows or rows)]
+    queue = Queue(wanted, seeds, folder, extra, arguments.jobs)
     try:
         done = queue.run()
     except KeyboardInterrupt:
         queue.stop()
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + signal.SIGINT
-    print(table(done, seeds))
+    print(_table(done, seeds), end="")
     failed = [one for one in done if one.error]
     for one in failed:
-        print(f"failed: {one.cell.row} {one.cell.column}: {one.error} ({folder / one.cell.name}.log)", file=sys.stderr)
+        print(f"{_word(one)}: {one.cell.row} {one.cell.column}: {one.error}", file=sys.stderr)
     print(f"results in {folder}; figures and tables: {command.program('report')} {shlex.quote(str(folder))}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
+    """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs."""
+    from fedjax_ssl.experiment.provenance import processor
+    from fedjax_ssl.experiment.report.cells import SWEEP
+    from fedjax_ssl.experiment.writers import write_json
+
+    keys = ("row", "column", "config", "overrides", "paper")
+    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
+    where = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions}
+    of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
+    write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
+
+
+def _typed(arguments: argparse.Namespace, extra: Sequence[str]) -> str:
+    """The command without what this machine alone has: folders and jobs."""
+    words = [arguments.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(arguments, key)))]
+    words += [f"--set={one}" for one in arguments.set] + ["--small"] * arguments.small
+    words += [f"--seeds={arguments.seeds}"] * bool(arguments.seeds)
+    words += [re.sub(r"^(--config\.data\.(data_dir|path))=.*", r"\1=DIR", word) for word in extra]
+    words += ["--rows", *arguments.rows] if arguments.rows else []
+    return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
 
 
 def cells_of(spec: dict[str, Any]) -> Iterator[Cell]:
@@ -103,6 +103,8 @@ def cells_of(spec: dict[str, Any]) -> Iterator[Cell]:
     papers = {row: of if isinstance(of, dict) else {"": of} for row, of in spec.get("paper", {}).items()}
     if strange := {(row, column) for row, of in papers.items() for column in of} - set(itertools.product(rows, columns)):
         raise ValueError(f"paper: got {' '.join(min(strange)).strip()!r}, accepted: a row, and a column where there are any")
+    if wrong := [value for of in papers.values() for value in of.values() if not PAPER.fullmatch(str(value))]:
+        raise ValueError(f"paper: got {wrong[0]!r}, accepted: an accuracy in %, such as 57.73 or '57.73 ± 0.31'")
     for (row, of_row), (column, of_column) in itertools.product(rows.items(), columns.items()):
         words = {**of_column, **of_row, "row": of_row["name"], "column": of_column["name"]}
         config = spec["config"]
@@ -118,7 +120,8 @@ def _entries(axis: Any) -> dict[str, dict[str, Any]]:
     return {key: {"name": key, **(value if isinstance(value, dict) else {"name": value})} for key, value in items.items()}
 
 
-def _from_file(name: str, small: bool) -> dict[str, Any]:
+def from_file(name: str, small: bool) -> dict[str, Any]:
+    """What a sweep file says, by its name or path, or its small version; ValueError where it is none."""
     path = pathlib.Path(name).expanduser()
     path = path if path.suffix or path.exists() else SWEEPS / f"{name}.toml"
     if not path.is_file():
@@ -160,178 +163,34 @@ def names() -> list[str]:
     return sorted(path.stem for path in SWEEPS.glob("*.toml"))
 
 
-def _checked(cell: Cell, extra: Sequence[str]) -> None:
-    """Raises ValueError where the cell's config is wrong."""
+def settings_of(cell: Cell, extra: Sequence[str]) -> Any:
+    """The settings of a cell's runs; ValueError where they are wrong."""
     from fedjax_ssl.experiment.settings import Settings
 
     words = dict(word.removeprefix("--config.").partition("=")[::2] for word in extra)
-    given = {key: _text(value) for key, value in cell.overrides.items()} | words
-    Settings.from_dict(command.read(cell.config, given).tree)
+    given = {key: command.as_text(value) for key, value in cell.overrides.items()} | words
+    settings = Settings.from_dict(command.read(cell.config, given).tree)
+    if settings.is_several:
+        raise ValueError("config.seeds, config.vary: got several runs, accepted: --seeds=N and --set KEY=VALUE,VALUE")
+    return settings
 
 
-def _text(value: Any) -> str:
-    return (
-        ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-
-
-class Queue:
-    """The cells' runs, `jobs` at a time, each on a GPU or on its share of the cores."""
-
-    def __init__(self, cells: Sequence[Cell], seeds: int, folder: pathlib.Path, extra: Sequence[str], jobs: int) -> None:
-        self.cells, self.seeds, self.folder, self.extra = cells, seeds, folder, extra
-        self._gpus = gpus()
-        self._jobs = min(jobs or max(len(self._gpus), 1), len(cells))
-        self._slots = collections.deque(range(self._jobs))
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = threading.Event()
-
-    def run(self) -> list[Done]:
-        """Runs what is not done yet; results in the order of the cells."""
-        with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, _Bar(self) as bar:
-            futures = [pool.submit(self._cell, cell) for cell in self.cells]
-            try:
-                while not all(future.done() for future in futures):
-                    bar.update([future.result() for future in futures if future.done()])
-                    time.sleep(0.5)
-            except KeyboardInterrupt:
-                self.stop()
-                raise
-            results = [future.result() for future in futures]
-            bar.update(results)
-        return results
-
-    def stop(self) -> None:
-        """Asks all runs to save their state and to end, and waits for them."""
-        self._stopped.set()
-        for process in list(self._running):
-            process.send_signal(signal.SIGTERM)
-        for process in list(self._running):
-            process.wait()
-
-    def summaries(self, cell: Cell) -> list[dict[str, Any]]:
-        """The summaries of the seeds that have finished."""
-        files = [self.folder / cell.name / str(seed) / "summary.json" for seed in range(self.seeds)]
-        return [json.loads(file.read_text()) for file in files if file.exists()]
-
-    def _cell(self, cell: Cell) -> Done:
-        """All seeds of a cell in one program, or, where its method refuses that, one after another."""
-        several = [f"--config.seeds={self.seeds}"] if self.seeds > 1 else []
-        workdir, noted = self.folder / cell.name, self.folder / f"{cell.name}.done"
-        asked = shlex.join([*self._words(cell), *several])  # another config is another experiment, which launch.run refuses
-        finished = noted.exists() and noted.read_text() == asked and len(self.summaries(cell)) == self.seeds
-        if finished or self._stopped.is_set():
-            return Done(cell, self.summaries(cell), "")
-        slot = self._slots.popleft()
-        try:
-            status, error = self._process(cell, several, workdir if several else workdir / "0", slot)
-            if status == 2 and several:
-                for seed in range(self.seeds):
-                    status, error = self._process(cell, [f"--config.seed={seed}"], workdir / str(seed), slot)
-                    if status:
-                        break
-            if status == 0:
-                noted.write_text(asked)
-        finally:
-            self._slots.append(slot)
-        return Done(
-            cell, self.summaries(cell), "" if status == 0 or self._stopped.is_set() else error or f"exit status {status}"
-        )
-
-    def _words(self, cell: Cell) -> list[str]:
-        """The arguments of a cell's runs, but for seeds and folder."""
-        overrides = [f"--config.{key}={_text(value)}" for key, value in cell.overrides.items()]
-        return [f"--config={cell.config}", *overrides, *self.extra]
-
-    def _process(self, cell: Cell, words: Sequence[str], workdir: pathlib.Path, slot: int) -> tuple[int, str]:
-        """(exit status, last line) of a run, whose output is appended to the cell's log."""
-        line = [sys.executable, "-m", f"{__package__}.run", *self._words(cell), *words, f"--workdir={workdir}"]
-        log = self.folder / f"{cell.name}.log"
-        with log.open("ab") as file:
-            file.write(f"$ {shlex.join(line)}\n".encode())
-            file.flush()
-            process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=self._environment(slot))
-            self._running.add(process)
-            self._pin(process, slot)
-            status = process.wait()
-            self._running.discard(process)
-        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        return status, last.removeprefix("error: ")
-
-    def _environment(self, slot: int) -> dict[str, str]:
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))} if ROOT else {}
-        return {**os.environ, **own, **({"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {})}
-
-    def _pin(self, process: subprocess.Popen[bytes], slot: int) -> None:
-        """Gives a job its share of the cores, before it looks how many it has."""
-        if self._jobs > 1 and not self._gpus and hasattr(os, "sched_setaffinity"):
-            cores = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(process.pid, cores[slot % len(cores) :: self._jobs] or cores)
-
-
-class _Bar:
-    """Progress of a whole sweep in rounds, on a terminal; in a log a line for each finished cell."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue, self._said = queue, set[str]()
-
-    def __enter__(self) -> "_Bar":
-        cells = len(self._queue.cells)
-        layout = "{n_fmt}/{total_fmt} experiments {bar:30} {elapsed}, {desc}"
-        self._bar = tqdm.tqdm(
-            total=cells, file=sys.stderr, bar_format=layout, disable=not sys.stderr.isatty(), dynamic_ncols=True
-        )
-        return self
-
-    def update(self, done: Sequence[Done]) -> None:
-        """Shows how far the sweep is."""
-        self._bar.n = len(done)
-        self._bar.set_description_str(f"{self._rounds():,} rounds done")
-        for one in done:
-            if self._bar.disable and one.cell.name not in self._said:
-                self._said.add(one.cell.name)
-                print(f"{one.cell.row} {one.cell.column}: {one.error or accuracy(one)}".strip(), file=sys.stderr, flush=True)
-
-    def _rounds(self) -> int:
-        logs = self._queue.folder.glob("*/*/metrics.jsonl")
-        return sum(log.read_bytes().count(b"\n") for log in logs)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-
-def gpus() -> list[str]:
-    """The GPUs that jobs can be dealt to, without a look at JAX: the visible ones, else those that the driver lists."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
-        return []
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
-    return [str(number) for number, _ in enumerate(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))]
-
-
-def accuracy(done: Done) -> str:
-    """Mean and standard deviation over seeds of the last round's accuracy, in percent."""
-    values = [100 * one["eval/accuracy"] for one in done.summaries]
-    if not values:
-        return "-"
-    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def table(done: Sequence[Done], seeds: int) -> str:
+def _table(done: Sequence[Done], seeds: int) -> str:
     """The accuracies as text, rows by columns, the paper's beside them."""
+    from fedjax_ssl.experiment.report import tables
+
     rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
-    of_cell = {(one.cell.row, one.cell.column): _entry(one) for one in done}
-    head = ["", *columns] if columns != [""] else ["", "accuracy %"]
-    lines = [head, *([row, *(of_cell[row, column] for column in columns)] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = "\n".join("  ".join(f"{word:<{width}}" for word, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    entries = {(one.cell.row, one.cell.column): _word(one) + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
     of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
-    return f"accuracy of the last round in %{of_seeds}{of_paper}\n{text}" if of_seeds or of_paper else text
+    header = ("", *columns) if columns != [""] else ("", "accuracy, %")
+    lines = tuple((row, *(entries[row, column] for column in columns)) for row in rows)
+    return tables.text(tables.Table("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", header, lines))
 
 
-def _entry(done: Done) -> str:
-    return ("failed" if done.error else accuracy(done)) + (f" [{done.cell.paper}]" if done.cell.paper else "")
+def _word(done: Done) -> str:
+    """A cell's entry in the table."""
+    return accuracy(done) if not done.error else "diverged" if done.has_ended else "failed"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -345,9 +204,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
     )
-    parser.add_argument("--seeds", type=int, default=0, help="seeds from 0 on (the file's number, or 1)")
+    parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
+    parser.add_argument("--rows", nargs="+", help="the rows to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
-    parser.add_argument("--jobs", type=int, default=0, help="runs at a time (one for each GPU, else 1)")
+    parser.add_argument("--jobs", type=int, default=0, help="programs at a time (one for each GPU, else 1)")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     return parser
 

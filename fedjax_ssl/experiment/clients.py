@@ -12,7 +12,7 @@ from fedjax_ssl.experiment.writers import replacing
 
 CLIENTS = "clients"
 _NAME = "round_{:06d}.npz"
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class ClientsLog:
@@ -32,7 +32,7 @@ class ClientsLog:
 
     def truncate(self, round: int) -> None:
         """Removes the records after `round`, which a run that resumes there makes again."""
-        for number, path in self._files():
+        for number, path in self.files():
             if number > round:
                 path.unlink()
 
@@ -43,11 +43,11 @@ class ClientsLog:
         """
         rounds: list[int] = []
         records: list[dict[str, np.ndarray]] = []
-        for number, path in self._files():
+        for number, path in self.files():
             try:
                 with np.load(path) as archive:
                     found = {name: archive[name] for name in archive.files}
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 raise ValueError(f"{path} cannot be read ({type(error).__name__}); remove it") from error
             if records and {n: x.shape for n, x in found.items()} != {n: x.shape for n, x in records[0].items()}:
                 raise ValueError(f"{path} has other columns than round {rounds[0]}; remove it")
@@ -58,7 +58,7 @@ class ClientsLog:
         columns = {name: np.stack([record[name] for record in records]) for name in records[0]}
         return {"round": np.array(rounds, np.int32), **columns}
 
-    def _files(self) -> list[tuple[int, pathlib.Path]]:
+    def files(self) -> list[tuple[int, pathlib.Path]]:
         """The rounds that have a record, with their files, in order."""
         named = ((re.fullmatch(r"round_(\d+)\.npz", path.name), path) for path in self.folder.glob("round_*.npz"))
         return sorted((int(match[1]), path) for match, path in named if match)

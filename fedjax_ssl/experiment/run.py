@@ -89,7 +89,7 @@ def open_workdir(
                 path.unlink(missing_ok=True)
     path = workdir / CONFIG
     if path.exists():
-        there, here, defaults = (_identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
+        there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
         differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
         if differing == ["rounds"] and dependence is not None:
@@ -101,8 +101,8 @@ def open_workdir(
     write_json(path, config)
 
 
-def _identity(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a config makes it another experiment: not where its data lie, nor where its metrics go."""
+def identity(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
     return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
 

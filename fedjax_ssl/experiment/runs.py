@@ -1,4 +1,4 @@
-"""The runs that one config asks for: several seeds (`seeds`), or several values of a number (`vary` and `values`)."""
+"""The runs that one config asks for: seeds (`seeds`), values of a number (`vary` and `values`), or all values of all seeds."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Run(NamedTuple):
     number: float | None
 
     def __str__(self) -> str:
-        return f"seed {self.settings.seed}" if self.number is None else self.name.partition("-")[2]
+        return f"seed {self.settings.seed}" if self.number is None else f"seed {self.name.replace('-', ', ', 1)}"
 
 
 def runs_of(settings: Settings) -> tuple[Run, ...]:
@@ -29,13 +29,15 @@ def runs_of(settings: Settings) -> tuple[Run, ...]:
         return (Run(settings, "", None),)
     if settings.vary or settings.values:
         _check(settings)
-    alone = settings.model_copy(update={"seeds": 1, "vary": "", "values": ()})
-    if not settings.vary:
-        seeds = range(settings.seed, settings.seed + settings.seeds)
-        return tuple(Run(alone.model_copy(update={"seed": seed}), str(seed), None) for seed in seeds)
-    path = settings.vary.split(".")
-    each = [(value, Settings.from_dict(replaced(alone.to_dict(), path, value))) for value in settings.values]
-    return tuple(Run(own, f"{settings.seed}-{path[-1]}={value}", value) for value, own in each)
+    alone, path = settings.model_copy(update={"seeds": 1, "vary": "", "values": ()}), settings.vary.split(".")
+    each: list[tuple[float | None, Settings]] = [(None, alone)]
+    if settings.vary:
+        each = [(value, Settings.from_dict(replaced(alone.to_dict(), path, value))) for value in settings.values]
+    return tuple(
+        Run(own.model_copy(update={"seed": seed}), f"{seed}" if value is None else f"{seed}-{path[-1]}={value}", value)
+        for seed in range(settings.seed, settings.seed + settings.seeds)
+        for value, own in each
+    )
 
 
 def _check(settings: Settings) -> None:

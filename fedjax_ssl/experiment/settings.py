@@ -194,8 +194,8 @@ class Settings(Model):
     cohort_size: Clients = Field(default=10, description="M, clients per round.")
     seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
     seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="How many seeds run together, from `seed` on.")
-    vary: str = Field(default="", description="In place of seeds, the dotted key of a number that differs between runs.")
-    values: Numbers = Field(default=(), description="The values of that number, one per run.")
+    vary: str = Field(default="", description="The dotted key of a number that differs between runs.")
+    values: Numbers = Field(default=(), description="The values of that number, each for all seeds.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
     log_to: str = Field(
         default="", description="Further places for metrics, after JSONL and TensorBoard: wandb, mlflow, or both."
@@ -226,8 +226,6 @@ class Settings(Model):
             accepted = "0, or execution.rounds_per_dispatch=1"
             shown = f"got {every} with execution.rounds_per_dispatch={together}"
             raise ValueError(f"diagnostics.clients_every: {shown}, accepted: {accepted}")
-        if self.seeds > 1 and (self.vary or self.values):
-            raise ValueError(f"seeds: got {self.seeds} with vary and values, accepted: 1, as all values have the same seed")
         if self.cohort_size > self.data.num_clients:
             raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
         return self

@@ -58,11 +58,11 @@ def test_a_file_has_each_case_once_with_the_command_that_it_is_from(tmp_path):
     assert len(path.read_text().splitlines()) == 8  # a result a line
 
 
-@pytest.mark.parametrize("words", [["--workdir=/tmp/a b", "--json=/b"], ["--workdir", "/tmp/a b", "--json", "/b"]])
+@pytest.mark.parametrize("words", [["--peers=/tmp/a b", "--json=/b"], ["--peers", "/tmp/a b", "--json", "/b"]])
 def test_a_result_says_where_it_is_from_without_names_of_folders(monkeypatch, words):
-    monkeypatch.setattr("sys.argv", ["/a/benchmarks/tables.py", "fl2_ablation", *words, "--rows", "CAT + SACR"])
+    monkeypatch.setattr("sys.argv", ["/a/benchmarks/compare.py", *words, "--name", "a b"])
     got = harness.provenance("2 x cpu", "1 round", seeds=3)
-    expected = "python -m benchmarks.tables fl2_ablation --workdir DIR --json FILE --rows 'CAT + SACR'"
+    expected = "python -m benchmarks.compare --peers DIR --json FILE --name 'a b'"
     assert got["command"].replace("=", " ") == expected
     assert (got["device"], got["warm_up"], got["seeds"]) == ("2 x cpu", "1 round", 3)
     assert got["versions"].keys() >= {"python", "jax", "numpy"}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.report import runs
-from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import plain
 from launch import command, command_lines, report
@@ -125,7 +124,7 @@ def test_a_named_config_is_found_with_what_differs(tmp_path):
     config = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"}).tree
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "config.json").write_text(json.dumps(plain(Settings.from_dict(config).to_dict())))
-    (run,) = runs.find([tmp_path], flattened(Settings().to_dict())).runs
+    (run,) = runs.find([tmp_path]).runs
     assert command_lines.named(run) == ["--config=digits:fl2", "--config.data.num_labels=20", "--config.rounds=7"]
 
 
@@ -144,6 +143,8 @@ def test_seeds_that_follow_each_other_are_one_command():
         ([".", "--x=time"], ["--x", "time", "rounds", "bytes", "seconds", "passes"]),
         ([".", "--target=90"], ["--target", "got 90, accepted: a fraction in (0, 1]"]),
         ([".", "--out=report.pdf"], ["--out: got report.pdf, accepted: a file NAME.html in a folder that exists"]),
+        (["RUNS", "--json=cells.json"], ["--json: got DIR without a sweep.json, accepted: folders of launch.sweep"]),
+        ([".", "--json=no/where"], ["--json: got no/where, accepted: a file in a folder that exists"]),
         (["RUNS", "--by=metod"], ["--by: got metod, accepted: a key", "did you mean method"]),
     ],
 )

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.report import statistics, tables
+from fedjax_ssl.experiment.report import cells, statistics, tables
 from fedjax_ssl.experiment.report.tables import Link, Spread, Table, spread
 
 NAN = math.nan
@@ -27,6 +27,38 @@ def test_last_values_pass_over_rounds_without_an_evaluation():
     assert statistics.last(values, 5) == pytest.approx(0.4)
     assert statistics.last(values[:1], 5) == 0.1
     assert math.isnan(statistics.last(values[1:2]))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "left_out", "expected"),
+    [
+        ([0.1, 0.8, NAN, 0.4], [NAN] * 4, ""),
+        ([0.8, 0.3, NAN, 0.39], [NAN] * 4, "accuracy fell from 80.0% in round 1 to 39.0%"),
+        ([0.1, 0.8, 0.8, 0.8], [NAN, 0, 2, 1], "round 3: clients returned NaN or infinity and were left out, in 2 rounds"),
+        ([NAN] * 4, [NAN] * 4, ""),
+    ],
+)
+def test_a_run_that_ends_may_have_diverged(accuracies, left_out, expected):
+    columns = {"eval/accuracy": np.array(accuracies), "client/non_finite": np.array(left_out), "round": np.arange(1.0, 5)}
+    assert statistics.divergence(columns) == expected
+    assert statistics.divergence({"round": np.arange(1.0, 5), "eval/accuracy": np.full(4, 0.5)}) == ""
+
+
+def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper():
+    def row(*runs, paper=None):
+        return [*map(str, cells.table("t", "", [{"case": {"row": "fl2", "column": ""}, "runs": runs, "paper": paper}]).rows[0])]
+
+    one = {"seed": 0, "accuracy": 0.9, "pseudo_label_accuracy": 0.5, "bytes_up": 2e6, "bytes_down": 4e6, "seconds": 30.0}
+    other = one | {"accuracy": 0.8, "pseudo_label_accuracy": 0.7, "seconds": 50.0}
+    deviation = np.std([90, 80], ddof=1)
+    expected = ["fl2", tables.DASH, f"85.0 ± {deviation:.1f}", "86.2 ± 3.1", "-1.20", "60.0 ± 14.1", "2.00", "4.00", "40"]
+    assert row(one, other, paper="86.2 ± 3.1") == expected
+    assert row(one | {"pseudo_label_accuracy": None}, paper=86.2)[2:6] == ["90.0", "86.2", "+3.80", tables.DASH]
+    assert row(one, {"seed": 1, "error": "what went wrong"})[2:5] == [
+        "seed 1: what went wrong",
+        tables.DASH,
+        tables.DASH,
+    ]  # no mean over one
 
 
 def test_the_first_value_that_reaches_a_target():

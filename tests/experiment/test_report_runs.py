@@ -6,11 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.report import extras, groups, runs
-from fedjax_ssl.experiment.runs import flattened
-from fedjax_ssl.experiment.settings import Settings
-
-DEFAULTS = flattened(Settings().to_dict())
+from fedjax_ssl.experiment.report import cells, extras, groups, runs
 
 
 def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys) -> pathlib.Path:
@@ -29,7 +25,7 @@ def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys
 
 
 def grouped(folder: pathlib.Path, *by: str) -> groups.Grouped:
-    return groups.group(runs.find([folder], DEFAULTS).runs, by)
+    return groups.group(runs.find([folder]).runs, by)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +44,7 @@ def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
     lines = log.read_text().splitlines()
     log.write_text("\n".join([lines[0], line, lines[2]]) + "\n")
     before = log.read_bytes()
-    (run,) = runs.find([tmp_path], DEFAULTS).runs
+    (run,) = runs.find([tmp_path]).runs
     assert run.problems[0] == f"metrics.jsonl, line 2: {why}: not used"
     assert run.problems[1].startswith("metrics.jsonl lacks round 2")
     np.testing.assert_array_equal(run.columns["eval/accuracy"], [0.1, 0.3])
@@ -59,7 +55,7 @@ def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
 def test_a_summary_that_the_log_contradicts_is_not_used(tmp_path):
     folder = write(tmp_path / "run")
     (folder / "summary.json").write_text('{"rounds": 3, "eval/accuracy": 0.9, "device": "2 x cpu"}')
-    (run,) = runs.find([tmp_path], DEFAULTS).runs
+    (run,) = runs.find([tmp_path]).runs
     assert run.summary == {}
     assert run.problems == ("summary.json: eval/accuracy is 0.9, and the last row's eval/accuracy is 0.3: not used",)
 
@@ -71,7 +67,7 @@ def test_unfinished_diverged_and_unreadable_runs_are_told_apart(tmp_path):
     (gone / "diverged.json").write_text('{"round": 2, "diverged": "round 2: client/loss is NaN"}')
     (write(tmp_path / "unreadable") / "config.json").write_text("{")
     (write(tmp_path / "without") / "config.json").unlink()
-    found = runs.find([tmp_path, tmp_path / "done"], DEFAULTS)
+    found = runs.find([tmp_path, tmp_path / "done"])
     assert [run.state for run in found.runs] == ["finished", "unfinished: round 2 of 3", "diverged in round 2"]
     assert found.unreadable == (
         f"{tmp_path.name}/unreadable: config.json is damaged: not a JSON object",
@@ -112,11 +108,36 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
     )
 
 
+def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(tmp_path):
+    write(tmp_path / "top" / "CAT" / "0", rounds=2, summary=False)
+    write(tmp_path / "top" / "CAT" / "1", seed=1)
+    write(tmp_path / "top" / "CAT" / "2", seed=2, summary=False)
+    write(tmp_path / "other" / "0", seed=2)
+    cell = {"row": "CAT", "column": "", "config": "digits:fl2", "overrides": {"rounds": 3}, "paper": "68.2", "folder": "CAT"}
+    content = {"name": "parts", "about": "", "command": "the command", "machine": "one", "versions": {"jax": "0.12"}}
+    file = tmp_path / "top" / "sweep.json"
+    file.write_text(json.dumps(content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]}))  # which has not begun
+    found = runs.find([tmp_path]).runs
+    (sweep,), problems = cells.find(found)
+    assert (sweep.title, sweep.source["command"], problems) == ("Cells of parts", "the command", [])
+    (one,) = sweep.results
+    assert one["case"] == {"table": "parts", "row": "CAT", "column": ""}
+    assert one["runs"][0] == {"seed": 0, "error": "unfinished: round 2 of 3", "diverged": False}
+    assert one["runs"][1]["accuracy"] == 0.3
+    assert one["runs"][2]["error"] == "summary.json is missing"
+    assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
+    assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
+    for damage, why in (("{", "not a JSON object"), (json.dumps(content | {"cells": [{"row": 3}]}), "row: got 3, accepted")):
+        file.write_text(damage)
+        assert cells.find(found)[0] == []
+        assert why in cells.find(found)[1][0]
+
+
 def test_an_evaluation_whose_parts_are_damaged_keeps_the_others(tmp_path):
     folder = write(tmp_path / "run")
     content = {"class_accuracy": [0.5, None, 1], "confusion": [[1, 2]], "clients": {"accuracy": [0.5, None]}, "ece": 2}
     (folder / "evaluation.json").write_text(json.dumps(content))
-    found, problems = extras.evaluation(runs.find([tmp_path], DEFAULTS).runs[0])
+    found, problems = extras.evaluation(runs.find([tmp_path]).runs[0])
     np.testing.assert_array_equal(found.per_class, [0.5, np.nan, 1])
     np.testing.assert_array_equal(found.per_client, [0.5, np.nan])
     assert problems == [f"evaluation.json: {key} is damaged: not used" for key in ("confusion", "ece")]
@@ -130,7 +151,7 @@ def test_clients_records_are_read_in_the_order_of_rounds(tmp_path):
         values = {"client/id": ids[row], "client/threshold": tau[row], "client/class_thresholds": classes[row]}
         np.savez(folder / f"round_{number:06d}.npz", **values)
     (folder / "round_000015.npz").write_bytes(b"PK")
-    records, problems = extras.records(runs.find([tmp_path], DEFAULTS).runs[0])
+    records, problems = extras.records(runs.find([tmp_path]).runs[0])
     assert problems == ["clients/round_000015.npz is damaged: not used"]
     assert (records.round.tolist(), records.id.tolist()) == ([5, 5, 10, 10], [3, 1, 1, 0])
     np.testing.assert_array_equal(records.values["client/threshold"], tau.ravel())

@@ -169,6 +169,16 @@ def test_values_of_a_number_equal_the_runs_with_each(method, key, values):
     assert_equal(after(single, 2), found[-1])
 
 
+def test_values_and_seeds_share_a_program():
+    experiment = build(config(seeds=2, vary=RATE, values=(0.01, 0.1)), IMAGES)
+    assert [run.name for run in experiment.runs] == [f"{seed}-learning_rate={rate}" for seed in (0, 1) for rate in (0.01, 0.1)]
+    assert [run.settings.seed for run in experiment.runs] == [0, 0, 1, 1]
+    assert str(experiment.runs[2]) == "seed 1, learning_rate=0.01"
+    found = after(experiment, 2)
+    for number in (1, 2):
+        assert_equal(after(alone(experiment, number), 2), found[number])
+
+
 def test_a_number_by_which_the_program_is_chosen_is_refused_in_one_line(monkeypatch):
     def choosing(*, task, client, server, options=AverageOptions()):
         return average(task=task, client=client, server=server, options=options if options.scale > 1 else AverageOptions())
@@ -233,7 +243,6 @@ def test_the_runs_have_the_settings_that_they_have_alone():
 
 WRONG = [
     ({"seeds": 0}, "seeds: got 0, accepted"),
-    ({"seeds": 2, "vary": RATE, "values": (0.1, 0.2)}, "seeds: got 2 with vary and values, accepted: 1"),
     ({"values": (0.1, 0.2)}, "vary: got '' with 2 values"),
     ({"vary": RATE}, r"values: got \(\) with vary=client.optimizer.learning_rate, accepted: two numbers or more"),
     ({"vary": RATE, "values": (0.1,)}, "values: got .* accepted: two numbers or more, each once"),

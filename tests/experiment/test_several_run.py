@@ -247,7 +247,7 @@ def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
     given = config(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1))
     for last in (2, None, None):
         with pytest.raises(
-            DivergedError, match=r"1 of 3 runs diverged: learning_rate=1e\+37: round 1: all 2 clients returned NaN"
+            DivergedError, match=r"1 of 3 runs diverged: seed 0, learning_rate=1e\+37: round 1: all 2 clients returned NaN"
         ):
             go(given, tmp_path, stop_after=last)
         if last:
@@ -295,6 +295,6 @@ def test_the_command_ends_with_1_and_names_the_run_that_diverged(tmp_path, comma
     given = [f"--config.vary={RATE}", "--config.values=1e37,0.03", "--config.rounds=2"]
     done = launch(command, f"--workdir={tmp_path / 'run'}", *given)
     assert done.returncode == 1
-    assert "error: 1 of 2 runs diverged: learning_rate=1e+37: round 1: all 3 clients" in done.stderr
+    assert "error: 1 of 2 runs diverged: seed 0, learning_rate=1e+37: round 1: all 3 clients" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "run" / "0-learning_rate=0.03" / "summary.json").exists()

@@ -1,21 +1,68 @@
 """`launch.sweep`: a table of runs as a queue, that goes on where it stopped."""
 
+import csv
 import json
 
+import numpy as np
 import pytest
 
-from launch import command, sweep
-from tests.experiment.commands import launch, refused
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.report.tables import DASH
+from launch import command, jobs, report, sweep
+from tests.experiment.commands import launch, refused, rows
 
 
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
     for name in sweep.names():
         for small in (False, True):
-            spec = sweep._from_file(name, small)
+            spec = sweep.from_file(name, small)
             cells = list(sweep.cells_of(spec))
             assert len({cell.name for cell in cells}) == len(cells)
             for cell in cells:
-                sweep._checked(cell, [])
+                sweep.settings_of(cell, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sweep.names())
+def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
+    for cell in sweep.cells_of(sweep.from_file(name, small=True)):
+        settings = sweep.settings_of(cell, [f"--config.data.data_dir={tfds_dir}"])
+        if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
+            build(settings)
+
+
+def cells_of(*columns, config="digits:fl2", **overrides):
+    """Cells that differ in what the columns set."""
+    spec = {"config": config, "set": overrides, "columns": {str(i): {"set": of} for i, of in enumerate(columns)}}
+    return [cell._replace(settings=sweep.settings_of(cell, [])) for cell in sweep.cells_of(spec)]
+
+
+RATE, ALPHA = "client.optimizer.learning_rate", "data.alpha"
+
+
+@pytest.mark.parametrize(
+    ("columns", "least", "expected"),
+    [
+        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 1, ["012"]),
+        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 2, ["0", "12"]),  # so that both GPUs have work
+        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 5, ["0", "1", "2"]),
+        ([{RATE: 0.1, "client.epochs": 2}, {RATE: 0.2}], 1, ["0", "1"]),  # they differ in something else, too
+        ([{"client.epochs": 2}, {"client.epochs": 3}], 1, ["0", "1"]),  # no number of a program
+        ([{"client.optimizer.momentum": 0.0}, {"client.optimizer.momentum": 0.5}], 1, ["0", "1"]),  # 0 is another program
+        ([{RATE: r, ALPHA: a} for r in (0.1, 0.2) for a in (0.3, 0.5, 1.0)], 1, ["012", "345"]),
+    ],
+)
+def test_cells_that_differ_in_one_number_share_a_program(columns, least, expected):
+    found = jobs.programs(cells_of(*columns), least)
+    assert ["".join(cell.name for cell in one.cells) for one in found] == expected
+
+
+def test_a_number_that_is_a_configs_argument_is_shared_too():
+    spec = sweep.from_file("fedlabel_beta", small=False)
+    cells = [cell._replace(settings=sweep.settings_of(cell, [])) for cell in sweep.cells_of(spec)]
+    found = jobs.programs(cells, 1)
+    assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
+    assert {one.vary for one in found} == {"", "method.confidence"}
 
 
 @pytest.mark.ci
@@ -30,11 +77,11 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     arguments = [str(file), f"--workdir={tmp_path / 'out'}", "--jobs=2"]
     done = launch(*arguments, cwd=tmp_path, program=sweep)
     assert done.returncode == 1
-    assert "failed: supervised lr 1e30: " in done.stderr
-    header, names, supervised = done.stdout.splitlines()
-    assert header == "accuracy of the last round in %, mean ± sd over 2 seeds, in brackets the paper's"
+    assert "diverged: supervised lr 1e30: seed 0: round " in done.stderr
+    header, _, names, supervised = done.stdout.splitlines()
+    assert header == "Accuracy of the last round in %, mean ± sd over 2 seeds, in brackets the paper's"
     assert names.split("  ")[-1].strip() == "lr 1e30"
-    assert supervised.split()[-1] == "failed"
+    assert supervised.split()[-1] == "diverged"
     assert " [12.5 ± 1.0]  " in supervised
     folders = [tmp_path / "out" / "supervised-plain" / str(seed) for seed in (0, 1)]
     accuracies = [100 * json.loads((folder / "summary.json").read_text())["eval/accuracy"] for folder in folders]
@@ -46,6 +93,67 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")}
     launch(*arguments, cwd=tmp_path, program=sweep)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")} == before
+    (folders[0] / "summary.json").write_text("{")  # damaged: a line, not a traceback
+    damaged = launch(*arguments, cwd=tmp_path, program=sweep)
+    assert damaged.returncode == 1
+    assert "failed: supervised plain: " in damaged.stderr
+    assert "summary.json is not a JSON file" in damaged.stderr
+    assert "Traceback" not in damaged.stderr
+
+
+def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_the_papers_numbers(tmp_path):
+    quick = ["--config.rounds=2", "--config.model.name=linear", "--config.client.epochs=1", "--config.cohort_size=2"]
+    file, out = tmp_path / "rates.toml", tmp_path / "out"
+    file.write_text(
+        'about = "Two rates"\nconfig = "digits:{row},labels_at=clients"\nseeds = 2\nrows = ["fedavg"]\n[columns]\n'
+        '".1".set = { "client.optimizer.learning_rate" = 0.1 }\n".01".set = { "client.optimizer.learning_rate" = 0.01 }\n'
+        '[paper]\nfedavg = { ".1" = "12.5 ± 1.0" }\n'
+    )
+    done = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg-.01", "fedavg-.1"]
+    (log,) = out.glob("*.log")
+    assert log.read_text().count("$ ") == 1  # one program
+    shared, alone = out / "fedavg-.01" / "1", tmp_path / "alone"
+    given = [*quick, "--config.seed=1", "--config.client.optimizer.learning_rate=.01", f"--workdir={alone}"]
+    assert launch("--config=digits:fedavg,labels_at=clients", *given).returncode == 0
+    assert (alone / "config.json").read_text() == (shared / "config.json").read_text()
+    assert rows(shared) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in rows(alone)]
+    again = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert log.read_text().count("$ ") == 1
+
+    (cell,) = (one for one in sweep.cells_of(sweep.from_file(str(file), small=False)) if one.column == ".01")
+    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, quick))
+    queue, whole = jobs.Queue([cell], 2, out, [], 1), summary.read_text()
+    assert queue.done(cell).has_ended
+    summary.write_text(json.dumps(json.loads(whole) | {"eval/accuracy": 0.99}))  # which the log does not have
+    damaged = queue.done(cell)
+    assert not damaged.has_ended
+    assert damaged.error.startswith("seed 1: summary.json: eval/accuracy is 0.99, and the last row's ")
+    summary.write_text(whole)
+
+    made = launch(str(out), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}", program=report)
+    assert made.returncode == 0, made.stderr
+    (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]
+    assert source["command"] == f"python -m launch.sweep {file} {' '.join(quick)}"
+    with (tmp_path / "r_files" / "sweep_rates.csv").open() as lines:
+        table = {line["column"]: line for line in csv.DictReader(lines)}
+    for one, paper in zip(source["results"], ("12.5 ± 1.0", DASH), strict=True):
+        line, accuracy = table[one["case"]["column"]], 100 * np.mean([run["accuracy"] for run in one["runs"]])
+        assert float(line["accuracy, %"]) == pytest.approx(accuracy, rel=1e-4)
+        assert line["the paper, %"] == paper
+        assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
+
+
+@pytest.mark.ci
+def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path):
+    words = ["--config=digits:fedlabel,labels_at=clients", "--set=method.consistency_weight=.05,.5", "--config.rounds=1"]
+    done = launch(*words, "--config.model.name=linear", "--workdir=out", cwd=tmp_path, program=sweep)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").glob("*/0")) == ["0", "0"]
+    (refusal,) = (tmp_path / "out").glob("shared-*.log")
+    assert "error: vary: got 'method.consistency_weight', by which the program" in refusal.read_text()
 
 
 def test_rows_and_columns_have_words_of_their_own_in_the_config():
@@ -66,10 +174,14 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
     ]
 
 
-def test_an_accuracy_of_a_paper_for_no_cell_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("paper", "line"),
+    [("fl = 90.0", "paper: got 'fl', accepted: a row, and"), ('fl2 = "high"', "paper: got 'high', accepted: an accuracy in %")],
+)
+def test_an_accuracy_of_a_paper_that_does_not_fit_is_refused(tmp_path, paper, line):
     file = tmp_path / "typo.toml"
-    file.write_text('config = "digits:{row}"\nrows = ["fl2"]\n[paper]\nfl = 90.0\n')
-    assert "paper: got 'fl', accepted: a row, and" in refused(str(file), cwd=tmp_path, program=sweep)
+    file.write_text(f'config = "digits:{{row}}"\nrows = ["fl2"]\n[paper]\n{paper}\n')
+    assert line in refused(str(file), cwd=tmp_path, program=sweep)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +193,10 @@ def test_an_accuracy_of_a_paper_for_no_cell_is_refused(tmp_path):
         (("--config=digits:{method}", "--methods=fl2,nosuch"), "the config's argument: got 'nosuch', accepted: fl2,"),
         (("--config=digits", "--set", "data.num_labels"), "--set: got data.num_labels, accepted: KEY=VALUE"),
         (("--config=digits", "--set", "data.num_label=3"), "config.data.num_label: unknown key; did you mean"),
+        (("--config=digits", "--seeds=0"), "--seeds: got 0, accepted: a whole number >= 1"),
         (("--config=digits", "--frist"), "--frist: not an argument"),
+        (("--config=digits", "--config.seeds=2"), "config.seeds, config.vary: got several runs, accepted: --seeds=N"),
+        (("--config=digits:{method}", "--methods=fl2,uda", "--rows", "fl"), "--rows: got 'fl', accepted: fl2, uda"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(tmp_path, words, line):

@@ -1,19 +1,18 @@
 """What a run's folder may hold in addition to its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
 
 import pathlib
-import re
-import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl.experiment.report.runs import CLIENTS, EVALUATION, Run
+from fedjax_ssl.experiment.clients import DAMAGE, ClientsLog
+from fedjax_ssl.experiment.report.runs import EVALUATION, Run
 from fedjax_ssl.experiment.writers import read_json
 
 ID = "client/id"
-_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError, zipfile.BadZipFile)
+_DAMAGE = (*DAMAGE, TypeError, AttributeError)
 
 
 class Evaluation(NamedTuple):
@@ -90,28 +89,27 @@ def _confusion(values: Any) -> Float[np.ndarray, "C C"]:
 def records(run: Run) -> tuple[Records | None, list[str]]:
     """A run's clients' records (`diagnostics.clients_every`), or None, and a line for each file that is damaged and not used.
 
-    A file has `client/id` [M], arrays [M] or [M, C] under the names of metrics, and its round in its name.
+    A file has `client/id` [M] and arrays [M] or [M, C] under the names of metrics.
     """
-    folder, parts, problems = run.path / CLIENTS, [], []
-    for path in sorted(folder.glob("round_*.npz")) if folder.is_dir() else []:
+    parts, problems = [], []
+    for number, path in ClientsLog(run.path).files():
         try:
-            parts.append(_records(path))
+            parts.append(_records(number, path))
         except _DAMAGE:
-            problems.append(f"{CLIENTS}/{path.name} is damaged: not used")
+            problems.append(f"{path.parent.name}/{path.name} is damaged: not used")
     if not parts:
         return None, problems
     keys = sorted(set.intersection(*({(key, value.shape[1:]) for key, value in part.values.items()} for part in parts)))
-    order = np.argsort(np.concatenate([part.round for part in parts]), kind="stable")
-    joined = {key: np.concatenate([part.values[key] for part in parts])[order] for key, _ in keys}
-    rounds, ids = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("round", "id"))
+    joined = {key: np.concatenate([part.values[key] for part in parts]) for key, _ in keys}
+    rounds, ids = (np.concatenate([getattr(part, name) for part in parts]) for name in ("round", "id"))
     return Records(rounds, ids, joined), problems
 
 
-def _records(path: pathlib.Path) -> Records:
+def _records(number: int, path: pathlib.Path) -> Records:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     ids = arrays.pop(ID).astype(int)
     if ids.ndim != 1:
         raise ValueError
     fitting = {key: value.astype(float) for key, value in arrays.items() if value.shape[:1] == ids.shape and value.ndim <= 2}
-    return Records(np.full(ids.shape, int(re.findall(r"\d+", path.stem)[-1])), ids, fitting)
+    return Records(np.full(ids.shape, number), ids, fitting)

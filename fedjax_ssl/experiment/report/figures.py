@@ -94,8 +94,6 @@ def integer_axis(axes: "Axes", xs: Sequence[Float[np.ndarray, " P"]]) -> None:
 def add_legend(figure: "Figure", axes: "Axes") -> None:
     """Puts the legend below the axes, and makes the figure higher for it: it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
-    if not handles:
-        return
     columns = max(1, min(3, len(labels), int(figure.get_figwidth() / (0.08 * max(map(len, labels)) + 0.75))))
     figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
@@ -107,7 +105,6 @@ def curves(
     lines: Sequence[Curve],
     labels: tuple[str, str],
     level: tuple[str, float] | None = None,
-    caption: str = "",
 ) -> Picture:
     """A figure of curves with its legend; `level` (label, y) is a dotted line."""
     from matplotlib import rc_context
@@ -119,7 +116,7 @@ def curves(
         if level is not None:
             axes.axhline(level[1], color="#555555", linestyle=(0, (1, 2)), linewidth=1.2, label=level[0])
         add_legend(figure, axes)
-    return picture(figure, name, title, alt_of(title, lines, labels), caption)
+    return picture(figure, name, title, alt_of(title, lines, labels))
 
 
 def panel(name: str, title: str, parts: Sequence[tuple[str, Sequence[Curve]]], label: str) -> Picture:

@@ -74,6 +74,11 @@ def is_compared(key: str) -> bool:
     return key not in NOT_COMPARED and not key.startswith(NOT_COMPARED_GROUPS)
 
 
+def identity(run: Run) -> str:
+    """What a run's experiment is: the keys that are compared, with their values."""
+    return repr([(key, value) for key, value in sorted(run.config.items()) if is_compared(key)])
+
+
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> Grouped:
     """Groups runs by keys; without any by the method, and by what else differs between runs of one method."""
     keys = [full_key(name, runs) for name in by] or [METHOD]
@@ -133,8 +138,7 @@ def _used(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
     used: dict[tuple[Any, str], Run] = {}
     notes = []
     for run in chosen:
-        # With --by, two runs of a seed may be two experiments.
-        key = run.config[SEED], repr([value for name, value in sorted(run.config.items()) if is_compared(name)])
+        key = run.config[SEED], identity(run)  # with --by, two runs of a seed may be two experiments
         if key in used:
             notes.append(f"{run.name} is {label} with seed {run.config[SEED]} as {used[key].name} is: used once")
         else:

@@ -18,7 +18,7 @@ Evaluations = dict[str, list[Evaluation]]
 
 def accuracy(run: Run, number: int = 1) -> float:
     """A run's test accuracy in percent: the last, or the mean of the last `number` evaluations."""
-    return 100 * statistics.last(run.columns.get(ACCURACY, np.zeros(0)), number)
+    return 100 * statistics.last(run.column(ACCURACY), number)
 
 
 def default_target(groups: Sequence[Group]) -> float:
@@ -30,7 +30,7 @@ def default_target(groups: Sequence[Group]) -> float:
 
 def to_target(run: Run, kind: str, target: float) -> float:
     """What a run has spent when its accuracy first reaches the target; NaN: it does not."""
-    return statistics.first_reaching(statistics.axis(run.columns, kind), run.columns.get(ACCURACY, np.zeros(0)), target)
+    return statistics.first_reaching(statistics.axis(run.columns, kind), run.column(ACCURACY), target)
 
 
 def heading(grouped: Grouped) -> str:
@@ -68,13 +68,8 @@ def costs(grouped: Grouped) -> Table:
     totals_of = {"comm/bytes_up": 1e6, "comm/bytes_down": 1e6, "cost/forward_passes": 1e3, "cost/backward_passes": 1e3}
     rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
-        totals = [
-            spread([statistics.last(run.columns.get(key, np.zeros(0))) / unit for run in group.used])
-            for key, unit in totals_of.items()
-        ]
-        seconds = spread(
-            [statistics.last(run.columns.get("time/round_s", np.zeros(0)), len(run.columns["round"])) for run in group.used]
-        )
+        totals = [spread([statistics.last(run.column(key)) / unit for run in group.used]) for key, unit in totals_of.items()]
+        seconds = spread([statistics.last(run.column("time/round_s"), len(run.columns["round"])) for run in group.used])
         sizes = sorted({run.summary["num_params"] for run in group.used if type(run.summary.get("num_params")) is int})
         size: Cell = sizes[0] if len(sizes) == 1 else ", ".join(f"{one:,}" for one in sizes) or DASH
         rounds = sorted({run.rounds_done for run in group.used})

@@ -1,21 +1,24 @@
 """Runs as their folders hold them, read with suspicion and never written to."""
 
+import functools
 import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from fedjax_ssl.experiment.clients import CLIENTS
 from fedjax_ssl.experiment.experiment import REASON
 from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
 from fedjax_ssl.experiment.runs import flattened
-from fedjax_ssl.experiment.writers import read_json
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.writers import plain, read_json
 
-METRICS, CLIENTS, EVALUATION = "metrics.jsonl", "clients", "evaluation.json"
+METRICS, EVALUATION = "metrics.jsonl", "evaluation.json"
 SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
 FRACTIONS = ("eval/accuracy", "client/mask_rate", "diagnostics/pseudo_label_accuracy", "diagnostics/label_ratio",
              "diagnostics/correct_ratio", "diagnostics/wrong_ratio")  # fmt: skip
@@ -37,6 +40,10 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     reason: str
     problems: tuple[str, ...]
+
+    def column(self, key: str) -> Float[np.ndarray, " T"]:
+        """The values of a metric, NaN where rows have none."""
+        return self.columns.get(key, np.full_like(self.columns["round"], np.nan))
 
     @property
     def rounds_done(self) -> int:
@@ -63,11 +70,10 @@ class Found(NamedTuple):
     unreadable: tuple[str, ...]
 
 
-def find(folders: Iterable[str | os.PathLike[str]], defaults: Mapping[str, Any]) -> Found:
+def find(folders: Iterable[str | os.PathLike[str]]) -> Found:
     """All runs in or below the folders, each once; ValueError where a folder or a run is missing.
 
-    A run is a folder with `config.json` and a log, a `run.json` or a `diverged.json`. `defaults` (dotted keys) stand for keys
-    that a config lacks, but for those of `method` and `model`.
+    A run is a folder with `config.json` and a log, a `run.json` or a `diverged.json`.
     """
     runs, unreadable, seen = [], [], set()
     for folder in folders:
@@ -79,7 +85,7 @@ def find(folders: Iterable[str | os.PathLike[str]], defaults: Mapping[str, Any])
                 continue
             seen.add(path.resolve())
             try:
-                runs.append(read(path, _name(path, top), defaults))
+                runs.append(read(path, _name(path, top)))
             except ValueError as error:
                 unreadable.append(f"{_name(path, top)}: {error}")
     if not runs:
@@ -102,36 +108,45 @@ def _name(path: pathlib.Path, top: pathlib.Path) -> str:
     return "/".join(filter(None, [top.resolve().name, "" if inside == "." else inside]))
 
 
-def read(path: pathlib.Path, name: str, defaults: Mapping[str, Any]) -> Run:
-    """The run in a folder; ValueError where its config cannot be read."""
+def read(path: pathlib.Path, name: str) -> Run:
+    """The run in a folder; ValueError where its config cannot be read.
+
+    Keys that the config lacks have their defaults, but for those of `method` and `model`.
+    """
     if not (path / CONFIG).is_file():
         raise ValueError(f"{CONFIG} is missing")
-    tree = _json(path / CONFIG)
+    tree = read_object(path / CONFIG)
     own = flattened(tree)
     if lacking := [key for key in NEEDED if key not in own]:
         raise ValueError(f"{CONFIG} has no {', '.join(lacking)}")
     if not all(type(own[key]) is int for key in ("seed", "rounds")):
         raise ValueError(f"{CONFIG}: got seed={own['seed']!r} and rounds={own['rounds']!r}, accepted: whole numbers")
-    config = {key: value for key, value in defaults.items() if not key.startswith(("method.", "model."))} | own
+    config = {key: value for key, value in _defaults().items() if not key.startswith(("method.", "model."))} | own
     rows, problems = read_rows(path / METRICS)
     if rows and rows[-1]["round"] > own["rounds"]:
         problems.append(f"{METRICS} has round {rows[-1]['round']}, and {CONFIG} has rounds={own['rounds']}")
     summary: dict[str, Any] = {}
     try:
         if (path / SUMMARY).is_file():
-            summary = checked_summary(_json(path / SUMMARY), rows)
+            summary = checked_summary(read_object(path / SUMMARY), rows)
     except ValueError as error:
         problems.append(f"{error}: not used")
     reason = ""
     if (path / DIVERGED).is_file():
         try:
-            reason = str(_json(path / DIVERGED)[REASON])
+            reason = str(read_object(path / DIVERGED)[REASON])
         except (ValueError, KeyError):
             reason = f"{DIVERGED} is damaged"
     return Run(path, name, tree, config, columns(rows), summary, reason, tuple(problems))
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return flattened(plain(Settings().to_dict()))
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError where it has none."""
     try:
         value = read_json(path)
     except ValueError:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.experiment.report import extras, figures, results, statistics
+from fedjax_ssl.experiment.report import cells, extras, figures, results, statistics
 from fedjax_ssl.experiment.report.figures import Curve, Picture
 from fedjax_ssl.experiment.report.groups import Group, Grouped
 from fedjax_ssl.experiment.report.page import Code, Item, Section, Words
@@ -46,6 +46,7 @@ class Source(NamedTuple):
 
     grouped: Grouped
     evaluations: Evaluations
+    sweeps: list[cells.Sweep]
     unreadable: tuple[str, ...]
     problems: tuple[str, ...]
     x: str
@@ -53,22 +54,20 @@ class Source(NamedTuple):
 
 
 def source(grouped: Grouped, unreadable: Sequence[str], x: str, target: float | None) -> Source:
-    """Reads the evaluations, and chooses the target where none is given."""
+    """Reads the evaluations and the sweeps' cells, and chooses the target where none is given."""
     evaluations: Evaluations = {}
-    problems = []
+    sweeps, problems = cells.find([run for group in grouped.groups for run in group.runs])
     for group in grouped.groups:
         evaluations[group.label] = []
         for run in group.runs:
             found, said = extras.evaluation(run)
-            problems += [
-                f"{run.name}: {line}" for line in (*run.problems, *said, *([f"diverged: {run.reason}"] if run.reason else []))
-            ]
-            if not run.reason and not run.is_finished:
-                problems.append(f"{run.name}: {run.state}")
+            ended = statistics.divergence(run.columns) if run.is_finished else run.state
+            own = (*run.problems, *said, f"diverged: {run.reason}" if run.reason else ended)
+            problems += [f"{run.name}: {line}" for line in own if line]
             if found is not None and run in group.used:
                 evaluations[group.label].append(found)
     reached = results.default_target(grouped.groups) if target is None else target
-    return Source(grouped, evaluations, tuple(unreadable), tuple(problems), x, reached)
+    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached)
 
 
 def curve(group: Group, style: int, key: str, kind: str, factor: float = 1.0) -> Curve | None:
@@ -105,7 +104,10 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
 
 
 def _results(made_from: Source) -> list[Item]:
-    return [results.results(made_from.grouped, made_from.target), results.costs(made_from.grouped)]
+    names = [one.name for one in made_from.sweeps]  # of two folders' sweeps of one name, the second gets a number
+    unique = [name if names.index(name) == i else f"{name}_{i + 1}" for i, name in enumerate(names)]
+    tables = [cells.table(name, one.title, one.results) for name, one in zip(unique, made_from.sweeps, strict=True)]
+    return [results.results(made_from.grouped, made_from.target), *tables, results.costs(made_from.grouped)]
 
 
 def _curves(made_from: Source) -> list[Item]:

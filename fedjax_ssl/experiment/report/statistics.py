@@ -22,6 +22,23 @@ def last(values: Float[np.ndarray, " T"], number: int = 1) -> float:
     return float(there.mean()) if len(there) else float("nan")
 
 
+def divergence(columns: Columns) -> str:
+    """Why a run with all its rounds counts as diverged; empty: it does not.
+
+    It left clients out for NaN or infinity, or it ended with less than half of its best accuracy.
+    """
+    rounds = columns["round"]
+    accuracies, broken = (columns.get(key, np.full_like(rounds, np.nan)) for key in ("eval/accuracy", "client/non_finite"))
+    if len(found := rounds[broken > 0]):
+        return f"round {found[0]:.0f}: clients returned NaN or infinity and were left out, in {len(found)} rounds"
+    if np.isnan(accuracies).all():
+        return ""
+    best, end = int(np.nanargmax(accuracies)), last(accuracies)
+    if end >= accuracies[best] / 2:
+        return ""
+    return f"accuracy fell from {accuracies[best]:.1%} in round {rounds[best]:.0f} to {end:.1%}"
+
+
 def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], target: float) -> float:
     """X at the first y >= target, such as the rounds to a target accuracy; NaN where none is."""
     reached = np.flatnonzero(y >= target)

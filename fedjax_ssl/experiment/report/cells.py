@@ -1,0 +1,152 @@
+"""Sweeps in a report: the results of each cell, which are those of its runs, beside the paper's; as a table and as JSON."""
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.experiment.report import statistics
+from fedjax_ssl.experiment.report.groups import SEED, slug
+from fedjax_ssl.experiment.report.runs import Run, read_object
+from fedjax_ssl.experiment.report.tables import DASH, Cell, Table, spread
+from fedjax_ssl.experiment.writers import plain
+from fedjax_ssl.options import Model, parse
+
+SWEEP = "sweep.json"
+"""In a sweep's folder: its cells, and where their runs are."""
+HEADER = (
+    "row", "column", "accuracy, %", "the paper, %", "difference", "pseudo-labels right, %", "MB up", "MB down", "s a run",
+)  # fmt: skip
+Result = dict[str, Any]
+"""A cell: `case` (table, row, column), `config`, `overrides`, `paper`, and `runs`, with the numbers of each or its `error`."""
+
+
+class CellFile(Model):
+    """A cell in `sweep.json`: its place in the table, its config, the paper's accuracy in %, and the folder of its runs."""
+
+    row: str
+    column: str
+    config: str
+    overrides: dict[str, Any]
+    paper: str
+    folder: str
+
+
+class SweepFile(Model):
+    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything."""
+
+    name: str
+    about: str
+    command: str
+    machine: str
+    versions: dict[str, str]
+    cells: list[CellFile]
+
+
+class Sweep(NamedTuple):
+    """A sweep whose runs were found: where they are from, and the results of the cells that have runs."""
+
+    name: str
+    title: str
+    source: dict[str, Any]
+    results: list[Result]
+
+
+def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
+    """The sweeps that runs are part of, and a line for each `sweep.json` that is damaged and not used."""
+    sweeps, problems = [], []
+    of_folder: dict[pathlib.Path, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.config[SEED]):
+        of_folder.setdefault(run.path.resolve().parent, []).append(run)
+    for top in dict.fromkeys(folder.parent for folder in of_folder):
+        if not (top / SWEEP).is_file():
+            continue
+        try:
+            file = parse(SweepFile, read_object(top / SWEEP))
+        except ValueError as error:
+            problems.append(f"{top.name}/{SWEEP}: not used: {error}")
+            continue
+        having = [(cell, of_folder[top / cell.folder]) for cell in file.cells if top / cell.folder in of_folder]
+        results = [
+            {
+                "case": {"table": file.name, "row": cell.row, "column": cell.column},
+                **cell.model_dump(include={"config", "overrides", "paper"}),
+                "runs": [result(run) for run in own],
+            }
+            for cell, own in having
+        ]
+        source = _source(file, [run for _, own in having for run in own])
+        sweeps.append(Sweep(file.name, file.about or f"Cells of {file.name}", source, results))
+    return sweeps, problems
+
+
+def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
+    """Where a sweep's numbers are from: its command, its runs' commits and devices, machine and versions."""
+    found = {
+        key: ", ".join(sorted({str(run.summary[name]) for run in runs if run.summary.get(name)})) or None
+        for key, name in (("commit", "git_commit"), ("device", "device"))
+    }
+    return {"command": file.command, **found, "machine": file.machine, "versions": file.versions, "warm_up": "none: whole runs"}
+
+
+def result(run: Run) -> Result:
+    """A run's numbers, accuracies as fractions; `error` says why it has none, or should not count."""
+    columns, summary = run.columns, run.summary
+    own: Result = {"seed": run.config[SEED]}
+    if run.reason or not run.is_finished or not summary:
+        lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
+        return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
+    wrong, labels = statistics.divergence(columns), run.column("diagnostics/pseudo_label_accuracy")
+    at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
+    return own | ({"error": wrong, "diverged": True} if wrong else {}) | {
+        "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
+        "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
+        "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
+        "seconds": summary.get("time/total_s"), "device": summary.get("device"), "git_commit": summary.get("git_commit"),
+        "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
+    }  # fmt: skip
+
+
+def table(name: str, title: str, results: Sequence[Result]) -> Table:
+    """A row for each cell; errors take the place of its numbers, so that no mean leaves runs out."""
+    note = (
+        "Accuracy of the last round, and share of accepted pseudo-labels that are right over the last five rounds: mean ± "
+        "sample standard deviation over seeds. Seconds, the median, have compilation in them; runs of one program share them."
+    )
+    return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), note)
+
+
+def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
+    runs, paper = one["runs"], str(one["paper"] or DASH)
+    first = (one["case"]["row"], one["case"]["column"] or DASH)
+    if errors := [f"seed {run['seed']}: {run['error']}" for run in runs if "error" in run]:
+        return (*first, "; ".join(errors), paper, *[DASH] * 5)
+
+    def values(key: str, factor: float = 1.0) -> list[float]:
+        return [np.nan if run[key] is None else factor * run[key] for run in runs]
+
+    accuracy = spread(values("accuracy", 100), 1)
+    given = leading_number(paper)
+    difference = DASH if given is None else f"{accuracy.mean - given:+.2f}"
+    labels = [value for value in values("pseudo_label_accuracy", 100) if not np.isnan(value)]
+    sizes = [float(np.mean(values(key, 1e-6))) for key in ("bytes_up", "bytes_down")]
+    shown = [spread([size], None if 0 < size < 10 else 0) for size in sizes]
+    return (*first, accuracy, paper, difference, spread(labels, 1), *shown, spread([np.median(values("seconds"))], 0))
+
+
+def leading_number(text: str) -> float | None:
+    """The number that a text such as `39.95 ± 1.85` begins with; None: it begins with none."""
+    match = re.match(r"\d+(\.\d+)?", text)
+    return float(match[0]) if match else None
+
+
+def as_json(sweeps: Sequence[Sweep]) -> str:
+    """The results of sweeps as `{"runs": [...]}`, each with its source, a result a line, as `benchmarks.report` reads it."""
+    parts = []
+    for sweep in sweeps:
+        lines = ",\n  ".join(json.dumps(plain(one)) for one in sweep.results)
+        parts.append(f'{json.dumps(sweep.source)[:-1]}, "results": [\n  {lines}\n ]}}')
+    return '{"runs": [\n ' + ",\n ".join(parts) + "\n]}\n"
