@@ -146,7 +146,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path):
     words = ["--config=digits:fedlabel,labels_at=clients", "--set=method.consistency_weight=.05,.5", "--config.rounds=1"]
     done = launch(*words, "--config.model.name=linear", "--workdir=out", cwd=tmp_path, program=sweep)
