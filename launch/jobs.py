@@ -36,6 +36,11 @@ class Cell(NamedTuple):
     settings: Any = None
 
     @property
+    def label(self) -> str:
+        """Its place in the table, in words."""
+        return " ".join(filter(None, (self.row, self.column))) or "run"
+
+    @property
     def name(self) -> str:
         """Its folder's name."""
         return re.sub(r"[^\w.=+-]+", "-", "-".join(filter(None, (self.row, self.column)))).strip("-") or "run"
@@ -169,7 +174,7 @@ class Queue:
         for name in [name for name in done if name not in self._said]:
             self._said.add(name)
             cell = done[name].cell
-            print(f"{cell.row} {cell.column}: {done[name].error or accuracy(done[name])}", file=sys.stderr, flush=True)
+            print(f"{cell.label}: {done[name].error or accuracy(done[name])}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Asks all runs to save their state and to end, and waits for them."""

@@ -67,9 +67,12 @@ def main(argv: list[str]) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + signal.SIGINT
     print(_table(done, seeds), end="")
+    for one in done:
+        for run in (run for run in one.results if "note" in run):
+            print(f"note: {one.cell.label}, seed {run['seed']}: {run['note']}", file=sys.stderr)
     failed = [one for one in done if one.error]
     for one in failed:
-        print(f"{_word(one)}: {one.cell.row} {one.cell.column}: {one.error}", file=sys.stderr)
+        print(f"{_word(one)}: {one.cell.label}: {one.error}", file=sys.stderr)
     print(f"results in {folder}; figures and tables: {command.program('report')} {shlex.quote(str(folder))}", file=sys.stderr)
     return 1 if failed else 0
 

@@ -38,10 +38,10 @@ def test_last_values_pass_over_rounds_without_an_evaluation():
         ([NAN] * 4, [NAN] * 4, ""),
     ],
 )
-def test_a_run_that_ends_may_have_diverged(accuracies, left_out, expected):
+def test_a_run_that_ends_may_have_been_unstable(accuracies, left_out, expected):
     columns = {"eval/accuracy": np.array(accuracies), "client/non_finite": np.array(left_out), "round": np.arange(1.0, 5)}
-    assert statistics.divergence(columns) == expected
-    assert statistics.divergence({"round": np.arange(1.0, 5), "eval/accuracy": np.full(4, 0.5)}) == ""
+    assert statistics.instability(columns) == expected
+    assert statistics.instability({"round": np.arange(1.0, 5), "eval/accuracy": np.full(4, 0.5)}) == ""
 
 
 def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper():
@@ -53,6 +53,9 @@ def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper(
     deviation = np.std([90, 80], ddof=1)
     expected = ["fl2", tables.DASH, f"85.0 ± {deviation:.1f}", "86.2 ± 3.1", "-1.20", "60.0 ± 14.1", "2.00", "4.00", "40"]
     assert row(one, other, paper="86.2 ± 3.1") == expected
+    assert row(one, other | {"note": "accuracy fell"}, paper="86.2 ± 3.1") == expected  # it counts, and is named below
+    results = [{"case": {"row": "fl2", "column": "iid"}, "runs": [one, other | {"seed": 1, "note": "accuracy fell"}]}]
+    assert cells.notes(results) == ["fl2 iid, seed 1: accuracy fell"]
     assert row(one | {"pseudo_label_accuracy": None}, paper=86.2)[2:6] == ["90.0", "86.2", "+3.80", tables.DASH]
     assert row(one, {"seed": 1, "error": "what went wrong"})[2:5] == [
         "seed 1: what went wrong",

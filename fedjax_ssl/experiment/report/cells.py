@@ -93,15 +93,15 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def result(run: Run) -> Result:
-    """A run's numbers, accuracies as fractions; `error` says why it has none, or should not count."""
+    """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted."""
     columns, summary = run.columns, run.summary
     own: Result = {"seed": run.config[SEED]}
     if run.reason or not run.is_finished or not summary:
         lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
         return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
-    wrong, labels = statistics.divergence(columns), run.column("diagnostics/pseudo_label_accuracy")
+    wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
-    return own | ({"error": wrong, "diverged": True} if wrong else {}) | {
+    return own | ({"note": wrong} if wrong else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
         "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
@@ -111,12 +111,23 @@ def result(run: Run) -> Result:
 
 
 def table(name: str, title: str, results: Sequence[Result]) -> Table:
-    """A row for each cell; errors take the place of its numbers, so that no mean leaves runs out."""
+    """A row for each cell; errors take the place of its numbers, so that no mean leaves runs out. Notes stand below."""
     note = (
         "Accuracy of the last round, and share of accepted pseudo-labels that are right over the last five rounds: mean ± "
         "sample standard deviation over seeds. Seconds, the median, have compilation in them; runs of one program share them."
     )
-    return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), note)
+    below = " ".join([note, *(f"{line}." for line in notes(results))])
+    return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), below)
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """A line for each run that ended and should be looked at before its cell's mean is trusted."""
+    return [
+        f"{' '.join(filter(None, (one['case']['row'], one['case']['column'])))}, seed {run['seed']}: {run['note']}"
+        for one in results
+        for run in one["runs"]
+        if "note" in run
+    ]
 
 
 def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:

@@ -61,7 +61,7 @@ def source(grouped: Grouped, unreadable: Sequence[str], x: str, target: float | 
         evaluations[group.label] = []
         for run in group.runs:
             found, said = extras.evaluation(run)
-            ended = statistics.divergence(run.columns) if run.is_finished else run.state
+            ended = statistics.instability(run.columns) if run.is_finished else run.state
             own = (*run.problems, *said, f"diverged: {run.reason}" if run.reason else ended)
             problems += [f"{run.name}: {line}" for line in own if line]
             if found is not None and run in group.used:

@@ -22,8 +22,8 @@ def last(values: Float[np.ndarray, " T"], number: int = 1) -> float:
     return float(there.mean()) if len(there) else float("nan")
 
 
-def divergence(columns: Columns) -> str:
-    """Why a run with all its rounds counts as diverged; empty: it does not.
+def instability(columns: Columns) -> str:
+    """Why a run with all its rounds should be looked at before its numbers are trusted; empty: there is no reason.
 
     It left clients out for NaN or infinity, or it ended with less than half of its best accuracy.
     """
