@@ -7,7 +7,7 @@ fedjax-ssl COMMAND --help
 import importlib
 import sys
 
-COMMANDS = ("run", "evaluate", "preview", "prepare", "explain", "sweep", "report", "text_features")
+COMMANDS = ("run", "evaluate", "preview", "prepare", "explain", "sweep", "report", "text_features", "completion")
 
 
 def main(argv: list[str] | None = None) -> int:
