@@ -13,7 +13,7 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, get_origin
 
 from absl import flags
@@ -211,8 +211,12 @@ def _keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
     named: dict[str, Iterable[str]] = {
         **{f"data.{key}": ("default", *values) for key, values in views.items()},
         **{f"data.{key}partition": PARTITIONS for key in ("", "labeled_", "unlabeled_")},
-        **{"data.name": (*DATASETS, *GENERIC, "synthetic"), "method.name": METHODS, "model.name": MODELS, "model.norm": NORMS},
+        "data.name": (*DATASETS, *GENERIC, "synthetic"),
+        "method.name": METHODS,
+        "model.name": MODELS,
+        "model.norm": NORMS,
     }
+    choices |= {key: list(values) for key, values in named.items()}
     return (
         [*_sorted(general), "method.name", "method.prox_mu"],
         of_methods,
@@ -226,14 +230,10 @@ def _leaves(model: Any, prefix: str = "") -> tuple[list[str], dict[str, list[str
 
     from fedjax_ssl.options import fields_of, literals
 
-    fields: Mapping[str, Any] = {
-        prefix + key: field.annotation
-        for key, field in fields_of(model)
-        if get_origin(field.annotation) or not issubclass(field.annotation, pydantic.BaseModel)
-    }
-    choices = {
-        key: ["true", "false"] if kind is bool else [one for one in literals(kind) if one] for key, kind in fields.items()
-    }
+    kinds: dict[str, Any] = {prefix + key: field.annotation for key, field in fields_of(model)}
+    fields = {key: kind for key, kind in kinds.items() if get_origin(kind) or not issubclass(kind, pydantic.BaseModel)}
+    choices = {key: ["true", "false"] if kind is bool else literals(kind) for key, kind in fields.items()}
+    choices = {key: [one for one in values if one] for key, values in choices.items()}
     return list(fields), {key: values for key, values in choices.items() if values}
 
 
