@@ -217,11 +217,7 @@ def _keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
         "model.norm": NORMS,
     }
     choices |= {key: list(values) for key, values in named.items()}
-    return (
-        [*_sorted(general), "method.name", "method.prox_mu"],
-        of_methods,
-        choices | {key: list(values) for key, values in named.items()},
-    )
+    return [*_sorted(general), "method.name", "method.prox_mu"], of_methods, choices
 
 
 def _leaves(model: Any, prefix: str = "") -> tuple[list[str], dict[str, list[str]]]:
@@ -242,4 +238,4 @@ def _sorted(keys: Iterable[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

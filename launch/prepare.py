@@ -111,4 +111,4 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

@@ -101,4 +101,4 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))
