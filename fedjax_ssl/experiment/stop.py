@@ -59,7 +59,7 @@ def _listen(received: socket.socket, handle: Any) -> None:
     """Takes signals, a byte each, as soon as they arrive, until the other end is closed."""
     is_first = True
     while number := int.from_bytes(received.recv(1)):
-        if signal.getsignal(number) is not handle:
+        if signal.getsignal(number) != handle:
             continue
         if number == signal.SIGINT and not is_first:
             with contextlib.suppress(OSError):

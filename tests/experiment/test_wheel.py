@@ -48,6 +48,8 @@ def test_its_commands_work_beside_a_users_own_packages(tmp_path):
     assert command("explain", "configs").stdout.startswith("central_cifar10 ")
     assert command("evaluate", "ein Lauf").stdout.count("accuracy") >= 1
     where = 'import fedjax_ssl.launch as launch; print(launch.__path__[0] + "/tour.ipynb")'  # as launch/README.md has it
-    found = subprocess.run([sys.executable, "-c", where], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", where], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
     assert found.stdout == f"{site}/fedjax_ssl/launch/tour.ipynb\n"
     assert command("nonsense").stderr.startswith("error: got nonsense, accepted: run, ")

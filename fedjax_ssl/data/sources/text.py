@@ -23,7 +23,7 @@ def load(name: str, path: str) -> Dataset:
             f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
             "a strong view), as python -m launch.text_features writes them"
         )
-    return from_features(name=name, clients=arrays.pop(npz.CLIENT, None), **arrays)
+    return from_features(name=name, num_classes=None, clients=arrays.pop(npz.CLIENT, None), **arrays)
 
 
 def from_features(
