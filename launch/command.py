@@ -76,8 +76,11 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # Python writes what is left as it ends
-            os.dup2(nowhere, stream.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # Python writes what is left once more as it ends
+                os.dup2(nowhere, stream.fileno())
         return CLOSED
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fedjax_ssl.experiment.stop import ENDED, STOPPING
+from fedjax_ssl.experiment.stop import ENDED, SIGNALS, STOPPING, Stop
 from tests.experiment.commands import CONFIG, ROOT, launch, launch_process, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -68,6 +68,25 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert done.returncode == 0
 
 
+def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda file: False)  # else SIGHUP takes the tests' own terminal to be gone
+    before = [signal.getsignal(number) for number in SIGNALS]
+    for number in SIGNALS:
+        with Stop.on_signals() as stop:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == number
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
+    try:
+        with Stop.on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before[-1])
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_a_checkpoint(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG)
     workdir = tmp_path / "run"
