@@ -96,15 +96,10 @@ class Session:
         """Floating-point operations of one image's forward pass, with convolutions as XLA has them."""
         import jax
 
-        from fedjax_ssl.models import build
+        from fedjax_ssl.experiment import estimate
 
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            options = {key: value for key, value in model.items() if key != "norm"}  # which the package makes of it
-            network = build(num_classes=10, conv="xla", **options)
-            params, stats = network.init(jax.random.key(0), tuple(shape))
-            image = np.zeros((1, *shape), np.float32)
-            analysis: Any = jax.jit(network.apply).lower(params, stats, image).cost_analysis()
-        return float(analysis["flops"])
+            return estimate.forward_flops(model, 10, tuple(shape))
 
     def ceilings(self, precisions: list[str]) -> dict[str, Any]:
         """What all devices do at most: `flops` a second of large matrix products for each dtype and precision, and `bandwidth`,

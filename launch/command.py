@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -21,6 +21,8 @@ FOR_EXAMPLE = "for example --config=digits:fl2"
 CONFIG_HELP = """  --config: The config: a name or a file's path, with its argument after a colon.
   --config.KEY: A key's value, such as --config.client.epochs=1; `python -m launch.explain --config=...` prints them all."""
 WRONG_INPUT = (ValueError, OSError)
+CLOSED = 128 + 13
+"""The exit status where the reader of the output has gone: that of SIGPIPE, as other programs have it."""
 MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
@@ -72,8 +74,27 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    """The exit status of a command, which ends quietly where nobody reads its output any more, as in `| head`."""
+    try:
+        try:
+            return main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # Python writes what is left once more as it ends
+                os.dup2(nowhere, stream.fileno())
+        return CLOSED
+
+
 def refuse(error: Exception | str, status: int = 2) -> int:
     """Prints what is wrong in one line on standard error; returns the exit status."""
+    if isinstance(error, BrokenPipeError):  # nothing is wrong: see `ended`
+        raise error
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 

@@ -230,4 +230,4 @@ def _matrix(confusion: list[list[int]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

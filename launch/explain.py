@@ -135,4 +135,4 @@ def _first_line(docstring: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

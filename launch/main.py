@@ -7,18 +7,23 @@ fedjax-ssl COMMAND --help
 import importlib
 import sys
 
-COMMANDS = ("run", "evaluate", "preview", "prepare", "explain", "sweep", "report", "text_features")
+from . import command
+
+COMMANDS = ("run", "evaluate", "preview", "prepare", "explain", "sweep", "report", "text_features", "completion")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line, by default the process's; returns the exit status."""
-    name, *rest = (sys.argv if argv is None else argv)[1:] or ["nothing"]
+    return command.ended(_run, sys.argv if argv is None else argv)
+
+
+def _run(argv: list[str]) -> int:
+    name, *rest = argv[1:] or ["nothing"]
     if name in ("--help", "-h"):
         print(f"{__doc__}\nCommands: {', '.join(COMMANDS)}")
         return 0
     if name not in COMMANDS:
-        print(f"error: got {name}, accepted: {', '.join(COMMANDS)}, or --help", file=sys.stderr)
-        return 2
+        return command.refuse(f"got {name}, accepted: {', '.join(COMMANDS)}, or --help")
     return importlib.import_module(f".{name}", __package__).main([f"fedjax-ssl {name}", *rest])
 
 

@@ -20,12 +20,7 @@ from . import command
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m launch.prepare", description=__doc__, formatter_class=as_written)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
-    parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
-    parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
-    options = parser.parse_args(argv[1:])
+    options = _parser().parse_args(argv[1:])
     try:
         if bool(options.names) == options.list:
             raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
@@ -39,6 +34,15 @@ def main(argv: Sequence[str]) -> int:
         print("stopped; the same command goes on from there", file=sys.stderr)
         return 130
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(command.program("prepare"), description=__doc__, formatter_class=as_written)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
+    parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
+    parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
+    return parser
 
 
 _BOTH = "NAME: got names and --list, accepted: one of both"
@@ -107,4 +111,4 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

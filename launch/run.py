@@ -3,8 +3,8 @@
     python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
 With `--config.seeds=N`, or `--config.vary=KEY --config.values=...`, or both, runs are one program, with a folder each in DIR.
-The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C and 143
-on SIGTERM, after saving a checkpoint.
+The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C, 143 on
+SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at once, with what the newest checkpoint has.
 """
 
 import functools
@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     try:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.experiment import run
+        from fedjax_ssl.experiment.stop import Stop
 
-        with run.Stop.on_signals() as stop:
+        with Stop.on_signals() as stop:
             status = _run(config, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
@@ -101,4 +101,4 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.ended(main, sys.argv))

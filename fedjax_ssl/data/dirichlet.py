@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 from numpy.random import Generator
 
+from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.shares import Indices, Labels, Partition, checked, cut, distinct, shuffled_by_class
 
 
@@ -30,14 +31,14 @@ def dirichlet(
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)
     class_counts = np.unique(np.asarray(labels)[indices], return_counts=True)[1]
-    for _ in range(max_tries):
+    for _ in bar(range(max_tries), "Dirichlet split", total=max_tries, unit="tries"):
         sizes = _dirichlet_sizes(class_counts, rng.dirichlet(np.full(num_clients, alpha), len(class_counts)))
         if sizes is not None and sizes.sum(0).min() >= min_size:
             return Partition(cut(shuffled_by_class(labels, indices, rng)[0], sizes), indices[:0])
 
     proportions = np.zeros((len(class_counts), num_clients))
     short, fewest = np.ones(num_clients, bool), num_clients
-    for _ in range(1000):
+    for _ in bar(range(1000), "Dirichlet split, of clients with too few examples", total=1000, unit="tries"):
         proportions[:, short] = rng.standard_gamma(alpha, (len(class_counts), short.sum()))
         sizes = _dirichlet_sizes(class_counts, proportions)
         short = np.ones(num_clients, bool) if sizes is None else sizes.sum(0) < min_size

@@ -97,10 +97,13 @@ class Plan(NamedTuple):
         client = _training(settings, settings.client)._replace(prox_mu=own.get("prox_mu", 0.0))
         return methods.METHODS[own["name"]](task=self.task(), client=client, server=_server(settings), options=self.options)
 
-    def small(self) -> Self:
+    def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples."""
         name, options = ("mlp", {"hidden": 1}) if len(self.spec.image_shape) == 1 else ("cnn", {"width": 1})
         model = {key: self.settings.model[key] for key in NORM_DEFAULTS} | {"name": name, **options}
+        weights = jax.eval_shape(lambda key: self.task().init(key, self.spec.image_shape), jax.random.key(0))
+        if not weights.stats:
+            model["norm"] = "batch"  # so that no statistics are collected
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)
         return self._replace(settings=self.settings.model_copy(update={"model": model}), views=views, conv="xla")
@@ -200,8 +203,19 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
     with naming("model"):
         weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
         num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
+
+    def tiny_method() -> Method:
+        return plan.with_tiny_network().method()
+
     experiment = Experiment(
-        runs, problem, layout, plan.method(), num_params, plan.views, plan.stored_shape, lambda: plan.small().method()
+        runs,
+        problem,
+        layout,
+        plan.method(),
+        num_params,
+        plan.views,
+        plan.stored_shape,
+        tiny_method,
     )
     try:
         if is_traced:  # Python code that reads the number fails now

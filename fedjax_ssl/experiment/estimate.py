@@ -7,8 +7,8 @@ decide how many, they differ somewhat. Seconds are the arithmetic over what this
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def estimate(experiment: Experiment) -> Estimate:
     evaluation = len(problem.test.labels) * len(experiment.method.predict)
     examples = _as_forward(before) + settings.rounds * _as_forward(of_round)
     examples += -(-settings.rounds // settings.eval_every) * evaluation
-    forward = forward_flops(experiment)
+    forward = _forward_flops(experiment)
     flops = len(experiment.runs) * examples * forward
     seconds = flops / (products_per_s() * SHARE.get(jax.default_backend(), 0.1))
     return Estimate(of_round, before, evaluation, forward, flops, seconds)
@@ -63,12 +63,12 @@ def may_be_long(experiment: Experiment) -> bool:
     settings, data, client = experiment.settings, experiment.problem.data, experiment.settings.client
     per_client = client.steps * client.batch_size + client.epochs * float(np.mean(data.labeled.count + data.unlabeled.count))
     examples = len(experiment.runs) * settings.rounds * settings.cohort_size * per_client
-    return examples * (1 + BACKWARD) * forward_flops(experiment) / SLOW > WORTH_S
+    return examples * (1 + BACKWARD) * _forward_flops(experiment) / SLOW > WORTH_S
 
 
 def counted(experiment: Experiment) -> tuple[Passes, Passes]:
     """Examples that pass the network in round 1 of the first run, at clients and server, and before it."""
-    problem, method, size = experiment.problem, experiment.small(), experiment.layout.batch_size
+    problem, method, size = experiment.problem, experiment.tiny_method(), experiment.layout.batch_size
 
     def program(data: PyTree, key: jax.Array) -> tuple[Passes, Passes]:
         first, second = (sample(key, jnp.int32(number), problem.spec, problem.rounds) for number in (0, 1))
@@ -110,15 +110,22 @@ def traffic(experiment: Experiment) -> tuple[int, int]:
     return up, down
 
 
-def forward_flops(experiment: Experiment) -> float:
-    """Floating-point operations of one example's forward pass, with convolutions as XLA has them."""
-    spec, model = experiment.problem.spec, experiment.settings.model
+def forward_flops(model: Mapping[str, Any], num_classes: int, shape: tuple[int, ...]) -> float:
+    """Floating-point operations of the forward pass of one example of a shape, with convolutions as XLA has them.
+
+    `model` is a config's group of that name.
+    """
     options = {key: value for key, value in model.items() if key not in ("name", *NORM_DEFAULTS)}
-    network = models.build(model["name"], num_classes=spec.num_classes, conv="xla", **options)
-    params, stats = jax.eval_shape(lambda: network.init(jax.random.key(0), spec.image_shape))
-    image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
+    network = models.build(model["name"], num_classes=num_classes, conv="xla", **options)
+    params, stats = jax.eval_shape(lambda: network.init(jax.random.key(0), shape))
+    image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     analysis = jax.jit(network.apply).lower(params, stats, image).cost_analysis() or {}
     return float(analysis.get("flops", 0.0))
+
+
+def _forward_flops(experiment: Experiment) -> float:
+    spec = experiment.problem.spec
+    return forward_flops(experiment.settings.model, spec.num_classes, spec.image_shape)
 
 
 def products_per_s() -> float:

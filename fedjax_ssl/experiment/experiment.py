@@ -39,7 +39,7 @@ class DivergedError(RuntimeError):
 class Experiment:
     """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size.
 
-    `small` makes the method with a tiny network, for counts of steps and examples.
+    `tiny_method` makes the method with a tiny network, for counts of steps and examples.
     """
 
     runs: tuple[Run, ...]
@@ -49,7 +49,7 @@ class Experiment:
     num_params: int
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
-    small: Callable[[], Method]
+    tiny_method: Callable[[], Method]
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""

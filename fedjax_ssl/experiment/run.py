@@ -4,11 +4,10 @@ import itertools
 import logging
 import pathlib
 import shutil
-import signal
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,6 +18,7 @@ from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Expe
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.trackers import trackers
 from fedjax_ssl.experiment.writers import MetricsLog, Progress, plain, read_json, write_json
 from fedjax_ssl.simulation.results import CLIENTS_KEY
@@ -33,30 +33,6 @@ _log = logging.getLogger(__name__)
 
 class RefusedError(ValueError):
     """A workdir from which the run cannot go on."""
-
-
-class Stop:
-    """The first SIGINT or SIGTERM that was received, as `signal`, or None."""
-
-    signal: int | None = None
-
-    @classmethod
-    @contextmanager
-    def on_signals(cls) -> Iterator[Self]:
-        """Within it, the first signal is stored, to stop after the round; a second Ctrl-C raises KeyboardInterrupt."""
-        stop = cls()
-
-        def handle(number: int, _: object) -> None:
-            if stop.signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            stop.signal = stop.signal or number
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield stop
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:

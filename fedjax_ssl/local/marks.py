@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from fedjax_ssl.arrays import Array
 
@@ -15,6 +15,11 @@ FORWARD, BACKWARD = "fedjax_ssl.forward", "fedjax_ssl.backward"
 def mark(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """A network's outputs [B, ...], unchanged, with marks of their forward and backward passes, which cost nothing."""
     return checkpoint_name(outputs, FORWARD)
+
+
+def mark_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
+    """The mask of a batch, unchanged, with the mark of a forward pass whose outputs nobody reads, but its statistics."""
+    return checkpoint_name(mask[:, None], FORWARD)[:, 0]
 
 
 @jax.custom_vjp

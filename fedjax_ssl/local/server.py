@@ -13,6 +13,7 @@ from jaxtyping import Shaped
 from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
+from fedjax_ssl.local.marks import mark_examples
 from fedjax_ssl.local.objectives import supervised_gradient
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
@@ -262,7 +263,8 @@ def _collect(
 
     def step(s: Count, total: norm.Cumulative) -> norm.Cumulative:
         batch = batching.in_order(s, examples.count, n, size)
-        _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), batch.mask)
+        mask = mark_examples(batch.mask)  # `train_logits` marks the logits, which are not used
+        _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), mask)
         weight = jnp.sum(batch.mask, dtype=jnp.float32) if settings.weighting == "examples" else 1.0
         return norm.add(total, stats, weight)
 

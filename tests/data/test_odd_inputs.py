@@ -151,6 +151,8 @@ ODD = {
     "a short row": flat(train="id,label\n0,0\n1\n"),
     "names as labels": flat(train="id,label\n0,cat\n1,dog\n2,cat\n3,-1\n"),
     "Latin-1": flat(change=lambda root: (root / "train.csv").write_bytes("id,label\n0,\xe9".encode("latin-1"))),
+    "a class folder's image without client": classes(lambda root: (root / "train.csv").write_text("id,client\n0,ann\n")),
+    "an empty client": classes(lambda root: (root / "train.csv").write_text("id,client\n0,\n")),
     "an id that fits two images": flat(train="id,label\n0,0\n", change=lambda root: save(root / "train/0.jpg", 4, 6, 3)),
 }
 

@@ -78,6 +78,43 @@ def test_folders_of_classes_with_an_unlabeled_folder(tmp_path, caplog):
     assert sources.load("image_folder", path=str(tmp_path)).clients.tolist() == [-1] * 6 + [1, 0]
 
 
+def owned(text, name="train.csv"):
+    """Folders of classes, whose images 0, 2, 4 are dogs and 1, 3, 5 cats, with a table of clients."""
+    return lambda root: (root / name).write_text(text)
+
+
+@pytest.mark.parametrize("ids", ["{0}.png", "{0}", "{1}/{0}", "{1}/{0}.png"])
+def test_a_table_beside_folders_of_classes_says_whose_the_images_are(tmp_path, ids):
+    names = [ids.format(i, "cat" if i % 2 else "dog") for i in range(6)]
+    table = "id,client\n" + "".join(f"{name},{'-1' if i == 4 else 'ann' if i < 2 else 'bob'}\n" for i, name in enumerate(names))
+    dataset = classes(owned(table))(tmp_path)
+    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3
+    assert dataset.clients.tolist() == [0, 1, 1, 0, 1, -1]  # cats 1, 3, 5, then dogs 0, 2, 4
+    config = tiny.config("fixmatch", data__name="image_folder", data__path=str(tmp_path), data__partition="natural")
+    config["data"]["num_clients"], config["data"]["num_labels"], config["cohort_size"] = 2, 2, 2
+    table = build(config).problem.data.unlabeled
+    for k, (row, count) in enumerate(zip(table.index, table.count, strict=True)):
+        assert set(dataset.clients[row[:count]]) == {k}
+
+
+def test_one_table_in_a_folder_of_classes_that_is_split_anew(tmp_path):
+    for i in range(20):  # names occur in both classes
+        save(tmp_path / ("cat" if i % 2 else "dog") / f"{i // 2}.png", 4, 6, 3, seed=i)
+    rows = [f"{'cat' if i % 2 else 'dog'}/{i // 2}.png,{i}\n" for i in range(20)]
+    (tmp_path / "clients.csv").write_text("".join(["id,client\n", *rows]))
+    dataset = sources.load("image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
+    assert len(dataset.clients) == 10
+    assert np.array_equal(dataset.train_images, pixels(dataset.clients))  # each client has one image, of its number
+    (tmp_path / "clients.csv").write_text("id,client\n" + "".join(f"{i // 2},{i}\n" for i in range(20)))
+    message = message_of(ValueError, sources.load, "image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
+    where = f"{tmp_path / 'clients.csv'}, row 2"
+    assert message == f"{where}: id 0 fits several images: give their paths such as FOLDER/NAME.png"
+
+
+def test_a_table_without_clients_beside_folders_of_classes_is_not_read(tmp_path):
+    assert classes(owned("id,width\n0,6\n"))(tmp_path).clients is None
+
+
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
 def test_the_validation_part_has_several_names(tmp_path, name):
     dataset = classes(

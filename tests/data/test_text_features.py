@@ -61,6 +61,20 @@ def test_features_are_checked(changes, expected):
     assert expected in message_of(ValueError, sources.from_features, **arrays(**changes))
 
 
+def test_features_may_say_whose_they_are(tmp_path):
+    owners = np.arange(12) // 3
+    file = load_npz(tmp_path, arrays() | {"client": owners * 2}, "text_features")
+    memory = sources.from_features(**arrays(), clients=[np.flatnonzero(owners == k) for k in range(4)])
+    assert np.array_equal(file.clients, owners)
+    assert np.array_equal(memory.clients, owners)
+    message = message_of(ValueError, sources.from_features, **arrays(), clients=owners[:11])
+    assert message == "text_features train: 12 examples but 11 clients' ids: give one id per example"
+    natural = config(data__partition="natural")
+    natural["data"]["num_clients"], natural["data"]["num_labels"], natural["cohort_size"] = 4, 3, 2
+    table = build(natural, file).problem.data.unlabeled
+    assert all(set(owners[row[:count]]) == {k} for k, (row, count) in enumerate(zip(table.index, table.count, strict=True)))
+
+
 def test_a_file_without_features_says_what_is_needed(tmp_path):
     message = message_of(ValueError, load_npz, tmp_path, {"x_train": np.zeros(3)}, "ag_news")
     assert "holds x_train: needed are train_features, train_labels, test_features, test_labels" in message

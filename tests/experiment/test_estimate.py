@@ -5,28 +5,43 @@ import re
 import pytest
 
 from fedjax_ssl.experiment import estimate
-from tests import engine, tiny
+from tests import tiny
 from tests.experiment.commands import launch
 
 
 @pytest.mark.parametrize(
-    ("method", "labels_at"), [("feddure", "clients"), pytest.param("fixmatch", "server", marks=pytest.mark.ci)]
+    ("method", "labels_at", "network"),
+    [
+        ("feddure", "clients", "mlp"),
+        pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.ci),
+        pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.ci),
+    ],
 )
-def test_passes_are_those_of_a_round(method, labels_at):
-    experiment = tiny.experiment(method, labels_at=labels_at)
+def test_passes_are_those_of_a_round(method, labels_at, network):
+    experiment = tiny.experiment(method, labels_at=labels_at, network=network)
     found, before = estimate.counted(experiment)
-    _, _, (row,) = engine.simulate(experiment, "scan")
+    _, row = next(experiment.rounds())
     of_server = 10 * 20 if labels_at == "server" else 0  # ten epochs of 20 labels
     assert found.backward == row["cost/backward_passes"] + of_server
-    assert found.forward == row["cost/forward_passes"] + of_server
-    assert before.forward == before.backward == experiment.settings.server.pretrain * of_server
+    collected = of_statistics(experiment) if network == "cnn" else 0
+    assert found.forward == row["cost/forward_passes"] + of_server + collected
+    assert before.backward == experiment.settings.server.pretrain * of_server
+    assert before.forward == before.backward + collected
     up, down = estimate.traffic(experiment)
     assert up == row["comm/bytes_up"]
     assert row["comm/bytes_down"] <= down <= row["comm/bytes_down"] + 100  # with the round's number and learning rate
 
 
+def of_statistics(experiment):
+    """The examples of which batch-norm statistics are collected, in whole batches: the server's, and all of a cohort."""
+    server, data = experiment.settings.server, experiment.problem.data
+    clients = data.unlabeled.index[: experiment.settings.cohort_size]  # all have equally many
+    sizes = (server.sbn_labeled_batch_size, 20), (server.sbn_unlabeled_batch_size, clients.size)
+    return sum(-(-number // min(size, number)) * min(size, number) for size, number in sizes)
+
+
 def test_a_linear_network_has_a_product_and_a_sum_for_each_weight():
-    assert 2 * 64 * 10 <= estimate.forward_flops(tiny.experiment("supervised", network="linear")) <= 2 * 64 * 10 + 20
+    assert 2 * 64 * 10 <= estimate.forward_flops({"name": "linear", "norm": "static"}, 10, (8, 8, 1)) <= 2 * 64 * 10 + 20
 
 
 @pytest.mark.parametrize(
@@ -38,11 +53,13 @@ def test_durations_in_words(seconds, words):
 
 
 def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
-    done = launch("--config=digits:fixmatch", "--config.rounds=400000", "--dry_run", cwd=tmp_path)
+    quick = ["--config.model.name=linear", "--config.data.weak=none", "--config.data.strong=none"]  # to compile
+    words = ["--config=digits:fixmatch", *quick, "--config.rounds=2000000000", "--dry_run"]
+    done = launch(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = dict(re.match(r"(\S+(?: round)?) +(.*)", line).groups() for line in done.stdout.splitlines())
     assert list(lines) == ["data", "clients", "server", "network", "a round", "traffic", "layout", "memory", "time"]
     assert lines["data"] == "digits: 1,437 training and 360 test examples, 8 x 8 x 1, 10 classes"
     assert lines["server"] == "40 labeled examples"
-    assert re.match(r"1 x 400,000 rounds: about \d+ (minutes|hours|days)", lines["time"])
+    assert re.match(r"1 x 2,000,000,000 rounds: about \d+ (minutes|hours|days)", lines["time"])
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,8 @@ def test_its_commands_work_beside_a_users_own_packages(tmp_path):
     site, folder = tmp_path / "site packages", tmp_path / "Übung 1"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    assert (site / "fedjax_ssl" / "configs" / "sweeps" / "fl2_ablation.toml").exists()
+    for beside in ("configs/sweeps/fl2_ablation.toml", "launch/tour.ipynb"):
+        assert (site / "fedjax_ssl" / beside).exists()
     for own in ("configs", "launch"):
         (folder / own).mkdir(parents=True)
         (folder / own / "__init__.py").write_text("raise RuntimeError('not this one')")
@@ -46,4 +47,9 @@ def test_its_commands_work_beside_a_users_own_packages(tmp_path):
     assert '"git_commit": null' in (folder / "ein Lauf" / "summary.json").read_text()
     assert command("explain", "configs").stdout.startswith("central_cifar10 ")
     assert command("evaluate", "ein Lauf").stdout.count("accuracy") >= 1
+    where = 'import fedjax_ssl.launch as launch; print(launch.__path__[0] + "/tour.ipynb")'  # as launch/README.md has it
+    found = subprocess.run(
+        [sys.executable, "-c", where], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"{site}/fedjax_ssl/launch/tour.ipynb\n"
     assert command("nonsense").stderr.startswith("error: got nonsense, accepted: run, ")

@@ -1,4 +1,7 @@
-"""Folders of images: `train|valid|test/<class>/*.png`, or `train/*.png` with the labels in `train.csv`."""
+"""Folders of images: `train|valid|test/<class>/*.png`, or `train/*.png` with the labels in `train.csv`.
+
+In both forms `train.csv` may say whose the images are.
+"""
 
 import logging
 import os
@@ -15,7 +18,7 @@ from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part
 from fedjax_ssl.data.sources.labels import clients, from_text
 from fedjax_ssl.data.sources.resplit import with_splits
-from fedjax_ssl.data.sources.tables import rows_of
+from fedjax_ssl.data.sources.tables import has_clients, rows_of
 
 _log = logging.getLogger(__name__)
 _SPLITS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -92,7 +95,7 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[st
                 raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
             raise ValueError(f"{folder} has no table of labels, and others have: add {folder}.csv with the columns id,label")
         inside = images.listing(folder)
-        rows = rows_of(table, inside.images)
+        rows = rows_of(table, inside.images, folder)
         others = [one for one in (*inside.folders, *inside.others) if one.suffix.lower() != ".csv"] if folder != root else []
         files[split] = Files(inside.images, from_text(rows.labels), rows.clients, others)
     return files
@@ -122,7 +125,10 @@ def _classes(folder: Path, root: Path) -> list[str]:
 
 
 def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) -> Files:
-    """The image files of a split, sorted by class and name, and their labels: a number for each class, or its name."""
+    """The image files of a split, sorted by class and name, and their labels: a number for each class, or its name.
+
+    Whose they are says a table beside it, with the split's name; of a folder of classes alone, `clients.csv` in it.
+    """
     other = sorted(set(classes) ^ set(_classes(folder, root)))
     if other:
         where = "is missing from" if other[0] in classes else "is only in"
@@ -137,7 +143,9 @@ def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) 
         others += [*own.folders, *own.others]
         counts.append(len(own.images))
     values = np.array(classes) if by_name else np.arange(len(classes), dtype=np.int32)
-    return Files(paths, np.repeat(values, counts), None, others)
+    table = root / ("clients.csv" if folder == root else f"{folder.name}.csv")
+    ids = rows_of(table, paths, folder, needs_labels=False).clients if has_clients(table) else None
+    return Files(paths, np.repeat(values, counts), ids, others)
 
 
 def _unlabeled(folder: Path) -> Files:
@@ -146,7 +154,7 @@ def _unlabeled(folder: Path) -> Files:
     if not inside.images:
         raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
     table = folder.with_suffix(".csv")
-    ids = rows_of(table, inside.images, needs_labels=False).clients if table.is_file() else None
+    ids = rows_of(table, inside.images, folder, needs_labels=False).clients if table.is_file() else None
     return Files(inside.images, np.full(len(inside.images), UNLABELED), ids, inside.others)
 
 

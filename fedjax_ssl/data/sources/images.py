@@ -11,6 +11,8 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
+from fedjax_ssl.data.bars import bar
+
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _SYSTEM = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin")
 """What systems leave in folders; names that begin with a dot (`._*`, `.DS_Store`, `.ipynb_checkpoints`) are such as well."""
@@ -91,7 +93,8 @@ def read(paths: Sequence[Path], shape: tuple[int, ...], threads: ThreadPoolExecu
             images[row] = image
         return colored, transparent
 
-    counts = list(threads.map(fill, range(0, len(paths), _CHUNK)))
+    starts = range(0, len(paths), _CHUNK)
+    counts = list(bar(threads.map(fill, starts), "reading images", total=len(starts), unit="images", each=_CHUNK))
     return Read(images, sum(colored for colored, _ in counts), sum(transparent for _, transparent in counts))
 
 

@@ -13,21 +13,21 @@ from fedjax_ssl.data.sources.resplit import with_splits
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
-_CLIENT = "client"
+CLIENT = "client"
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
 def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
     """The dataset in a file, see `sources.load`. With `resplit`, a training part is enough."""
-    arrays, names = read(path, [*(key.format(split) for pair in _KEYS for key in pair for split in _SPLITS), _CLIENT])
+    arrays, names = read(path, [*(key.format(split) for pair in _KEYS for key in pair for split in _SPLITS), CLIENT])
     for pair in _KEYS:
         keys = {split: [key.format(split) for key in pair] for split in _SPLITS}
         splits = {split: Part(arrays[x], arrays[y]) for split, (x, y) in keys.items() if {x, y} <= arrays.keys()}
         if splits.keys() >= ({"train", "test"} if resplit is None else {"train"}):
-            if _CLIENT in arrays:
+            if CLIENT in arrays:
                 train = splits["train"]
-                splits["train"] = train._replace(clients=clients(f"{name} train", arrays[_CLIENT], len(train.labels)))
+                splits["train"] = train._replace(clients=clients(f"{name} train", arrays[CLIENT], len(train.labels)))
             return with_splits(name, splits, resplit, seed, renumber=renumber)
     raise ValueError(
         f"path={path} holds {', '.join(names) or 'nothing'}: needed are x_train, y_train, x_test, y_test "

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset
 
 _log = logging.getLogger(__name__)
@@ -61,4 +62,5 @@ def _constant(images: UInt8[np.ndarray, "N H W ch"]) -> Bool[np.ndarray, " N"]:
 
 
 def _digests(images: UInt8[np.ndarray, "N H W ch"]) -> list[bytes]:
-    return [hashlib.blake2b(image, digest_size=16).digest() for image in np.ascontiguousarray(images)]
+    each = bar(np.ascontiguousarray(images), "looking for copies", total=len(images), unit="images")
+    return [hashlib.blake2b(image, digest_size=16).digest() for image in each]

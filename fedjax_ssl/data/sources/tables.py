@@ -1,6 +1,7 @@
-"""CSV files of labels beside a folder of images: a header `id,label`, perhaps with `client`, and one row per image."""
+"""CSV files beside a folder of images: a header `id,label`, `id,client` or with all three, and one row per image."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,52 +15,75 @@ class Rows(NamedTuple):
     clients: list[str] | None
 
 
-def rows_of(table: Path, images: list[Path], *, needs_labels: bool = True) -> Rows:
-    """The row of each image in `table`, whose ids are file names with or without suffix.
+def has_clients(table: Path) -> bool:
+    """Whether there is a table with the columns `id` and `client`."""
+    if not table.is_file():
+        return False
+    with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        return {"id", "client"} <= {cell.strip() for cell in next(csv.reader(file), [])}
+
+
+def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: bool = True) -> Rows:
+    """The row of each image of `folder` in `table`, whose ids are file names or paths below it, with or without suffix.
 
     Raises ValueError, which names the row or the image, where one has none or several, or a cell is empty.
     """
     rows = _read(table, ("id", "label") if needs_labels else ("id", "client"))
-    by_name = {path.name: i for i, path in enumerate(images)}
-    by_stem: dict[str, int] = {}
-    for i, path in enumerate(images):
-        by_stem[path.stem] = -1 if path.stem in by_stem else i
+    number_of = _numbers(images, folder)
     found: dict[int, dict[str, str]] = {}
     missing = []
     for number, row in enumerate(rows, start=2):
         where = f"{table}, row {number}"
-        i = by_name.get(row["id"], by_stem.get(row["id"], len(images)))
-        if i == len(images):
+        if (i := number_of.get(row["id"], len(images))) == len(images):
             missing.append(row["id"])
             continue
         if i < 0:
-            raise ValueError(f"{where}: id {first_line(row['id'])} fits several images: give their names with suffix")
+            how = "paths such as FOLDER/NAME.png" if any(one.parent != folder for one in images) else "names with suffix"
+            raise ValueError(f"{where}: id {first_line(row['id'])} fits several images: give their {how}")
         if i in found:
             raise ValueError(f"{where}: id {first_line(row['id'])} occurs twice: give each image one row")
         if empty := [key for key, value in row.items() if not value]:
-            hint = f", {UNLABELED} for an unlabeled image" if empty[0] == "label" else ""
+            hint = {"label": f", {UNLABELED} for an unlabeled image", "client": f", {UNLABELED} for nobody's"}.get(empty[0], "")
             raise ValueError(f"{where}: {empty[0]} is empty: fill it in{hint}")
         found[i] = row
     if missing:
         count = f"{len(missing)} of {len(rows)} ids have no image (first: {first_line(missing[0])})"
-        raise ValueError(f"{table}: {count}: add the images to {images[0].parent}, or remove the rows")
+        raise ValueError(f"{table}: {count}: add the images to {folder}, or remove the rows")
     if len(found) < len(images):
         first = next(path for i, path in enumerate(images) if i not in found)
-        count = f"{len(images) - len(found)} of {len(images)} images have no row (first: {first.name})"
-        raise ValueError(f"{table}: {count}: add rows, with label {UNLABELED} for unlabeled ones, or move the images away")
+        count = f"{len(images) - len(found)} of {len(images)} images have no row (first: {first.relative_to(folder)})"
+        others = f"with label {UNLABELED} for unlabeled ones" if needs_labels else f"with client {UNLABELED} for nobody's"
+        raise ValueError(f"{table}: {count}: add rows, {others}, or move the images away")
     aligned = [found[i] for i in range(len(images))]
     labels = [row.get("label", str(UNLABELED)) for row in aligned]
     return Rows(labels, [row["client"] for row in aligned] if "client" in aligned[0] else None)
 
 
-def _read(table: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a CSV file, with the columns `id`, `label` and `client` that it has."""
+def _numbers(images: Sequence[Path], folder: Path) -> dict[str, int]:
+    """The number of the image that an id means, -1 where it fits several; what has a suffix comes before what lacks it."""
+    numbers: dict[str, int] = {}
+    for without_suffix in (False, True):
+        inexact: dict[str, int] = {}
+        for i, path in enumerate(images):
+            path = path.with_suffix("") if without_suffix else path
+            for id in {path.name, path.relative_to(folder).as_posix()}:
+                inexact[id] = -1 if id in inexact else i
+        numbers = inexact | numbers
+    return numbers
+
+
+def _lines(table: Path) -> list[list[str]]:
+    """The lines of a CSV file as cells, the header first; ValueError where it is none."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(file) if line]
+            return [[cell.strip() for cell in line] for line in csv.reader(file) if line] or [[]]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{table} is not a CSV file in UTF-8 ({first_line(error)}): write it anew") from error
-    header, *lines = lines or [[]]
+
+
+def _read(table: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a CSV file, with the columns `id`, `label` and `client` that it has."""
+    header, *lines = _lines(table)
     if not set(needed) <= set(header):
         got = first_line(", ".join(header)) or "nothing"
         raise ValueError(f"{table} has the columns {got}: needed is a header {','.join(needed)}, separated by commas")

@@ -7,6 +7,7 @@ from jaxtyping import Float32
 
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join
+from fedjax_ssl.data.sources.labels import clients as numbered_clients
 
 _NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
 STRONG = "train_strong_features"
@@ -15,14 +16,14 @@ Raw = np.ndarray | Sequence
 
 
 def load(name: str, path: str) -> Dataset:
-    """The dataset in an `.npz` file, whose keys are arguments of `from_features`; others are not read."""
-    arrays, names = npz.read(path, (*_NEEDED, STRONG))
+    """The dataset in an `.npz` file, whose keys are arguments of `from_features`, and `client`; others are not read."""
+    arrays, names = npz.read(path, (*_NEEDED, STRONG, npz.CLIENT))
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(
             f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
             "a strong view), as python -m launch.text_features writes them"
         )
-    return from_features(name=name, num_classes=None, **arrays)
+    return from_features(name=name, num_classes=None, clients=arrays.pop(npz.CLIENT, None), **arrays)
 
 
 def from_features(
@@ -33,9 +34,10 @@ def from_features(
     test_labels: Raw,
     train_strong_features: Raw | None = None,
     num_classes: int | None = None,
+    clients: Raw | Sequence[Raw] | None = None,
     name: str = "text_features",
 ) -> Dataset:
-    """A dataset of feature vectors, float32 [N, D], checked; labels as in `sources.from_arrays`.
+    """A dataset of feature vectors, float32 [N, D], checked; labels and clients as in `sources.from_arrays`.
 
     `train_features` are the plain and the weak view. `train_strong_features` are the strong view of the same texts, row by row,
     such as the features of their back-translations; by default it is the weak one.
@@ -46,9 +48,10 @@ def from_features(
     if len({view.shape for view in views}) > 1 or test.shape[1] != views[0].shape[1]:
         got = ", ".join(f"{part} {array.shape}" for part, array in vectors.items())
         raise ValueError(f"{name}: features have shapes {got}: use one encoder for all, and every training text's strong view")
-    train = Part(
-        np.stack(views, 1), checked_labels(f"{name} train", np.asarray(train_labels), len(views[0]), may_lack_labels=True)
-    )
+    where, number = f"{name} train", len(views[0])
+    labels = checked_labels(where, np.asarray(train_labels), number, may_lack_labels=True)
+    owners = None if clients is None else numbered_clients(where, clients, number)
+    train = Part(np.stack(views, 1), labels, owners)
     tested = Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test)))
     return join(name, train, tested, num_classes)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from fedjax_ssl.data import download
+from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
@@ -130,7 +131,8 @@ def read(builder: Any, split: str) -> Part:
 
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(fill, range(0, len(source), _CHUNK)))
+            starts = range(0, len(source), _CHUNK)
+            list(bar(pool.map(fill, starts), f"reading {split}", total=len(starts), unit="images", each=_CHUNK))
     except (RuntimeError, ValueError, IndexError, DecodeError) as error:
         raise ValueError(f"{builder.name} at {builder.data_dir} is damaged ({first_line(error)}): prepare it again") from error
     return Part(images, labels)

@@ -1,0 +1,79 @@
+"""How signals end a run: after its round, or at once."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, Self
+
+import tqdm
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+STOPPING = "stopping after this round; Ctrl-C again ends at once"
+ENDED = "ended; the same command goes on from the newest checkpoint"
+
+
+class Stop:
+    """The first signal of SIGNALS that was received, as `signal`, or None."""
+
+    signal: int | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_signals(cls) -> Iterator[Self]:
+        """Within it, the first signal is stored, to stop after the round, and a Ctrl-C after it ends the process at once.
+
+        A thread reads the signals, as Python calls its handlers late: not while XLA computes a round. Signals that something
+        else handles by then, such as a download, are left to it, and SIGHUP is where it is ignored, as `nohup` has it.
+        """
+        stop, terminals = cls(), [file for file in (1, 2) if os.isatty(file)]
+
+        def handle(number: int, _: FrameType | None = None) -> None:
+            stop.signal = stop.signal or number
+            if number not in SIGNALS[:2]:  # the terminal is gone: what is written to it would fail
+                _leave(terminals)
+
+        taken = [one for one in SIGNALS if one in SIGNALS[:2] or signal.getsignal(one) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handle) for number in taken}
+        ours, pythons = socket.socketpair()
+        pythons.setblocking(False)
+        other = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=_listen, args=(ours, handle), daemon=True)
+        thread.start()
+        try:
+            yield stop
+        finally:
+            signal.set_wakeup_fd(other)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            pythons.close()
+            thread.join()
+            ours.close()
+
+
+def _listen(received: socket.socket, handle: Any) -> None:
+    """Takes signals, a byte each, as soon as they arrive, until the other end is closed."""
+    is_first = True
+    while number := int.from_bytes(received.recv(1)):
+        if signal.getsignal(number) != handle:
+            continue
+        if number == signal.SIGINT and not is_first:
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{ENDED}\n".encode())
+            os._exit(128 + signal.SIGINT)
+        handle(number)
+        if number == signal.SIGINT:
+            tqdm.tqdm.write(STOPPING, file=sys.stderr)
+        is_first = False
+
+
+def _leave(files: Sequence[int]) -> None:
+    """Lets further output of these file descriptors go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for file in files:
+        os.dup2(nowhere, file)
+    os.close(nowhere)

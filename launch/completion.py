@@ -1,0 +1,241 @@
+"""Prints a script with which a shell completes the commands: their names, arguments, configs and keys.
+
+    python -m launch.completion bash > ~/.fedjax-ssl.bash   (and `source ~/.fedjax-ssl.bash` in ~/.bashrc)
+    python -m launch.completion zsh > ~/.fedjax-ssl.zsh     (and `source ~/.fedjax-ssl.zsh` in ~/.zshrc, after compinit)
+    python -m launch.completion fish > ~/.config/fish/conf.d/fedjax-ssl.fish
+
+The script has all words in it, so that completing starts no Python; print it again after an update of the package. It is for
+`fedjax-ssl COMMAND`, and, where it is printed by `python -m launch.completion`, for `python -m launch.COMMAND`, too.
+Exit status: 0 done; 2 wrong arguments.
+"""
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, get_origin
+
+from absl import flags
+
+from . import command
+
+PATHS = ("evaluate", "report")
+"""The commands whose first arguments are paths: their options are offered after a hyphen."""
+WITH_CONFIG = ("run", "preview", "explain", "sweep", "evaluate")
+WITH_KEYS = WITH_CONFIG[:-1]  # those that take --config.KEY=VALUE
+
+WORDS = """line=$1 cur=${1##* } name= words= keys=
+case "$line" in
+*"-m launch."*" "*) name=${line#*-m launch.} name=${name%% *} ;;
+*"-m "*" "*) ;;
+*"-m "*) if [ -e launch/main.py ]; then words="@MODULES@"; fi ;;
+*"fedjax-ssl "*" "*) name=${line#*fedjax-ssl } name=${name%% *} ;;
+*"fedjax-ssl "*) words="@COMMANDS@" ;;
+esac
+case "$name" in
+@OF_COMMANDS@
+esac
+case "$name:$cur" in
+@PATH_ARGUMENTS@) words= ;;
+@DIGITS@) words="@METHODS@" ;;
+@CONFIG_ARGUMENTS@) words="@CONFIGS@" ;;
+@KEY_ARGUMENTS@)
+  case "$cur" in
+@CHOICES@
+  *) words= keys="@KEYS@" ;;
+  esac
+  case "$line" in
+@OF_METHODS@
+  *) keys="$keys @ALL_METHOD_KEYS@" ;;
+  esac ;;
+esac
+for word in $words; do echo "$word"; done
+last= group=${cur%.*}.
+case "$cur" in *=*) keys= ;; esac
+for key in $keys; do
+  case "--config.$key" in
+  "$group"*) rest=${key#"${group#--config.}"}
+    case "$rest" in
+    *.*) word=$group${rest%%.*}. ;;
+    *) word=$group$rest= ;;
+    esac
+    if [ "$word" != "$last" ]; then echo "$word"; fi
+    last=$word ;;
+  esac
+done"""
+"""What to offer, one word in a line, for a command line up to the cursor. No quote and no backslash: all shells hold it so."""
+
+BASH = """_fedjax_ssl_words='{words}'
+_fedjax_ssl() {{
+  local line=${{COMP_LINE:0:COMP_POINT}} word
+  local cur=${{line##*[[:space:]]}}
+  local before=${{cur%"${{cur##*[$COMP_WORDBREAKS]}}"}}  # Bash takes it to be words of their own, such as `--config=`
+  COMPREPLY=()
+  while read -r word; do
+    if [[ $word == "$cur"* ]]; then COMPREPLY+=("${{word#"$before"}}"); fi
+  done < <(sh -fc "$_fedjax_ssl_words" _ "$line")
+  if [[ ${{COMPREPLY[0]}} == *[=.:] ]]; then compopt -o nospace 2>/dev/null; fi
+}}
+complete -o bashdefault -o default -F _fedjax_ssl {programs}
+"""
+ZSH = """_fedjax_ssl_words='{words}'
+_fedjax_ssl() {{
+  local -a found
+  found=(${{(f)"$(sh -fc "$_fedjax_ssl_words" _ "${{(j: :)words[1,CURRENT-1]}} $PREFIX")"}})
+  found=(${{(M)found:#${{(b)PREFIX}}*}})
+  if (( $#found )); then
+    compadd -S '' -- ${{(M)found:#*[=.:]}}
+    compadd -- ${{found:#*[=.:]}}
+  else
+    compset -P '*='
+    _files
+  fi
+}}
+compdef _fedjax_ssl {programs}
+"""
+FISH = """set -g _fedjax_ssl_words '{words}'
+function _fedjax_ssl
+    sh -fc $_fedjax_ssl_words _ (commandline -cp)
+end
+for program in {programs}
+    complete -c $program -a '(_fedjax_ssl)'
+end
+"""
+SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        command.program("completion"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shell", nargs="?", default="nothing", help=", ".join(SHELLS))
+    shell = parser.parse_args(argv[1:]).shell
+    if shell not in SHELLS:
+        return command.refuse(f"shell: got {shell}, accepted: {', '.join(SHELLS)}")
+    print(script(shell), end="")
+    return 0
+
+
+def script(shell: str) -> str:
+    """The script for a shell of SHELLS."""
+    programs = "fedjax-ssl python python3" if __package__ == "launch" else "fedjax-ssl"
+    return SHELLS[shell].format(words=words(), programs=programs)
+
+
+def words() -> str:
+    """WORDS with the package's words in it."""
+    from fedjax_ssl.methods import METHODS
+
+    from .main import COMMANDS
+
+    keys, of_methods, choices = _keys()
+    filled = {
+        "ALL_METHOD_KEYS": " ".join(_sorted(key for own in of_methods.values() for key in own)),
+        "OF_METHODS": "\n".join(
+            f'  *[:=]{name}" "* | *[:=]{name},*) keys="$keys {" ".join(own)}" ;;' for name, own in of_methods.items()
+        ),
+        "OF_COMMANDS": "\n".join(f'{name}) words="{" ".join(_arguments(name))}" ;;' for name in COMMANDS),
+        "PATH_ARGUMENTS": " | ".join(f"{name}:[!-]* | {name}:" for name in PATHS),
+        "CONFIG_ARGUMENTS": " | ".join(f"{name}:--config=*" for name in WITH_CONFIG),
+        "KEY_ARGUMENTS": " | ".join(f"{name}:--config.*" for name in WITH_KEYS),
+        "DIGITS": " | ".join(f"{name}:--config=digits:*" for name in WITH_CONFIG),
+        "METHODS": " ".join(f"--config=digits:{name}" for name in METHODS),
+        "CONFIGS": " ".join(f"--config={name}" for name in command.config_names()),
+        "CHOICES": "\n".join(
+            f'  --config.{key}=*) words="{" ".join(f"--config.{key}={one}" for one in values)}" ;;'
+            for key, values in choices.items()
+        ),
+        "KEYS": " ".join(keys),
+        "MODULES": " ".join(f"launch.{name}" for name in COMMANDS),
+        "COMMANDS": " ".join(COMMANDS),
+    }
+    return re.sub("@([A-Z_]+)@", lambda mark: filled[mark[1]], WORDS)
+
+
+def _arguments(name: str) -> Iterator[str]:
+    """A command's arguments: names that it takes, and its options, with `=` where they need a value."""
+    module: Any = importlib.import_module(f".{name}", __package__)
+    yield from _names(name)
+    if name in WITH_KEYS and name != "sweep":
+        yield from ("--config=", "--config.", "--help")
+        for flag in flags.FLAGS.flags_by_module_dict().get(module.__name__, []):
+            yield f"--{flag.name}{'' if flag.boolean else '='}"
+    elif hasattr(module, "_parser"):
+        yield from ("--config.",) if name in WITH_KEYS else ()
+        for action in module._parser()._actions:
+            for option in action.option_strings[-1:]:
+                yield f"{option}{'' if action.nargs == 0 else '='}"
+
+
+def _names(name: str) -> Iterable[str]:
+    """The names that a command takes as its first arguments."""
+    if name == "completion":
+        return SHELLS
+    if name == "explain":
+        from .explain import LISTS
+
+        return LISTS
+    if name == "prepare":
+        from fedjax_ssl.data.catalog import ORIGINALS
+
+        return ORIGINALS
+    if name == "sweep":
+        from . import sweep
+
+        return sweep.names()
+    return ()
+
+
+def _keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
+    """The keys of all configs, those of each method, and the values of those that accept a few words."""
+    from fedjax_ssl.data.catalog import DATASETS
+    from fedjax_ssl.data.partition import PARTITIONS
+    from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
+    from fedjax_ssl.data.sources import GENERIC
+    from fedjax_ssl.experiment.settings import Settings
+    from fedjax_ssl.local.task import NORMS
+    from fedjax_ssl.methods import METHODS, options_class
+    from fedjax_ssl.models import MODELS, accepted_options
+
+    general, choices = _leaves(Settings)
+    general = [key for key in general if key not in ("method", "model")]
+    general += ["model.name", "model.norm", "model.norm_momentum"]
+    general += [f"model.{key}" for name in MODELS for key in accepted_options(name)]
+    of_methods = {}
+    for name, factory in METHODS.items():
+        of_methods[name], own = _leaves(options_class(factory), "method.")
+        choices |= {key: _sorted([*choices.get(key, []), *values]) for key, values in own.items()}
+    views = {"weak": WEAK_VIEWS, "strong": STRONG_VIEWS, "labeled": LABELED_VIEWS}
+    named: dict[str, Iterable[str]] = {
+        **{f"data.{key}": ("default", *values) for key, values in views.items()},
+        **{f"data.{key}partition": PARTITIONS for key in ("", "labeled_", "unlabeled_")},
+        "data.name": (*DATASETS, *GENERIC, "synthetic"),
+        "method.name": METHODS,
+        "model.name": MODELS,
+        "model.norm": NORMS,
+    }
+    choices |= {key: list(values) for key, values in named.items()}
+    return [*_sorted(general), "method.name", "method.prox_mu"], of_methods, choices
+
+
+def _leaves(model: Any, prefix: str = "") -> tuple[list[str], dict[str, list[str]]]:
+    """The keys of a model's fields, without groups, and the values of those that accept a few words."""
+    import pydantic
+
+    from fedjax_ssl.options import fields_of, literals
+
+    kinds: dict[str, Any] = {prefix + key: field.annotation for key, field in fields_of(model)}
+    fields = {key: kind for key, kind in kinds.items() if get_origin(kind) or not issubclass(kind, pydantic.BaseModel)}
+    choices = {key: ["true", "false"] if kind is bool else literals(kind) for key, kind in fields.items()}
+    choices = {key: [one for one in values if one] for key, values in choices.items()}
+    return list(fields), {key: values for key, values in choices.items() if values}
+
+
+def _sorted(keys: Iterable[str]) -> list[str]:
+    return sorted(set(keys))
+
+
+if __name__ == "__main__":
+    sys.exit(command.ended(main, sys.argv))

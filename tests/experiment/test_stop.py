@@ -1,0 +1,111 @@
+"""Signals while XLA computes: the first Ctrl-C is answered at once, a second ends at once; a terminal that is closed."""
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedjax_ssl.experiment.stop import ENDED, SIGNALS, STOPPING, Stop
+from tests.experiment.commands import CONFIG, ROOT, launch, launch_process, rows
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+STALLS = CONFIG.replace(
+    "average.register()",
+    """average.register()
+    from fedjax_ssl.methods import METHODS
+
+    def stalling(**given):
+        \"\"\"`average`, whose third round takes minutes.\"\"\"
+        method = average.average(**given)
+
+        def client_update(shared, own, times, shard, key):
+            count = jax.numpy.where(times >= 2, 2**31 - 1, 0)
+            zero = jax.lax.fori_loop(0, count, lambda i, x: x * 0.5, 0.0)
+            return method.client_update({"params": shared["params"] + zero}, own, times, shard, key)
+
+        return method._replace(client_update=client_update)
+
+    stalling.__signature__ = inspect.signature(average.average)
+    METHODS["average"] = stalling""",
+).replace('"cohort_size": 3, "eval_every": 2,\n        "checkpoint_every": 2', '"cohort_size": 6, "checkpoint_every": 1')
+STALLS = f"import inspect\nimport jax\n{STALLS}"
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_once(tmp_path):
+    (tmp_path / "stalls.py").write_text(STALLS)
+    arguments = [f"--config={tmp_path / 'stalls.py'}", f"--workdir={tmp_path / 'run'}"]
+    process = launch_process(*arguments)
+    wait_for((tmp_path / "run" / "checkpoints" / "2").is_dir, process)
+    time.sleep(0.5)  # the third round has begun
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    while (line := process.stderr.readline()) != f"{STOPPING}\n":
+        assert line, process.communicate()
+    assert time.monotonic() - began < 1
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=1)
+    assert process.returncode == 130
+    assert errors.strip() == ENDED
+    assert [row["round"] for row in rows(tmp_path / "run")] == [1, 2]
+    done = launch(*arguments, "--stop_after=2")
+    assert "going on after round 2" in done.stderr
+    assert done.returncode == 0
+
+
+def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda file: False)  # else SIGHUP takes the tests' own terminal to be gone
+    before = [signal.getsignal(number) for number in SIGNALS]
+    for number in SIGNALS:
+        with Stop.on_signals() as stop:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == number
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
+    try:
+        with Stop.on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before[-1])
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_a_checkpoint(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    workdir = tmp_path / "run"
+    arguments = [f"--config={tmp_path / 'small.py'}", f"--workdir={workdir}", "--config.rounds=100000"]
+    arguments.append("--config.checkpoint_every=100000")
+    master, slave = pty.openpty()
+    of_terminal = f'exec "$@" <>{os.ttyname(slave)} >&0 2>&1'  # the first that a session opens is its own
+    words = ["sh", "-c", of_terminal, "_", sys.executable, "-m", "launch.run", *arguments]
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
+    os.set_blocking(master, False)
+    log = workdir / "metrics.jsonl"
+
+    def has_begun():
+        with contextlib.suppress(BlockingIOError):
+            os.read(master, 1 << 16)  # as a terminal does
+        return log.exists() and log.read_text().count("\n") >= 3
+
+    wait_for(has_begun, process)
+    os.close(slave)
+    os.close(master)
+    assert process.wait(timeout=60) == 129
+    assert (workdir / "checkpoints" / str(len(rows(workdir)))).is_dir()
