@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def as_text(value: Any) -> str:
 
 
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The exit status of a command, which ends quietly where nobody reads its output any more, as in `| head`."""
+    """The exit status of a command, which ends quietly on Ctrl-C, and where nobody reads its output any more (`| head`)."""
     try:
         try:
             return main(argv)
@@ -89,6 +90,8 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
             except BrokenPipeError:  # Python writes what is left once more as it ends
                 os.dup2(nowhere, stream.fileno())
         return CLOSED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def refuse(error: Exception | str, status: int = 2) -> int:

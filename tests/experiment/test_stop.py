@@ -68,6 +68,15 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert done.returncode == 0
 
 
+def test_ctrl_c_before_anything_is_read_ends_a_command_quietly(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    process = launch_process(f"--config={tmp_path / 'slow.py'}")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10) == ("", "")
+    assert process.returncode == 130
+
+
 def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda file: False)  # else SIGHUP takes the tests' own terminal to be gone
     before = [signal.getsignal(number) for number in SIGNALS]
