@@ -110,13 +110,6 @@ def draw(training: Training, how: Split, seed: int) -> Assignment:
     return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), tuple(notes))
 
 
-def federate(dataset: Dataset, how: Split, seed: int) -> FederatedData:
-    """Splits a dataset, see `draw`, into federated data in NumPy arrays; logs its notes."""
-    assignment = draw(training_of(dataset), how, seed)
-    log_notes(assignment, len(dataset.train_labels))
-    return tables(dataset, assignment)
-
-
 def log_notes(assignment: Assignment, num_examples: int) -> None:
     """Logs how many of the training examples go to nobody, and where the split differs from the request."""
     if assignment.unassigned:

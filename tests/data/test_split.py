@@ -167,7 +167,8 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
     how = Split(num_clients=20, labels_at="clients", labeled_fraction=(0.2,), partition="batch_imbalanced")
     drawn = split.draw(split.training_of(dataset), how, 0)
     with caplog.at_level(logging.INFO):
-        data = split.federate(dataset, how, 0)
+        split.log_notes(drawn, len(dataset.train_labels))
+    data = split.tables(dataset, drawn)
     assert data.server.count.tolist() == [0]
     assert data.server.index.shape == (1, 1)
     both = [np.concatenate(rows) for rows in zip(drawn.labeled, drawn.unlabeled, strict=True)]
@@ -182,7 +183,8 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
 
 def test_what_a_client_holds_counts_once_where_labeled_examples_are_not_excluded():
     how = Split(num_clients=4, labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
-    data = split.federate(sources.synthetic(num_train=200), how, 0)
+    dataset = sources.synthetic(num_train=200)
+    data = split.tables(dataset, split.draw(split.training_of(dataset), how, 0))
     assert data.client_data.count.tolist() == data.unlabeled.count.tolist() == [50] * 4
     assert [len(set(row.tolist())) for row in data.client_data.index] == [50] * 4
     assert np.array_equal(data.client_data.index[:, :10], data.labeled.index)
