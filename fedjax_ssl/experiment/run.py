@@ -16,11 +16,12 @@ from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.files import MetricsLog, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.trackers import trackers
-from fedjax_ssl.experiment.writers import MetricsLog, Progress, plain, read_json, write_json
+from fedjax_ssl.experiment.writers import Progress
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
@@ -88,6 +89,8 @@ def open_workdir(
             else:
                 path.unlink(missing_ok=True)
     path = workdir / CONFIG
+    if not path.exists() and (workdir / "metrics.jsonl").exists():
+        raise ValueError(f"{workdir} has a log of rounds and no {CONFIG}: put the file back, or start anew with --overwrite")
     if path.exists():
         there, here, defaults = (_identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
@@ -117,12 +120,11 @@ def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Call
 
 
 def is_finished(folder: pathlib.Path, rounds: int) -> bool:
-    """Whether a run's folder has the summary of so many rounds; ValueError where the summary is damaged."""
-    path = folder / SUMMARY
-    if not path.exists():
+    """Whether a run's folder has the summary of so many rounds; a damaged one is none."""
+    try:
+        return read_json(folder / SUMMARY)["rounds"] >= rounds
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    done = read_json(path)
-    return not (isinstance(done, dict) and isinstance(done.get("rounds"), int) and done["rounds"] < rounds)
 
 
 def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> Layout | None:
@@ -132,6 +134,12 @@ def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> La
         if (folder / RUN).exists() and not is_finished(folder, rounds):
             return provenance.layout(folder / RUN)
     return None
+
+
+def diverged(folder: pathlib.Path) -> str:
+    """Why the run in a folder has diverged; empty: it has not. ValueError where the file that says so is damaged."""
+    path = folder / DIVERGED
+    return str(read_json(path)[REASON]) if path.exists() else ""
 
 
 class _Folder(NamedTuple):
@@ -144,8 +152,7 @@ class _Folder(NamedTuple):
     @property
     def diverged(self) -> str:
         """Why the run has diverged; empty: it has not."""
-        path = self.path / DIVERGED
-        return read_json(path)[REASON] if path.exists() else ""
+        return diverged(self.path)
 
 
 def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
@@ -157,18 +164,15 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     RefusedError where every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
     """
     paths = folders(experiment, workdir)
-    try:
-        left = [i for i, path in enumerate(paths) if not is_finished(path, experiment.settings.rounds)]
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+    left = [i for i, path in enumerate(paths) if not is_finished(path, experiment.settings.rounds)]
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
-    if all((path / SUMMARY).exists() for path in paths):
+    if all(is_finished(path, experiment.settings.rounds) for path in paths):
         _log.info("all %d rounds are done, results in %s", experiment.settings.rounds, workdir)
-    reasons = {i: read_json(paths[i] / DIVERGED)[REASON] for i in left if (paths[i] / DIVERGED).exists()}
+    reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
         shown = f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}" if len(paths) > 1 else reasons[0]
@@ -233,13 +237,17 @@ def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: R
         return
     for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
         if not folder.diverged:
-            folder.checkpoints.save(done, own)
+            folder.checkpoints.save(done, own, log=folder.log.digest())
 
 
 def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, RunState | None, list[Row]]:
     """(round, state, rows) of the newest round of which all runs that have not diverged have a checkpoint, or (0, None, [])."""
     live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
+    for folder in live:
+        if (folder.path / SUMMARY).exists() and not is_finished(folder.path, 1):
+            _log.warning("%s is damaged, and is written anew from the log", folder.path / SUMMARY)
+        _check_log(folder, done, experiment.settings)
     for folder in live:
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
@@ -250,7 +258,7 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, Ru
     # In the place of a run that has diverged the program runs the first of the others once more.
     own = iter(states)
     of_all = [states[0] if folder.diverged else next(own) for folder in opened]
-    last = [{"round": done, REASON: folder.diverged} if folder.diverged else last_row(folder.log, done) for folder in opened]
+    last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
     return done, experiment.simulator.join(of_all), last
 
 
@@ -277,13 +285,19 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
         upto = min(rounds)
 
 
-def last_row(log: MetricsLog, done: int) -> Row:
-    """The log's row of round `done`; ValueError where it has another number of rounds."""
-    rows = log.rows()
-    if len(rows) != done or not rows:
-        shown = f"{len(rows)} rounds up to the checkpoint's {done}"
-        raise ValueError(f"{log.path} has {shown}; put the file back, or start anew with --overwrite")
-    return rows[-1]
+def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
+    """Raises ValueError where a run's log is not the one of its checkpoint of round `done`; 0: it has no checkpoint."""
+    rows, instead = len(folder.log.rows()), "put it back, or start anew with --overwrite"
+    if not done:
+        # A process may be killed before its first checkpoint is on disk, which another thread writes.
+        if rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
+            raise ValueError(f"{folder.path} has {rows} rounds in its log and no checkpoint: {instead}")
+        if rows:
+            _log.warning("%s has no checkpoint yet: it begins anew", folder.path)
+    elif rows < done:
+        raise ValueError(f"{folder.log.path} has {rows} rounds up to the checkpoint's {done}: {instead}")
+    elif folder.checkpoints.log not in ("", folder.log.digest(done)):
+        raise ValueError(f"{folder.log.path} is not the log of the run whose checkpoints lie beside it: {instead}")
 
 
 def seen(rows: Sequence[Row]) -> Row:

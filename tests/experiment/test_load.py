@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.data import sources
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog
 from tests import tiny
 from tests.engine import same_bits
 from tests.experiment.commands import CONFIG, launch

@@ -11,10 +11,10 @@ import shutil
 import numpy as np
 import pytest
 
+from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import runs
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import plain
 from launch import command, command_lines, report
 from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog
 from tests.experiment.commands import CONFIG, FIXMATCH, launch, launch_process, refused, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")

@@ -12,10 +12,10 @@ from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.files import MetricsLog
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
 from tests.experiment.commands import CONFIG, launch, rows, without_times
 from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from fedjax_ssl.experiment import writers
-from fedjax_ssl.experiment.writers import AboveTheBar, MetricsLog, Progress, TensorBoard, read_json, write_json
+from fedjax_ssl.experiment import files, writers
+from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
+from fedjax_ssl.experiment.writers import AboveTheBar, Progress, TensorBoard
 
 
 def filled(folder, rounds=5) -> MetricsLog:
@@ -114,7 +115,7 @@ def test_a_crash_while_rewriting_leaves_the_old_file(tmp_path, monkeypatch):
     def crash(handle):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(writers.os, "fsync", crash)
+    monkeypatch.setattr(files.os, "fsync", crash)
     with pytest.raises(KeyboardInterrupt):
         log.truncate(2)
     with pytest.raises(KeyboardInterrupt):
