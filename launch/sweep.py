@@ -14,8 +14,8 @@ Exit status: 0 done; 2 wrong arguments; 1 a run failed, which is named; 130 on C
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -211,8 +211,13 @@ class Queue:
 
     def summaries(self, cell: Cell) -> list[dict[str, Any]]:
         """The summaries of the seeds that have finished."""
-        files = [self.folder / cell.name / str(seed) / "summary.json" for seed in range(self.seeds)]
-        return [json.loads(file.read_text()) for file in files if file.exists()]
+        from fedjax_ssl.experiment.files import read_json
+
+        found = []
+        for seed in range(self.seeds):
+            with contextlib.suppress(OSError, ValueError):  # none yet, or damaged: its run writes it anew
+                found.append(read_json(self.folder / cell.name / str(seed) / "summary.json"))
+        return found
 
     def _cell(self, cell: Cell) -> Done:
         """All seeds of a cell in one program, or, where its method refuses that, one after another."""

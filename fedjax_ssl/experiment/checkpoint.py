@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.experiment.files import REMEDY
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Checkpoints(AbstractContextManager):
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
             names = ", ".join(map(str, corrupt))
-            raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); move that folder away to start anew")
+            raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); {REMEDY}")
         return None
 
     def rounds(self) -> list[int]:

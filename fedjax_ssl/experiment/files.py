@@ -7,11 +7,20 @@ import math
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 CHECKSUM = "checksum"
 """The key of a checksum, the last one in each row of a log and in each JSON file."""
+REMEDY = "put the file back, or start anew with --overwrite"
+
+
+class DamagedError(ValueError):
+    """A file, or a round in a log, that is not what was written; `why` says what it is."""
+
+    def __init__(self, what: object, why: object):
+        super().__init__(f"{what} is damaged: {why}; {REMEDY}")
+        self.why = str(why)
 
 
 class MetricsLog:
@@ -27,10 +36,10 @@ class MetricsLog:
     def append(self, row: Mapping[str, object]) -> None:
         """Adds a row: flat keys to numbers (Python, NumPy or jax scalars); ValueError if `round` is no int."""
         row = plain(row)
-        if not isinstance(row.get("round"), int):
+        if type(row.get("round")) is not int:
             raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = _line(row)
+        line = _line({"round": row["round"], **row})
         with self.path.open("ab") as file:
             file.write(line)
             file.flush()
@@ -39,30 +48,32 @@ class MetricsLog:
             self._hash.update(line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, oldest first, without a last one that a killed process cut; ValueError names a damaged row or a gap."""
+        """All rows, oldest first, without a last one that a killed process cut; DamagedError names a damaged or missing one."""
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(complete_lines(self.path), start=1):
             try:
                 row = read_row(line)
                 if row["round"] != number:
-                    raise ValueError(f"holds round {row['round']}")
+                    raise ValueError(f"round {row['round']} is in its place")
             except ValueError as error:
-                wanted = "put the file back, or start anew with --overwrite"
-                raise ValueError(f"{self.path}, line {number}: round {number} is damaged ({error}); {wanted}") from None
+                raise DamagedError(f"{self.path}: round {number}", error) from None
             rows.append(row)
         return rows
 
     def digest(self, round: int | None = None) -> str:
         """A digest of all rows, or of those up to `round`, which tells this log from another run's."""
-        if round is not None or self._hash is None:
-            found = hashlib.blake2b(b"".join(line + b"\n" for line in complete_lines(self.path)[:round]), digest_size=16)
-            self._hash = found if round is None else self._hash
-            return found.hexdigest()
-        return self._hash.hexdigest()
+        if round is None and self._hash is not None:
+            return str(self._hash.hexdigest())
+        found = hashlib.blake2b(b"".join(line + b"\n" for line in complete_lines(self.path)[:round]), digest_size=16)
+        self._hash = found if round is None else self._hash
+        return found.hexdigest()
 
     def truncate(self, round: int) -> None:
-        """Removes the rows after `round`, which a run that resumes there writes again, and what a killed process left."""
-        content, self._hash = b"".join(_line(row) for row in self.rows()[:round]), None
+        """Removes the rows after `round`, which a run that resumes there writes again, and what a killed process left.
+
+        DamagedError where a row is damaged; nothing is removed then.
+        """
+        content, self._hash = b"".join(map(_line, self.rows()[:round])), None
         if self.path.exists() and self.path.read_bytes() != content:
             with replacing(self.path) as file:
                 file.write(content)
@@ -71,34 +82,22 @@ class MetricsLog:
 def complete_lines(path: pathlib.Path) -> list[bytes]:
     """The lines of a log, without a last one that has no newline: there a process was killed while it wrote."""
     *lines, torn = (path.read_bytes() if path.exists() else b"").split(b"\n")
-    if torn[:-1] and _is_row(torn[:-1]):  # a whole row, whose newline became something else
-        return [*lines, torn]
+    with contextlib.suppress(ValueError):
+        read_row(torn[:-1])
+        return [*lines, torn]  # a whole row, whose newline became something else
     return lines
 
 
 def read_row(line: bytes) -> dict[str, Any]:
     """The row in a line of a log; ValueError where it is not, byte for byte, what was written."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        raise ValueError("not JSON") from None
-    if not isinstance(row, dict) or type(row.get("round")) is not int:
-        raise ValueError("no object with a whole number as its round")
-    row.pop(CHECKSUM, None)
-    if line + b"\n" != _line(row):
-        raise ValueError("its content does not match its checksum")
+    row = _verified(line + b"\n", _line)
+    if type(row.get("round")) is not int:
+        raise ValueError("it has no round")
     return row
 
 
-def _is_row(line: bytes) -> bool:
-    try:
-        return bool(read_row(line))
-    except ValueError:
-        return False
-
-
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_signed({"round": row["round"], **row}), allow_nan=False).encode() + b"\n"
+    return json.dumps(_signed(row), allow_nan=False).encode() + b"\n"
 
 
 def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
@@ -108,18 +107,11 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write_json` wrote; ValueError where the file has anything else."""
+    """What `write_json` wrote; DamagedError where the file has anything else."""
     try:
-        content = pathlib.Path(path).read_bytes()
-        value = json.loads(content)
-    except ValueError:
-        raise ValueError(f"{path} is damaged: not JSON") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: not a JSON object")
-    value.pop(CHECKSUM, None)
-    if content != _rendered(value):
-        raise ValueError(f"{path} is damaged: its content does not match its checksum")
-    return value
+        return _verified(pathlib.Path(path).read_bytes(), _rendered)
+    except ValueError as error:
+        raise DamagedError(path, error) from None
 
 
 def _rendered(value: Mapping[str, Any]) -> bytes:
@@ -130,6 +122,22 @@ def _signed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with its checksum."""
     content = json.dumps(value, allow_nan=False).encode()
     return {**value, CHECKSUM: hashlib.blake2b(content, digest_size=8).hexdigest()}
+
+
+def _verified(content: bytes, written: Callable[[dict[str, Any]], bytes]) -> dict[str, Any]:
+    """The JSON object, without its checksum, of which `written` makes these bytes; ValueError says why there is none."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    if value.pop(CHECKSUM, None) is None:
+        raise ValueError("it has no checksum")
+    with contextlib.suppress(ValueError, RecursionError):  # NaN, which is never written
+        if written(value) == content:
+            return value
+    raise ValueError("its content does not match its checksum")
 
 
 def plain(value: object) -> Any:

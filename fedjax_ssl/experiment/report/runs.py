@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from fedjax_ssl.experiment.experiment import REASON
-from fedjax_ssl.experiment.files import complete_lines, read_json, read_row
+from fedjax_ssl.experiment.files import DamagedError, complete_lines, read_json, read_row
 from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
 from fedjax_ssl.experiment.runs import flattened
 
@@ -133,8 +133,8 @@ def read(path: pathlib.Path, name: str, defaults: Mapping[str, Any]) -> Run:
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
         return read_json(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace(str(path), path.name)) from None
+    except DamagedError as error:
+        raise ValueError(f"{path.name} is damaged: {error.why}") from None
 
 
 def read_rows(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[str]]:
