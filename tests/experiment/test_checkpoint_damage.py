@@ -126,7 +126,9 @@ def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
     for name in ("1", "2"):
         DAMAGES["bit of the data"](tmp_path / "checkpoints" / name)
     before = data_files(tmp_path)
-    with pytest.raises(ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); move that folder away") as error:
+    with pytest.raises(
+        ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); put the file back, or start anew with --overwrite"
+    ) as error:
         restore(tmp_path)
     assert "\n" not in str(error.value)
     assert data_files(tmp_path) == before
@@ -170,7 +172,9 @@ def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
     return rounds
 
 
-@pytest.mark.parametrize(("chains", "trials"), [pytest.param(1, 2, marks=pytest.mark.ci), pytest.param(2, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("chains", "trials"), [pytest.param(1, 2, marks=pytest.mark.ci), pytest.param(2, 50, marks=pytest.mark.slow)]
+)
 def test_killed_at_random_moments(tmp_path, chains, trials):
     with ThreadPoolExecutor(chains) as pool:
         newest = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials, seed), range(chains)))
