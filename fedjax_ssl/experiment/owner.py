@@ -62,6 +62,8 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
     except OSError as error:
         raise ValueError(f"--workdir: got {folder} ({error.strerror}), {ACCEPTED}") from None
     try:
+        if not is_locked:
+            (folder / LOCK).unlink(missing_ok=True)
         yield is_locked
     finally:
         with contextlib.suppress(OSError):
@@ -183,10 +185,10 @@ def _read(folder: pathlib.Path) -> Owner | None:
 def _is_alive(owner: Owner, path: pathlib.Path, *, is_locked: bool) -> bool:
     """Whether an owner lives: on this machine its process does, on another one it gives a sign of life within a while."""
     if owner.get("machine") == _machine():
-        if is_locked:  # which it would hold
-            return False
         if owner.get("began"):
             return _began(owner.get("pid")) == owner["began"]
+        if is_locked:  # which it would hold
+            return False
     _log.info("waiting up to %.0f s for a sign of life of %s, which had %s", DEAD_AFTER, _shown(owner), path.parent)
     before, deadline = _sign(path), time.monotonic() + DEAD_AFTER
     while time.monotonic() < deadline:
