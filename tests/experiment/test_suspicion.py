@@ -75,7 +75,7 @@ def test_a_damaged_summary_is_written_anew_from_the_log(tmp_path, config, runs):
 @pytest.mark.parametrize("name", ["config.json", "run.json", "summary.json"])
 def test_no_bit_of_a_runs_json_files_can_flip_unseen(runs, name):
     for _, damaged in flips((runs / "finished" / name).read_bytes()):
-        with pytest.raises(ValueError, match="^it"):
+        with pytest.raises(ValueError, match=r"^it"):
             files._verified(damaged, files._rendered)  # `read_json` without its file: there are 40,000 bits
 
 

@@ -46,6 +46,11 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")}
     launch(*arguments, cwd=tmp_path, program=sweep)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "supervised-plain").rglob("*")} == before
+    summary = folders[1] / "summary.json"
+    whole = summary.read_bytes()
+    summary.write_bytes(whole.replace(b'"eval/accuracy": 0', b'"eval/accuracy": 1'))
+    assert launch(*arguments, cwd=tmp_path, program=sweep).stdout == done.stdout  # its run writes the summary anew
+    assert summary.read_bytes() == whole
 
 
 def test_rows_and_columns_have_words_of_their_own_in_the_config():
