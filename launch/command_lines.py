@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report.groups import Group, identity
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.runs import flattened
-from fedjax_ssl.experiment.writers import plain
 
 from . import command
 

@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
         if options.out and not _can_write(pathlib.Path(options.out).expanduser()):
             raise ValueError(f"--out: got {options.out}, accepted: a file NAME.csv or NAME.npz in a folder that exists")
         command.keep_programs()
+        from fedjax_ssl.experiment.files import plain
         from fedjax_ssl.experiment.loading import run_folders
-        from fedjax_ssl.experiment.writers import plain
 
         folders = run_folders(options.workdir)
         if options.out and len(folders) > 1:
@@ -152,7 +152,7 @@ def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: in
 
 def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None:
     """Writes predictions, the whole file or none; an unknown label is -1."""
-    from fedjax_ssl.experiment.writers import replacing
+    from fedjax_ssl.experiment.files import replacing
 
     number = len(predicted.label)
     labels = np.full(number, -1) if labels is None else labels

@@ -186,10 +186,10 @@ class Queue:
 
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""
+        from fedjax_ssl.experiment.files import plain
         from fedjax_ssl.experiment.report import cells, runs
         from fedjax_ssl.experiment.run import identity
         from fedjax_ssl.experiment.runs import flattened
-        from fedjax_ssl.experiment.writers import plain
 
         found: list[dict[str, Any]] = []
         problems: list[str] = []

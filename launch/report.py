@@ -105,7 +105,7 @@ def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
 
 def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
     """Writes everything; of an earlier report's files, those that this one does not have are removed."""
-    from fedjax_ssl.experiment.writers import replacing
+    from fedjax_ssl.experiment.files import replacing
 
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ The same command again resumes. Exit status: 0 done; 2 wrong config, arguments o
 SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at once, with what the newest checkpoint has.
 """
 
+import contextlib
 import functools
 import logging
 import pathlib
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
 def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, estimate, extension, run, trackers
+    from fedjax_ssl.experiment import build, estimate, extension, owner, run, trackers
     from fedjax_ssl.experiment.experiment import DivergedError
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
@@ -60,43 +61,48 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.simulation import memory
 
     waiting.setTarget(AboveTheBar())
-    try:
-        settings = Settings.from_dict(config.tree)
-        trackers.names(settings.log_to)
-        default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-        workdir, names = pathlib.Path(WORKDIR.value or default).expanduser(), [one.name for one in runs_of(settings)]
-        noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
-        experiment = build.build(settings, layout=noted)
-        if DRY_RUN.value:
-            print(*estimate.described(experiment), sep="\n")
-            return 0
+    with contextlib.ExitStack() as until_the_end:
+        try:
+            settings = Settings.from_dict(config.tree)
+            trackers.names(settings.log_to)
+            default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
+            workdir, names = pathlib.Path(WORKDIR.value or default).expanduser(), [one.name for one in runs_of(settings)]
+            if not DRY_RUN.value:  # before anything there is read
+                until_the_end.enter_context(owner.owned([workdir / name for name in names]))
+            noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
+            experiment = build.build(settings, layout=noted)
+            if DRY_RUN.value:
+                print(*estimate.described(experiment), sep="\n")
+                return 0
 
-        @functools.cache
-        def dependence(rounds: int) -> str:
-            before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
-            return extension.dependence(before, experiment)
+            @functools.cache
+            def dependence(rounds: int) -> str:
+                before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
+                return extension.dependence(before, experiment)
 
-        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
-    except command.WRONG_INPUT as error:
-        waiting.buffer.clear()
-        return command.refuse(error)
-    waiting.flush()
-    waiting.flushLevel = logging.NOTSET  # from here on nothing waits
-    is_done = all(run.is_finished(folder, settings.rounds) for folder in run.folders(experiment, workdir))
-    if not is_done and estimate.may_be_long(experiment):
-        seconds = estimate.estimate(experiment).seconds
-        print(f"{settings.rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
-    try:
-        run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
-    except run.RefusedError as error:
-        return command.refuse(error)
-    except DivergedError as error:
-        return command.refuse(error, status=1)
-    except RuntimeError as error:
-        if not memory.is_short(error):
-            raise
-        return command.refuse(error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error), status=1)
+            for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+                run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
+        except command.WRONG_INPUT as error:
+            waiting.buffer.clear()
+            return command.refuse(error)
+        waiting.flush()
+        waiting.flushLevel = logging.NOTSET  # from here on nothing waits
+        is_done = all(run.is_finished(folder, settings.rounds) for folder in run.folders(experiment, workdir))
+        if not is_done and estimate.may_be_long(experiment):
+            seconds = estimate.estimate(experiment).seconds
+            print(
+                f"{settings.rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr
+            )
+        try:
+            run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+        except run.RefusedError as error:
+            return command.refuse(error)
+        except DivergedError as error:
+            return command.refuse(error, status=1)
+        except RuntimeError as error:
+            if not memory.is_short(error):
+                raise
+            return command.refuse(error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error), status=1)
     return 0
 
 

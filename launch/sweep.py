@@ -79,9 +79,9 @@ def main(argv: list[str]) -> int:
 
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
     """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs."""
+    from fedjax_ssl.experiment.files import write_json
     from fedjax_ssl.experiment.provenance import processor
     from fedjax_ssl.experiment.report.cells import SWEEP
-    from fedjax_ssl.experiment.writers import write_json
 
     keys = ("row", "column", "config", "overrides", "paper")
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}

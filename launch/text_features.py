@@ -27,7 +27,7 @@ import tqdm
 
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
-from fedjax_ssl.experiment.writers import replacing
+from fedjax_ssl.experiment.files import replacing
 
 from . import command
 

@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.experiment.files import REMEDY
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +37,16 @@ class Checkpoints(AbstractContextManager):
             shutil.rmtree(unfinished, ignore_errors=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=read_only)
         self._manager, self._read_only = ocp.CheckpointManager(self.folder, options=options), read_only
+        self.log = ""
+        """The log's digest in the checkpoint that was restored last; empty: it has none."""
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def save(self, round: int, state: PyTree) -> None:
+    def save(self, round: int, state: PyTree, *, log: str = "") -> None:
         """Copies `state` to the host, and writes it in the background as the checkpoint of `round`, unless that is the newest.
+
+        `log` is a digest of the run's log at that round.
 
         Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail (a full disk).
         """
@@ -54,7 +59,7 @@ class Checkpoints(AbstractContextManager):
         arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
         # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-        manifest = {"round": round, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
+        manifest = {"round": round, "log": log, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
         state_item = ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26))
         manifest_item = ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)})
         self._manager.save(round, args=ocp.args.Composite(state=state_item, manifest=manifest_item))
@@ -89,7 +94,7 @@ class Checkpoints(AbstractContextManager):
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
             names = ", ".join(map(str, corrupt))
-            raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); move that folder away to start anew")
+            raise ValueError(f"every checkpoint in {self.folder} is corrupt ({names}); {REMEDY}")
         return None
 
     def rounds(self) -> list[int]:
@@ -124,7 +129,7 @@ class Checkpoints(AbstractContextManager):
             raise _CorruptError("its content does not match its checksum")
         if manifest["round"] != round:
             raise _CorruptError(f"it holds round {manifest['round']}")
-        entries = manifest["leaves"]
+        entries, self.log = manifest["leaves"], manifest.get("log", "")
         ends = np.cumsum([math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize for entry in entries])
         leaves = zip(entries, np.split(content, ends[:-1]), strict=True)
         return {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_ssl.experiment.writers import replacing
+from fedjax_ssl.experiment.files import replacing
 
 CLIENTS = "clients"
 _NAME = "round_{:06d}.npz"

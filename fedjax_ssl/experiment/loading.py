@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 from fedjax_ssl import methods, models
@@ -11,9 +10,9 @@ from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.files import read_json
 from fedjax_ssl.experiment.run import CONFIG, RUN
 from fedjax_ssl.experiment.settings import ExecutionSettings, Settings
-from fedjax_ssl.experiment.writers import read_json
 from fedjax_ssl.simulation.round import RunState
 
 Path = str | os.PathLike[str]
@@ -43,7 +42,7 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     if layout is None:
         settings = settings.model_copy(update={"execution": on_any_device(settings.execution)})
     experiment = build(settings, dataset, layout=layout, widths=_widths(noted))
-    if isinstance(noted, Mapping) and noted.get("data") not in (None, *provenance.data_digests(experiment)):
+    if noted.get("data") not in (None, *provenance.data_digests(experiment)):
         accepted = "the data that it began with (load's dataset, data_dir or path)"
         raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
     if not (folder / "checkpoints").is_dir():
@@ -82,8 +81,6 @@ def settings_of(folder: pathlib.Path) -> Settings:
     """The settings in a run's folder; ValueError where they are damaged, or name what is not registered here."""
     path = folder / CONFIG
     tree = read_json(path)
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: got no group of keys, accepted: the {CONFIG} that the run wrote")
     for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
         name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
         if isinstance(name, str) and name not in known:
@@ -100,8 +97,8 @@ def on_any_device(execution: ExecutionSettings) -> ExecutionSettings:
     return execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
 
 
-def _widths(noted: Any) -> dict[str, int] | None:
+def _widths(noted: dict[str, Any]) -> dict[str, int] | None:
     """The tables' widths in a `run.json`; None where it has none, or others than numbers."""
-    widths = noted.get("widths") if isinstance(noted, Mapping) else None
+    widths = noted.get("widths")
     valid = isinstance(widths, dict) and all(isinstance(value, int) and 0 < value < 2**31 for value in widths.values())
     return widths if valid else None

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
-from fedjax_ssl.experiment.writers import read_json, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ def widths(experiment: Experiment) -> dict[str, int]:
 def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
     """The layout in a `run.json`; None, by default with a warning, where this machine or version cannot have it."""
     noted = read_json(path)
-    noted = noted if isinstance(noted, dict) else {}
     platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
     try:
         found = Layout(**noted["layout"])

@@ -4,23 +4,22 @@ import itertools
 import logging
 import pathlib
 import shutil
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
-
-import jax
 
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
-from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.experiment import REASON, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import Stop
+from fedjax_ssl.experiment.summary import seen, summary
 from fedjax_ssl.experiment.trackers import trackers
-from fedjax_ssl.experiment.writers import MetricsLog, Progress, plain, read_json, write_json
+from fedjax_ssl.experiment.writers import Progress
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
@@ -64,6 +63,9 @@ def open_workdir(
             else:
                 path.unlink(missing_ok=True)
     path = workdir / CONFIG
+    for lacking in (name for name in (CONFIG, RUN) if not (workdir / name).exists()):
+        if MetricsLog(workdir).rows():
+            raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
     if path.exists():
         there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
         there = {key: value for key, value in defaults.items() if key in here} | there
@@ -93,12 +95,11 @@ def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Call
 
 
 def is_finished(folder: pathlib.Path, rounds: int) -> bool:
-    """Whether a run's folder has the summary of so many rounds; ValueError where the summary is damaged."""
-    path = folder / SUMMARY
-    if not path.exists():
+    """Whether a run's folder has the summary of so many rounds; a damaged one is none."""
+    try:
+        return read_json(folder / SUMMARY)["rounds"] >= rounds
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    done = read_json(path)
-    return not (isinstance(done, dict) and isinstance(done.get("rounds"), int) and done["rounds"] < rounds)
 
 
 def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> Layout | None:
@@ -108,6 +109,12 @@ def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> La
         if (folder / RUN).exists() and not is_finished(folder, rounds):
             return provenance.layout(folder / RUN)
     return None
+
+
+def diverged(folder: pathlib.Path) -> str:
+    """Why the run in a folder has diverged; empty: it has not. DamagedError where the file that says so is damaged."""
+    path = folder / DIVERGED
+    return str(read_json(path)[REASON]) if path.exists() else ""
 
 
 class _Folder(NamedTuple):
@@ -120,8 +127,7 @@ class _Folder(NamedTuple):
     @property
     def diverged(self) -> str:
         """Why the run has diverged; empty: it has not."""
-        path = self.path / DIVERGED
-        return read_json(path)[REASON] if path.exists() else ""
+        return diverged(self.path)
 
 
 def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
@@ -130,21 +136,25 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
     the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before, and
-    RefusedError where every checkpoint is corrupt, the log lacks rounds before the checkpoint, or the data are others.
+    RefusedError where a file is damaged, every checkpoint is corrupt, the log is not that of the checkpoint, or the data are
+    others.
     """
-    paths = folders(experiment, workdir)
-    try:
-        left = [i for i, path in enumerate(paths) if not is_finished(path, experiment.settings.rounds)]
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+    paths, rounds = folders(experiment, workdir), experiment.settings.rounds
+    left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
+    with _refusing():
+        for i, path in enumerate(paths):
+            if i not in left:
+                _whole_log(path, rounds)
+                read_json(path / RUN)
+            diverged(path)
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
-    if all((path / SUMMARY).exists() for path in paths):
-        _log.info("all %d rounds are done, results in %s", experiment.settings.rounds, workdir)
-    reasons = {i: read_json(paths[i] / DIVERGED)[REASON] for i in left if (paths[i] / DIVERGED).exists()}
+    if all(is_finished(path, rounds) for path in paths):
+        _log.info("all %d rounds are done, results in %s", rounds, workdir)
+    reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
         shown = f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}" if len(paths) > 1 else reasons[0]
@@ -154,11 +164,9 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
 def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int) -> None:
     """Runs all up to round `end`, or to a signal."""
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
-    try:
+    with _refusing():
         provenance.check(run_files, experiment)
         done, state, last = _restore(experiment, opened)
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
     provenance.write(run_files, experiment, layout)
     if done:
         _log.info("going on after round %d", done)
@@ -198,10 +206,28 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
         _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
     for own, folder in zip(experiment.runs, opened, strict=True):
-        rows = folder.log.rows()
-        if len(rows) == settings.rounds and not folder.diverged:
+        if done >= settings.rounds and not folder.diverged:
+            with _refusing():
+                rows = _whole_log(folder.path, settings.rounds)
             folder.checkpoints.wait()  # a run with a summary is not run again
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Within it what is wrong with a folder's files is a RefusedError."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise RefusedError(str(error)) from error
+
+
+def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
+    """The rows of a run that has finished so many rounds; ValueError where its log is damaged, or lacks any of them."""
+    rows = MetricsLog(folder).rows()
+    if len(rows) < rounds:
+        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(rows)} of the {rounds} rounds that are finished: {REMEDY}")
+    return rows
 
 
 def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
@@ -209,13 +235,17 @@ def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: R
         return
     for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
         if not folder.diverged:
-            folder.checkpoints.save(done, own)
+            folder.checkpoints.save(done, own, log=folder.log.digest())
 
 
 def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, RunState | None, list[Row]]:
     """(round, state, rows) of the newest round of which all runs that have not diverged have a checkpoint, or (0, None, [])."""
     live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
+    for folder in live:
+        if (folder.path / SUMMARY).exists() and not is_finished(folder.path, 1):
+            _log.warning("%s is damaged, and is written anew from the log", folder.path / SUMMARY)
+        _check_log(folder, done, experiment.settings)
     for folder in live:
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
@@ -226,7 +256,7 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, Ru
     # In the place of a run that has diverged the program runs the first of the others once more.
     own = iter(states)
     of_all = [states[0] if folder.diverged else next(own) for folder in opened]
-    last = [{"round": done, REASON: folder.diverged} if folder.diverged else last_row(folder.log, done) for folder in opened]
+    last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
     return done, experiment.simulator.join(of_all), last
 
 
@@ -253,48 +283,16 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
         upto = min(rounds)
 
 
-def last_row(log: MetricsLog, done: int) -> Row:
-    """The log's row of round `done`; ValueError where it has another number of rounds."""
-    rows = log.rows()
-    if len(rows) != done or not rows:
-        shown = f"{len(rows)} rounds up to the checkpoint's {done}"
-        raise ValueError(f"{log.path} has {shown}; put the file back, or start anew with --overwrite")
-    return rows[-1]
-
-
-def seen(rows: Sequence[Row]) -> Row:
-    """What the progress bar shows of all runs: mean accuracy and loss, the accuracies' standard deviation, summed images/s."""
-    if len(rows) == 1:
-        return dict(rows[0])
-    keys = ("eval/accuracy", "eval/loss", "perf/client_images_per_s")
-    columns = {key: [row[key] for row in rows if key in row] for key in keys}
-    shown = {key: statistics.fmean(values) for key, values in columns.items() if values}
-    if len(columns["eval/accuracy"]) > 1:
-        shown["eval/accuracy_spread"] = statistics.stdev(columns["eval/accuracy"])
-    if values := columns["perf/client_images_per_s"]:
-        shown["perf/client_images_per_s"] = sum(values)
-    return shown
-
-
-def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
-    """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
-    last = rows[-1]
-    numbers = {row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last}  # not a former last one
-    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row and row["round"] in numbers][-5:]
-    timed = [row for row in rows if "perf/client_images_per_s" in row]
-    images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
-    return {
-        "method": settings.method["name"],
-        "dataset": settings.data.name,
-        "seed": settings.seed,
-        "rounds": settings.rounds,
-        "eval/accuracy": last["eval/accuracy"],
-        "eval/accuracy_last5": sum(accuracies) / len(accuracies),
-        **{name: last[name] for name in TOTALS},
-        "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
-        "strategy": layout.strategy,
-        "device": f"{layout.devices * layout.runs_at_once} x {jax.devices()[0].device_kind}",
-        "jax_version": jax.__version__,
-        "git_commit": provenance.git_commit(),
-        "num_params": num_params,
-    }
+def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
+    """Raises ValueError where a run's log is not the one of its checkpoint of round `done`; 0: it has no checkpoint."""
+    rows = len(folder.log.rows())
+    if not done:
+        # A process may be killed before its first checkpoint is on disk, which another thread writes.
+        if rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
+            raise ValueError(f"{folder.path} has {rows} rounds in its log and no checkpoint: {REMEDY}")
+        if rows:
+            _log.warning("%s has no checkpoint yet: it begins anew", folder.path)
+    elif rows < done:
+        raise ValueError(f"{folder.log.path} has {rows} rounds up to the checkpoint's {done}: {REMEDY}")
+    elif folder.checkpoints.log not in ("", folder.log.digest(done)):
+        raise ValueError(f"{folder.log.path} is not the log of the run whose checkpoints lie beside it: {REMEDY}")

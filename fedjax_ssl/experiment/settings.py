@@ -12,6 +12,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import Split
+from fedjax_ssl.experiment.files import CHECKSUM
 from fedjax_ssl.local.task import NORM_DEFAULTS, NORMS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import MANY, Count, Decay, Model, Numbers, Options, Positive, Rate, Weight, fields_of, parse
@@ -233,7 +234,7 @@ class Settings(Model):
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Settings from nested mappings; missing keys have their defaults, unknown keys and wrong values raise ValueError."""
-        given = dict(config)
+        given = {key: value for key, value in config.items() if key != CHECKSUM}  # a config.json as it lies in a folder, too
         for group, defaults in (("method", {"name": "fl2"}), ("model", {"name": "wide_resnet", **NORM_DEFAULTS})):
             if not isinstance(own := given.get(group, {}), Mapping):
                 raise ValueError(f"{group}: got {own!r}, accepted: a group of keys")

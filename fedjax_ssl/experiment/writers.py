@@ -1,80 +1,16 @@
-"""Where a run's results are written: metrics.jsonl and other JSON files, TensorBoard and the terminal."""
+"""Where a run's metrics are shown: TensorBoard and the terminal."""
 
-import contextlib
 import datetime
-import json
 import logging
 import math
 import os
-import pathlib
-import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, TextIO
+from collections.abc import Mapping
+from typing import TextIO
 
 import tqdm
 from tensorboardX import SummaryWriter
-
-
-class MetricsLog:
-    """`<workdir>/metrics.jsonl`: one JSON object per finished round, on disk before `append` returns; NaN becomes null."""
-
-    def __init__(self, workdir: str | os.PathLike[str]):
-        self.path = pathlib.Path(workdir) / "metrics.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows()  # repairs what a killed process left
-
-    def append(self, row: Mapping[str, object]) -> None:
-        """Adds a row: flat keys to numbers (Python, NumPy or jax scalars); ValueError if `round` is no int."""
-        row = plain(row)
-        if not isinstance(row.get("round"), int):
-            raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
-        with self.path.open("ab") as file:
-            file.write(_line({"round": row["round"], **row}))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All rows, oldest first; a last line that a killed process cut is removed, and any other raises ValueError."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        lines = content.splitlines()
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-                    raise ValueError("not an object with an integer 'round'")
-                rows.append(row)
-            except ValueError as error:
-                if number < len(lines):
-                    raise ValueError(f"{self.path}, line {number}: {error}; remove the line, or start anew") from None
-        if len(rows) < len(lines) or (content and not content.endswith(b"\n")):
-            self._rewrite(rows)
-        return rows
-
-    def truncate(self, round: int) -> None:
-        """Removes the rows after `round`, which a run that resumes there writes again."""
-        self._rewrite([row for row in self.rows() if row["round"] <= round])
-
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        with replacing(self.path) as file:
-            file.writelines(map(_line, rows))
-
-
-def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Writes `value`, which may have arrays, as indented JSON, atomically; NaN and infinity become null."""
-    content = json.dumps(plain(value), indent=2, allow_nan=False)
-    with replacing(path) as file:
-        file.write(f"{content}\n".encode())
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON file; ValueError if it is not JSON."""
-    try:
-        return json.loads(pathlib.Path(path).read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from None
 
 
 class TensorBoard(SummaryWriter):
@@ -144,39 +80,3 @@ class Progress:
     def close(self) -> None:
         """Leaves the bar as it stands."""
         self._bar.close()
-
-
-def plain(value: object) -> Any:
-    """The value in JSON's types: arrays as lists, NaN and infinity as None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _line(row: Mapping[str, object]) -> bytes:
-    return json.dumps(plain(row), allow_nan=False).encode() + b"\n"
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces the one at `path` atomically, and is on disk at the end."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

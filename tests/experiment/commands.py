@@ -11,7 +11,7 @@ from unittest import mock
 
 from absl.testing import flagsaver
 
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog
 from launch import command
 from launch import run as run_command
 

@@ -126,7 +126,9 @@ def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
     for name in ("1", "2"):
         DAMAGES["bit of the data"](tmp_path / "checkpoints" / name)
     before = data_files(tmp_path)
-    with pytest.raises(ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); move that folder away") as error:
+    with pytest.raises(
+        ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); put the file back, or start anew with --overwrite"
+    ) as error:
         restore(tmp_path)
     assert "\n" not in str(error.value)
     assert data_files(tmp_path) == before

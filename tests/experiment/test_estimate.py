@@ -13,8 +13,8 @@ from tests.experiment.commands import launch
     ("method", "labels_at", "network"),
     [
         ("feddure", "clients", "mlp"),
-        pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.ci),
-        pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.ci),
+        pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.slow),
+        pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.slow),
     ],
 )
 def test_passes_are_those_of_a_round(method, labels_at, network):

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.data import sources
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
 from tests import tiny
 from tests.engine import same_bits
 from tests.experiment.commands import CONFIG, launch
@@ -69,9 +69,9 @@ def test_a_run_of_several_whose_tables_are_wider_is_loaded_on_fewer_devices(tmp_
     (tmp_path / "several.py").write_text(f"def get_config():\n    return {config!r}\n")
     assert launch(f"--config={tmp_path / 'several.py'}", f"--workdir={tmp_path / 'runs'}").returncode == 0
     for seed in "01":
-        noted = json.loads((tmp_path / "runs" / seed / "run.json").read_text())
+        noted = read_json(tmp_path / "runs" / seed / "run.json")
         noted["layout"] |= {"devices": 5, "strategy": "sharded", "runs_at_once": 9}  # of another machine
-        (tmp_path / "runs" / seed / "run.json").write_text(json.dumps(noted))
+        write_json(tmp_path / "runs" / seed / "run.json", noted)
         experiment, state = fedjax_ssl.load(tmp_path / "runs" / seed)
         assert experiment.settings.seed == int(seed)
         assert experiment.predict(state, experiment.problem.test.images[:2]).shape == (2, 10)
@@ -85,19 +85,17 @@ def damage_config(folder):
 
 
 def unknown_method(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"method": {"name": "mine"}}))
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"method": {"name": "mine"}})
 
 
 def other_seed(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"seed": 5}))
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"seed": 5})
 
 
 def in_memory(folder):
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     config["data"] |= {"name": "arrays"}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_json(folder / "config.json", config)
 
 
 def damage_checkpoint(folder):
@@ -112,7 +110,7 @@ def damage_checkpoint(folder):
         (lambda folder: shutil.rmtree(folder / "checkpoints"), ["has no checkpoint"]),
         (lambda folder: (folder / "config.json").unlink(), ["has no config.json"]),
         (shutil.rmtree, ["is no folder"]),
-        (damage_config, ["is not a JSON file"]),
+        (damage_config, ["config.json is damaged: it is not JSON"]),
         (unknown_method, ["method.name: got mine", "nobody has registered", "fedjax_ssl.register_method('mine', ...)"]),
         (other_seed, ["another split"]),
         (in_memory, ["data.name: got arrays", "dataset=..."]),

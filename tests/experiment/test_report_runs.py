@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from fedjax_ssl.experiment.files import MetricsLog, write_json
 from fedjax_ssl.experiment.report import cells, extras, groups, runs
 
 
@@ -16,11 +17,11 @@ def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys
     for key, value in keys.items():
         group, _, name = key.rpartition("__")
         (config.setdefault(group, {}) if group else config)[name] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    rows = [{"round": number, "eval/accuracy": number / 10, "client/loss": 1.0} for number in range(1, rounds + 1)]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_json(folder / "config.json", config)
+    for number in range(1, rounds + 1):
+        MetricsLog(folder).append({"round": number, "eval/accuracy": number / 10, "client/loss": 1.0})
     if summary:
-        (folder / "summary.json").write_text(json.dumps({"rounds": rounds, "eval/accuracy": rounds / 10}))
+        write_json(folder / "summary.json", {"rounds": rounds, "eval/accuracy": rounds / 10})
     return folder
 
 
@@ -31,17 +32,23 @@ def grouped(folder: pathlib.Path, *by: str) -> groups.Grouped:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"round": 2, "eval/acc', "not JSON"),
-        ("[2]", "no object with a whole number >= 1 as its round"),
-        ('{"round": 2.0, "eval/accuracy": 0.2}', "no object with a whole number >= 1 as its round"),
-        ('{"round": 2, "eval/accuracy": "0.2"}', "eval/accuracy is no number"),
-        ('{"round": 2, "eval/accuracy": 20}', "eval/accuracy is 20, outside [0, 1]"),
-        ('{"round": 1, "eval/accuracy": 0.2}', "round 1 after round 1"),
+        ('{"round": 2, "eval/acc', "it is not JSON"),
+        ("[2]", "it is no JSON object"),
+        ('{"round": 2, "eval/accuracy": 0.2}', "it has no checksum"),
+        ('{"round": 2, "eval/accuracy": 0.2, "checksum": "0123456789abcdef"}', "its content does not match its checksum"),
+        ({"round": -2}, "no whole number >= 1 as its round"),
+        ({"round": 2, "eval/accuracy": "0.2"}, "eval/accuracy is no number"),
+        ({"round": 2, "eval/accuracy": 20}, "eval/accuracy is 20, outside [0, 1]"),
+        ({"round": 1, "eval/accuracy": 0.2}, "round 1 after round 1"),
     ],
 )
 def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
     log = write(tmp_path / "run") / "metrics.jsonl"
     lines = log.read_text().splitlines()
+    if isinstance(line, dict):  # as a faulty program would write it
+        MetricsLog(tmp_path).append(line)
+        line = (tmp_path / "metrics.jsonl").read_text().strip()
+        (tmp_path / "metrics.jsonl").unlink()
     log.write_text("\n".join([lines[0], line, lines[2]]) + "\n")
     before = log.read_bytes()
     (run,) = runs.find([tmp_path]).runs
@@ -54,7 +61,7 @@ def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
 
 def test_a_summary_that_the_log_contradicts_is_not_used(tmp_path):
     folder = write(tmp_path / "run")
-    (folder / "summary.json").write_text('{"rounds": 3, "eval/accuracy": 0.9, "device": "2 x cpu"}')
+    write_json(folder / "summary.json", {"rounds": 3, "eval/accuracy": 0.9, "device": "2 x cpu"})
     (run,) = runs.find([tmp_path]).runs
     assert run.summary == {}
     assert run.problems == ("summary.json: eval/accuracy is 0.9, and the last row's eval/accuracy is 0.3: not used",)
@@ -64,13 +71,13 @@ def test_unfinished_diverged_and_unreadable_runs_are_told_apart(tmp_path):
     write(tmp_path / "done")
     write(tmp_path / "early", rounds=2, summary=False, seed=1)
     gone = write(tmp_path / "gone", rounds=1, summary=False, seed=2)
-    (gone / "diverged.json").write_text('{"round": 2, "diverged": "round 2: client/loss is NaN"}')
+    write_json(gone / "diverged.json", {"round": 2, "diverged": "round 2: client/loss is NaN"})
     (write(tmp_path / "unreadable") / "config.json").write_text("{")
     (write(tmp_path / "without") / "config.json").unlink()
     found = runs.find([tmp_path, tmp_path / "done"])
     assert [run.state for run in found.runs] == ["finished", "unfinished: round 2 of 3", "diverged in round 2"]
     assert found.unreadable == (
-        f"{tmp_path.name}/unreadable: config.json is damaged: not a JSON object",
+        f"{tmp_path.name}/unreadable: config.json is damaged: it is not JSON",
         f"{tmp_path.name}/without: config.json is missing",
     )
     (group,) = groups.group(found.runs).groups
@@ -116,7 +123,7 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     cell = {"row": "CAT", "column": "", "config": "digits:fl2", "overrides": {"rounds": 3}, "paper": "68.2", "folder": "CAT"}
     content = {"name": "parts", "about": "", "command": "the command", "machine": "one", "versions": {"jax": "0.12"}}
     file = tmp_path / "top" / "sweep.json"
-    file.write_text(json.dumps(content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]}))  # which has not begun
+    write_json(file, content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]})  # which has not begun
     found = runs.find([tmp_path]).runs
     (sweep,), problems = cells.find(found)
     assert (sweep.title, sweep.source["command"], problems) == ("Cells of parts", "the command", [])
@@ -127,7 +134,8 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     assert one["runs"][2]["error"] == "summary.json is missing"
     assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
     assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
-    for damage, why in (("{", "not a JSON object"), (json.dumps(content | {"cells": [{"row": 3}]}), "row: got 3, accepted")):
+    write_json(file, content | {"cells": [{"row": 3}]})
+    for damage, why in ((file.read_text(), "row: got 3, accepted"), ("{", "it is not JSON")):
         file.write_text(damage)
         assert cells.find(found)[0] == []
         assert why in cells.find(found)[1][0]

@@ -1,13 +1,12 @@
 """The command line as a person meets it: files, exit statuses, one-line errors, resume, signals."""
 
-import json
 import signal
 import time
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog, read_json
 from tests.experiment.commands import CONFIG, FIXMATCH, launch, launch_process, refused, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -71,7 +70,7 @@ def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_
     assert all(expected <= set(row) for row in log)
     per_round = log[0]["comm/bytes_up"]
     assert [row["comm/bytes_up"] for row in log] == [per_round * n for n in range(1, 7)]
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = read_json(workdir / "summary.json")
     assert set(summary) == {
         "method", "dataset", "seed", "rounds", "eval/accuracy", "eval/accuracy_last5", "comm/bytes_up", "comm/bytes_down",
         "cost/forward_passes", "cost/backward_passes",
@@ -83,7 +82,7 @@ def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_
     evaluated = [row["eval/accuracy"] for row in log if "eval/accuracy" in row]
     assert summary["eval/accuracy_last5"] == pytest.approx(np.mean(evaluated))
     assert summary["num_params"] == 64 * 10 + 10
-    assert json.loads((workdir / "config.json").read_text())["seed"] == 3
+    assert read_json(workdir / "config.json")["seed"] == 3
     assert list((workdir / "tensorboard").iterdir())
     assert {path.name for path in (workdir / "checkpoints").iterdir()} >= {"6"}
 

@@ -1,6 +1,5 @@
 """Several runs in folders: each as a single run leaves it, resume, divergence, layouts that are found again."""
 
-import json
 import pathlib
 import shutil
 import signal
@@ -12,10 +11,10 @@ from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import MetricsLog
 from tests import tiny
 from tests.experiment.commands import CONFIG, launch, rows, without_times
 from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored
@@ -128,11 +127,11 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
     own = folder / "1"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in own.iterdir()} == FILES
     assert (tmp_path / "config.json").read_bytes() == (own / "config.json").read_bytes()
-    noted, of_single = (json.loads((path / "run.json").read_text()) for path in (own, tmp_path))
+    noted, of_single = (read_json(path / "run.json") for path in (own, tmp_path))
     assert noted["layout"] == experiment.layout._asdict()
     assert (noted["data"], noted["machine"]) == (of_single["data"], of_single["machine"])
-    assert noted["data"] != json.loads((folder / "0" / "run.json").read_text())["data"]  # another split
-    alone, several = (json.loads((path / "summary.json").read_text()) for path in (tmp_path, own))
+    assert noted["data"] != read_json(folder / "0" / "run.json")["data"]  # another split
+    alone, several = (read_json(path / "summary.json") for path in (tmp_path, own))
     assert alone.keys() == several.keys()
     changing = {key for key in alone if key.startswith(("time/", "perf/"))} | {"strategy", "device"}
     for key in alone.keys() - changing:
@@ -153,10 +152,10 @@ def test_each_folder_is_as_a_single_run_leaves_it(tmp_path, whole):
 
 
 def change_note(path, **changes):
-    noted = json.loads(path.read_text())
+    noted = read_json(path)
     for key, value in changes.items():
         noted[key] = {**noted[key], **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(noted))
+    write_json(path, noted)
 
 
 def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(begun, monkeypatch, whole):
@@ -168,7 +167,7 @@ def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(begun, mo
     assert build(config()).layout.chunk_size == 2
     go(config(), begun)
     assert_same_runs(experiment, expected, begun)
-    assert json.loads((begun / "0" / "summary.json").read_text())["strategy"] == "scan"
+    assert read_json(begun / "0" / "summary.json")["strategy"] == "scan"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +254,11 @@ def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
     bad, *both = (tmp_path / f"0-learning_rate={value}" for value in ("1e+37", "0.03", "0.1"))
     for good in both:
         assert {path.name for path in good.iterdir()} == FILES
-        assert f"{json.loads((good / 'config.json').read_text())['client']['optimizer']['learning_rate']}" in good.name
+        assert f"{read_json(good / 'config.json')['client']['optimizer']['learning_rate']}" in good.name
     assert not rows(bad)
     assert not (bad / "summary.json").exists()
     assert not list((bad / "checkpoints").iterdir())
-    assert json.loads((bad / "diverged.json").read_text())["round"] == 1
+    assert read_json(bad / "diverged.json")["round"] == 1
     expected = [row for _, row in build(given).rounds()]
     for number, good in enumerate(both, start=1):
         own = [without_times(row[number]) for row in expected]
@@ -282,7 +281,7 @@ def test_the_command_makes_a_folder_of_each_seed(tmp_path, command):
     assert all(line[1].startswith("accuracy 0.") and line[2].startswith("± 0.") for line in lines)
     workdir = tmp_path / "runs" / "small"
     assert sorted(path.name for path in workdir.iterdir()) == ["3", "4"]
-    found = [json.loads((workdir / name / "summary.json").read_text()) for name in ("3", "4")]
+    found = [read_json(workdir / name / "summary.json") for name in ("3", "4")]
     assert [summary["seed"] for summary in found] == [3, 4]
     accuracies = [summary["eval/accuracy"] for summary in found]
     assert lines[1][1:3] == [f"accuracy {np.mean(accuracies):.3f}", f"± {np.std(accuracies, ddof=1):.3f}"]

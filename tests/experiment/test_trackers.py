@@ -4,7 +4,7 @@ import pytest
 
 from fedjax_ssl.experiment import run as runs
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.writers import MetricsLog
+from fedjax_ssl.experiment.files import MetricsLog
 from tests import tiny
 from tests.experiment.commands import refused
 

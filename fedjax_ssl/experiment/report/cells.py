@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.experiment.report.groups import SEED, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Table, spread
-from fedjax_ssl.experiment.writers import plain
 from fedjax_ssl.options import Model, parse
 
 SWEEP = "sweep.json"

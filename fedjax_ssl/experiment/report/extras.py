@@ -1,5 +1,6 @@
 """What a run's folder may hold in addition to its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ from jaxtyping import Float, Int
 
 from fedjax_ssl.experiment.clients import DAMAGE, ClientsLog
 from fedjax_ssl.experiment.report.runs import EVALUATION, Run
-from fedjax_ssl.experiment.writers import read_json
 
 ID = "client/id"
 _DAMAGE = (*DAMAGE, TypeError, AttributeError)
@@ -44,7 +44,7 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     if path is None:
         return None, []
     try:
-        content = read_json(path)
+        content = json.loads(path.read_bytes())
         if "runs" in content:
             found = [value for key, value in content["runs"].items() if pathlib.Path(key).name == run.path.resolve().name]
             content = found[0] if found else None

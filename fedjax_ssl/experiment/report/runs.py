@@ -1,7 +1,6 @@
 """Runs as their folders hold them, read with suspicion and never written to."""
 
 import functools
-import json
 import math
 import os
 import pathlib
@@ -13,10 +12,10 @@ from jaxtyping import Float
 
 from fedjax_ssl.experiment.clients import CLIENTS
 from fedjax_ssl.experiment.experiment import REASON
+from fedjax_ssl.experiment.files import DamagedError, complete_lines, plain, read_json, read_row
 from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.writers import plain, read_json
 
 METRICS, EVALUATION = "metrics.jsonl", "evaluation.json"
 SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
@@ -148,12 +147,9 @@ def _defaults() -> dict[str, Any]:
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """The object in a JSON file; ValueError where it has none."""
     try:
-        value = read_json(path)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is damaged: not a JSON object")
-    return value
+        return read_json(path)
+    except DamagedError as error:
+        raise ValueError(f"{path.name} is damaged: {error.why}") from None
 
 
 def read_rows(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -162,7 +158,7 @@ def read_rows(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[str]]:
     problems: list[str] = []
     if not path.is_file():
         return rows, [f"{METRICS} is missing"]
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(complete_lines(path), start=1):
         try:
             row = checked_row(line)
             if rows and row["round"] <= rows[-1]["round"]:
@@ -181,12 +177,9 @@ def read_rows(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def checked_row(line: bytes) -> dict[str, Any]:
     """A row of a log; ValueError where it is no object of numbers with a round, or a fraction is outside [0, 1]."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        raise ValueError("not JSON") from None
-    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] < 1:
-        raise ValueError("no object with a whole number >= 1 as its round")
+    row = read_row(line)
+    if row["round"] < 1:
+        raise ValueError("no whole number >= 1 as its round")
     for key, value in row.items():
         if value is not None and type(value) not in (int, float):
             raise ValueError(f"{key} is no number")

@@ -1,0 +1,178 @@
+"""A run's files: JSON with a checksum, and the log of rounds. All are read with suspicion; damage is never taken for good."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+CHECKSUM = "checksum"
+"""The key of a checksum, the last one in each row of a log and in each JSON file."""
+REMEDY = "put the file back, or start anew with --overwrite"
+
+
+class DamagedError(ValueError):
+    """A file, or a round in a log, that is not what was written; `why` says what it is."""
+
+    def __init__(self, what: object, why: object):
+        super().__init__(f"{what} is damaged: {why}; {REMEDY}")
+        self.why = str(why)
+
+
+class MetricsLog:
+    """`<workdir>/metrics.jsonl`: one JSON object per finished round, on disk before `append` returns; NaN becomes null.
+
+    Rounds are 1, 2, 3 ... without gaps, and each row ends with a checksum of its own.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str]):
+        self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        self._hash: Any = None  # of all lines, once it is known
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Adds a row: flat keys to numbers (Python, NumPy or jax scalars); ValueError if `round` is no int."""
+        row = plain(row)
+        if type(row.get("round")) is not int:
+            raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = _line({"round": row["round"], **row})
+        with self.path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        if self._hash is not None:
+            self._hash.update(line)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, oldest first, without a last one that a killed process cut; DamagedError names a damaged or missing one."""
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(complete_lines(self.path), start=1):
+            try:
+                row = read_row(line)
+                if row["round"] != number:
+                    raise ValueError(f"round {row['round']} is in its place")
+            except ValueError as error:
+                raise DamagedError(f"{self.path}: round {number}", error) from None
+            rows.append(row)
+        return rows
+
+    def digest(self, round: int | None = None) -> str:
+        """A digest of all rows, or of those up to `round`, which tells this log from another run's."""
+        if round is None and self._hash is not None:
+            return str(self._hash.hexdigest())
+        found = hashlib.blake2b(b"".join(line + b"\n" for line in complete_lines(self.path)[:round]), digest_size=16)
+        self._hash = found if round is None else self._hash
+        return found.hexdigest()
+
+    def truncate(self, round: int) -> None:
+        """Removes the rows after `round`, which a run that resumes there writes again, and what a killed process left.
+
+        DamagedError where a row is damaged; nothing is removed then.
+        """
+        content, self._hash = b"".join(map(_line, self.rows()[:round])), None
+        if self.path.exists() and self.path.read_bytes() != content:
+            with replacing(self.path) as file:
+                file.write(content)
+
+
+def complete_lines(path: pathlib.Path) -> list[bytes]:
+    """The lines of a log, without a last one that has no newline: there a process was killed while it wrote."""
+    *lines, torn = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    with contextlib.suppress(ValueError):
+        read_row(torn[:-1])
+        return [*lines, torn]  # a whole row, whose newline became something else
+    return lines
+
+
+def read_row(line: bytes) -> dict[str, Any]:
+    """The row in a line of a log; ValueError where it is not, byte for byte, what was written."""
+    row = _verified(line + b"\n", _line)
+    if type(row.get("round")) is not int:
+        raise ValueError("it has no round")
+    return row
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(_signed(row), allow_nan=False).encode() + b"\n"
+
+
+def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Writes `value`, which may have arrays, as indented JSON, atomically; NaN and infinity become null."""
+    with replacing(path) as file:
+        file.write(_rendered(plain(value)))
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_json` wrote; DamagedError where the file has anything else."""
+    try:
+        return _verified(pathlib.Path(path).read_bytes(), _rendered)
+    except ValueError as error:
+        raise DamagedError(path, error) from None
+
+
+def _rendered(value: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(_signed(value), indent=2, allow_nan=False)}\n".encode()
+
+
+def _signed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its checksum."""
+    content = json.dumps(value, allow_nan=False).encode()
+    return {**value, CHECKSUM: hashlib.blake2b(content, digest_size=8).hexdigest()}
+
+
+def _verified(content: bytes, written: Callable[[dict[str, Any]], bytes]) -> dict[str, Any]:
+    """The JSON object, without its checksum, of which `written` makes these bytes; ValueError says why there is none."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    if value.pop(CHECKSUM, None) is None:
+        raise ValueError("it has no checksum")
+    with contextlib.suppress(ValueError, RecursionError):  # NaN, which is never written
+        if written(value) == content:
+            return value
+    raise ValueError("its content does not match its checksum")
+
+
+def plain(value: object) -> Any:
+    """The value in JSON's types: arrays as lists, NaN and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces the one at `path` atomically, and is on disk at the end."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Puts a folder's entries on disk, where its file system can: some refuse that for folders."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

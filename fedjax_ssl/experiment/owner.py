@@ -1,0 +1,218 @@
+"""A run's folder has one owner at a time: the process that holds its lock, which the system releases when the process ends.
+
+A file beside the lock names the owner, and has a new date every few seconds. Where a file system has no locks, or keeps them
+to one machine, that file alone tells whether the owner still lives.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pathlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK, OWNER = ".lock", ".owner.json"
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+ACCEPTED = "accepted: a folder that can be written to"
+BEAT, DEAD_AFTER, SETTLED_AFTER = 5.0, 30.0, 0.5
+"""Seconds: between an owner's signs of life; without one until it counts as dead; until its place has one heir."""
+Owner = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+class OwnedError(ValueError):
+    """A folder that another process has."""
+
+
+@contextlib.contextmanager
+def owned(folders: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Within it this process owns the folders, which are made; OwnedError names another owner, which is not waited for.
+
+    A folder that was made here and got nothing is removed at the end. ValueError where one cannot be made or written to.
+    """
+    mine: list[tuple[pathlib.Path, Owner]] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_beating(mine))
+        for folder in folders:
+            is_locked = stack.enter_context(_locked(folder))
+            mine.append((folder, _claim(folder, is_locked=is_locked)))
+            stack.callback(_leave, *mine[-1])
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[bool]:
+    """Holds the lock of a folder, which is made; False: its file system has none."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        handle, is_locked = _lock(folder)
+    except BlockingIOError:
+        raise _refused(folder) from None
+    except OSError as error:
+        raise ValueError(f"--workdir: got {folder} ({error.strerror}), {ACCEPTED}") from None
+    try:
+        if not is_locked:
+            (folder / LOCK).unlink(missing_ok=True)
+        yield is_locked
+    finally:
+        with contextlib.suppress(OSError):
+            if not (folder / OWNER).exists():  # while it is held: who waits for it finds that the file is not the folder's
+                (folder / LOCK).unlink()
+        os.close(handle)
+        with contextlib.suppress(OSError):  # it has files
+            for path in missing:
+                path.rmdir()
+
+
+def _lock(folder: pathlib.Path) -> tuple[int, bool]:
+    """An open file that holds the lock until it is closed, and whether it does; BlockingIOError where another has it."""
+    path = folder / LOCK
+    for _ in range(100):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except FileNotFoundError:  # its last owner removed the folder just now
+            continue
+        try:
+            if fcntl is None:
+                return handle, False
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle, True
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return handle, False
+            os.close(handle)
+            raise
+        os.close(handle)  # its last owner removed the file just now
+    raise BlockingIOError
+
+
+def _claim(folder: pathlib.Path, *, is_locked: bool) -> Owner:
+    """Writes who owns a folder, and returns that; OwnedError where another owner still lives."""
+    path, other, me = folder / OWNER, _read(folder), _me()
+    if other is not None and _is_alive(other, path, is_locked=is_locked):
+        raise _refused(folder)
+    if is_locked:
+        with contextlib.suppress(OSError):  # the lock holds without it
+            path.write_text(json.dumps(me))
+        return me
+    path.unlink(missing_ok=True)
+    try:
+        with path.open("x") as file:  # of two processes at once only one makes it
+            json.dump(me, file)
+    except FileExistsError:
+        raise _refused(folder) from None
+    if other is not None:  # two may have found it dead, and the later one has removed the file of the first
+        time.sleep(SETTLED_AFTER)
+        if _read(folder) != me:
+            raise _refused(folder)
+    return me
+
+
+def _leave(folder: pathlib.Path, me: Owner) -> None:
+    if _read(folder) == me:
+        (folder / OWNER).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _beating(mine: Sequence[tuple[pathlib.Path, Owner]]) -> Iterator[None]:
+    """Gives the files of what this process owns a new date every few seconds."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT):
+            for folder, me in list(mine):
+                with contextlib.suppress(OSError):
+                    if _read(folder) == me:
+                        os.utime(folder / OWNER)
+
+    thread = threading.Thread(target=beat, name="owner", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _me() -> Owner:
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(), "pid": pid, "machine": _machine(), "began": _began(pid), "token": secrets.token_hex(8)
+    }  # fmt: skip
+
+
+def _machine() -> str:
+    """Where a process id means the same process: this start of this machine, or of this container."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _began(pid: object) -> str:
+    """When a process of this machine began, which tells it from a later one with its id; empty: nobody knows."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _read(folder: pathlib.Path) -> Owner | None:
+    """The owner that a folder names; None: no one, empty: one cannot read who."""
+    try:
+        found = json.loads((folder / OWNER).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_alive(owner: Owner, path: pathlib.Path, *, is_locked: bool) -> bool:
+    """Whether an owner lives: on this machine its process does, on another one it gives a sign of life within a while."""
+    if owner.get("machine") == _machine():
+        if owner.get("began"):
+            return _began(owner.get("pid")) == owner["began"]
+        if is_locked:  # which it would hold
+            return False
+    _log.info("waiting up to %.0f s for a sign of life of %s, which had %s", DEAD_AFTER, _shown(owner), path.parent)
+    before, deadline = _sign(path), time.monotonic() + DEAD_AFTER
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, DEAD_AFTER / 10))
+        if (now := _sign(path)) != before:
+            return now is not None
+    return False
+
+
+def _sign(path: pathlib.Path) -> tuple[bytes, int] | None:
+    """Content and date of an owner's file, from an open file, as a network file system may keep a name's date for a minute."""
+    try:
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _shown(owner: Owner) -> str:
+    return f"process {owner['pid']} on {owner['host']}" if {"pid", "host"} <= owner.keys() else "another process"
+
+
+def _refused(folder: pathlib.Path) -> OwnedError:
+    deadline = time.monotonic() + 1
+    while not (owner := _read(folder) or {}) and time.monotonic() < deadline:  # it has the lock, and writes its name
+        time.sleep(0.02)
+    return OwnedError(f"--workdir: {folder} is being written to by {_shown(owner)}; wait for it, or stop it")

@@ -1,0 +1,225 @@
+"""One owner of a folder: two commands at once, a killed one, and file systems whose locks are missing or end at a machine."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fedjax_ssl.experiment import owner
+from fedjax_ssl.experiment.files import MetricsLog, read_json
+from fedjax_ssl.experiment.owner import LOCK, OWNER, OwnedError, owned
+from tests.experiment.commands import CONFIG, launch, launch_process, refused
+
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("config") / "small.py"
+    file.write_text(CONFIG)
+    return f"--config={file}"
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(owner.fcntl, "flock", flock)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for name, seconds in (("BEAT", 0.02), ("DEAD_AFTER", 0.4)):
+        monkeypatch.setattr(owner, name, seconds)
+
+
+def content(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def named(folder: pathlib.Path) -> dict:
+    return json.loads((folder / OWNER).read_bytes())
+
+
+@contextlib.contextmanager
+def another_process():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.communicate(b"\n")
+
+
+def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
+    """The owner's file as another process of this machine leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    of_process = {"host": "here", "pid": pid, "machine": owner._machine(), "began": owner._began(pid), "token": "another"}
+    (folder / OWNER).write_text(json.dumps(of_process | of_owner))
+    return (folder / OWNER).read_bytes()
+
+
+def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_the_next_goes_on(tmp_path, config):
+    workdir = tmp_path / "run"
+    arguments = [config, f"--workdir={workdir}", "--config.rounds=100000", "--config.checkpoint_every=2"]
+    both = [launch_process(*arguments) for _ in range(2)]
+
+    def saved():
+        return [path for path in workdir.glob("checkpoints/*/manifest") if path.parent.name.isdecimal()]
+
+    deadline = time.monotonic() + 120
+    while not [one for one in both if one.poll() is not None] or not saved():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (second,) = (one for one in both if one.poll() is not None)
+    (first,) = (one for one in both if one is not second)
+    shown, said = second.communicate()
+    host = named(workdir)["host"]
+    line = f"error: --workdir: {workdir} is being written to by process {first.pid} on {host}; wait for it, or stop it\n"
+    assert (second.returncode, shown, said) == (2, "", line)
+
+    dated = (workdir / "config.json").stat().st_mtime_ns
+    assert refused(*arguments, "--overwrite") == line
+    assert (workdir / "config.json").stat().st_mtime_ns == dated
+    assert first.poll() is None
+
+    first.kill()
+    first.communicate()
+    done = len(MetricsLog(workdir).rows())
+    assert named(workdir)["pid"] == first.pid  # what it left is in nobody's way
+    again = launch(*arguments, f"--stop_after={done + 2}")
+    assert again.returncode == 0, again.stderr
+    assert "going on after round" in again.stderr
+    assert [row["round"] for row in MetricsLog(workdir).rows()] == list(range(1, done + 3))
+    assert not {LOCK, OWNER} & {path.name for path in workdir.iterdir()}
+
+
+def test_a_run_that_another_one_of_several_has_is_refused_and_nothing_is_made(tmp_path, config):
+    with owned([tmp_path / "1"]):
+        before = content(tmp_path)
+        said = refused(config, f"--workdir={tmp_path}", "--config.seeds=3", "--config.data.name=digits")
+        assert f"--workdir: {tmp_path / '1'} is being written to by process {os.getpid()} on" in said
+        assert content(tmp_path) == before
+        assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_gets_files_stays_and_one_that_cannot_be_made_is_one_line(tmp_path):
+    with owned([tmp_path / "a" / "b", tmp_path / "a" / "c"]):
+        (tmp_path / "a" / "b" / "file").write_text("x")
+        said = pytest.raises(ValueError, match=r"--workdir: got .*file/d \(Not a directory\), accepted: a folder")
+        with said, owned([tmp_path / "a" / "b" / "file" / "d"]):
+            pass
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["a", "a/b", "a/b/file"]
+
+
+def test_many_that_want_a_folder_at_once_never_have_it_together(tmp_path):
+    """They come and go, so that each makes the folder and its lock, or finds them being removed."""
+    inside, most, turns = [], [], []
+
+    def come_and_go():
+        for _ in range(100):
+            with contextlib.suppress(OwnedError), owned([tmp_path / "run"]):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                turns.append(1)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(turns) > 10
+    assert not content(tmp_path)
+
+
+def test_without_locks_a_living_owner_is_named_and_a_dead_ones_place_is_taken(tmp_path, config, no_locks):
+    workdir = tmp_path / "run"
+    with another_process() as process:
+        claimed(workdir, process.pid)
+        before = content(workdir)
+        for more in ((), ("--overwrite",)):
+            assert f"by process {process.pid} on here" in refused(config, f"--workdir={workdir}", *more)
+        assert content(workdir) == before
+    done = launch(config, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    assert read_json(workdir / "summary.json")["rounds"] == 6
+    assert not (workdir / OWNER).exists()
+
+
+def test_a_later_process_with_a_dead_owners_id_is_not_taken_for_it(tmp_path, no_locks, quick):
+    claimed(tmp_path, os.getpid(), began="1")
+    with owned([tmp_path]):
+        assert named(tmp_path)["began"] == owner._began(os.getpid())
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, request, quick, locks):
+    """Also where a lock is had: some file systems keep locks to one machine."""
+    if not locks:
+        request.getfixturevalue("no_locks")
+    claimed(tmp_path, 7, host="there", machine="another")
+    ended = threading.Event()
+
+    def beat():
+        while not ended.wait(0.05):
+            os.utime(tmp_path / OWNER)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(OwnedError, match="by process 7 on there"), owned([tmp_path]):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+    assert named(tmp_path)["host"] == "there"
+    with owned([tmp_path]):
+        assert named(tmp_path)["pid"] == os.getpid()
+
+
+def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
+    both = [tmp_path / "0", tmp_path / "1"]
+    with owned(both):
+        first = [(folder / OWNER).stat().st_mtime_ns for folder in both]
+        deadline = time.monotonic() + 10
+        while any((folder / OWNER).stat().st_mtime_ns == before for folder, before in zip(both, first, strict=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("left", ["", "null", '{"pid": 7}'])
+def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_path, no_locks, quick, left):
+    (tmp_path / OWNER).write_text(left)
+    began = time.monotonic()
+    with owned([tmp_path]):
+        assert time.monotonic() - began > owner.DEAD_AFTER
+        with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"), owned([tmp_path]):
+            pass
+
+
+def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks, quick):
+    claimed(tmp_path, os.getpid(), began="1")
+    start, had = threading.Barrier(8), []
+
+    def take():
+        start.wait()
+        with contextlib.suppress(OwnedError), owned([tmp_path]):
+            had.append(1)
+            time.sleep(2 * owner.SETTLED_AFTER)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert had == [1]

@@ -1,0 +1,191 @@
+"""A run's command on a folder whose files a disk or a hand has changed: one line and status 2, and nothing more is lost."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from fedjax_ssl.experiment import files
+from fedjax_ssl.experiment import run as run_module
+from fedjax_ssl.experiment.files import MetricsLog, write_json
+from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.test_files import flips
+
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+FOREIGN = (b"", b"null\n", b"[]\n", b"{}\n", b"\0\0\0\0")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("config") / "small.py"
+    file.write_text(CONFIG)
+    return f"--config={file}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, config) -> pathlib.Path:
+    """Runs of six rounds: a finished one, and two that were stopped after four."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, more in (("finished", []), ("stopped", ["--stop_after=4"]), ("another", ["--stop_after=4"])):
+        assert launch(config, f"--workdir={folder / name}", *more).returncode == 0
+    return folder
+
+
+def content(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def damages(whole: bytes):
+    """What is no such file at all, and the file with bits flipped at its beginning, in its middle and at its end."""
+    return [*FOREIGN, *(damaged for _, damaged in list(flips(whole))[3 :: 4 * len(whole) - 4])]
+
+
+@pytest.mark.parametrize("name", ["config.json", "run.json", "metrics.jsonl"])
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_a_damaged_file_is_one_line_and_stays_as_it_is(tmp_path, config, runs, state, name):
+    folder = shutil.copytree(runs / state, tmp_path / "run")
+    whole = (folder / name).read_bytes()
+    for damaged in damages(whole):
+        (folder / name).write_bytes(damaged)
+        before = content(folder)
+        said = refused(config, f"--workdir={folder}")
+        assert str(folder) in said
+        assert name in said
+        assert "put the file back, or start anew with --overwrite" in said
+        assert content(folder) == before
+    (folder / name).write_bytes(whole)
+    done = launch(config, f"--workdir={folder}")
+    assert done.returncode == 0, done.stderr
+    assert rows(folder) == rows(runs / "finished")
+
+
+def test_a_damaged_summary_is_written_anew_from_the_log(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    whole, log = ((folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl"))
+    for damaged in damages(whole):
+        (folder / "summary.json").write_bytes(damaged)
+        done = launch(config, f"--workdir={folder}")
+        assert done.returncode == 0, done.stderr
+        assert f"{folder / 'summary.json'} is damaged, and is written anew from the log" in done.stderr
+        assert (folder / "summary.json").read_bytes() == whole
+        assert (folder / "metrics.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("name", ["config.json", "run.json", "summary.json"])
+def test_no_bit_of_a_runs_json_files_can_flip_unseen(runs, name):
+    for _, damaged in flips((runs / "finished" / name).read_bytes()):
+        with pytest.raises(ValueError, match=r"^it"):
+            files._verified(damaged, files._rendered)  # `read_json` without its file: there are 40,000 bits
+
+
+def test_a_damaged_record_of_a_divergence_is_one_line(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    write_json(folder / "diverged.json", {"round": 5, "diverged": "round 5: all 3 clients returned NaN"})
+    assert "round 5: all 3 clients returned NaN" in launch(config, f"--workdir={folder}").stderr
+    for damaged in damages((folder / "diverged.json").read_bytes()):
+        (folder / "diverged.json").write_bytes(damaged)
+        assert f"{folder / 'diverged.json'} is damaged: it" in refused(config, f"--workdir={folder}")
+
+
+def lose(folder, *names):
+    for name in names:
+        (folder / name).unlink()
+
+
+def edit(folder, change):
+    log = folder / "metrics.jsonl"
+    log.write_bytes(b"".join(change(log.read_bytes().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder, _: lose(folder, "config.json"), "has a log of rounds and no config.json"),
+        (lambda folder, _: lose(folder, "run.json"), "has a log of rounds and no run.json"),
+        (lambda folder, _: lose(folder, "metrics.jsonl"), "metrics.jsonl has 0 rounds up to the checkpoint's 4"),
+        (lambda folder, _: edit(folder, lambda lines: lines[:-1]), "metrics.jsonl has 3 rounds up to the checkpoint's 4"),
+        (lambda folder, _: edit(folder, lambda lines: [*lines[:-1], lines[-1][:-1]]), "has 3 rounds up to the checkpoint's 4"),
+        (lambda folder, _: edit(folder, lambda lines: [lines[0], *lines[2:]]), "round 2 is damaged: round 3 is in its place"),
+        (lambda folder, _: edit(folder, lambda lines: [lines[1], lines[0], *lines[2:]]), "round 1 is damaged: round 2 is"),
+        (lambda folder, another: shutil.copy(another / "metrics.jsonl", folder), "is not the log of the run whose checkpoints"),
+        (lambda folder, _: (lose(folder, "metrics.jsonl"), (folder / "metrics.jsonl").mkdir()), "Is a directory"),
+    ],
+)
+def test_a_lost_or_foreign_file_is_one_line(tmp_path, config, runs, change, said):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    change(folder, runs / "another")
+    before = content(folder)
+    assert said in refused(config, f"--workdir={folder}")
+    assert content(folder) == before
+    assert launch(config, f"--workdir={folder}", "--overwrite").returncode == 0
+
+
+def test_checkpoints_that_are_another_runs_of_the_same_config_are_one_line(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    shutil.copytree(runs / "another" / "checkpoints", folder / "checkpoints")
+    assert "is not the log of the run whose checkpoints lie beside it" in refused(config, f"--workdir={folder}")
+
+
+def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
+    """Few rounds may be those of a run that was killed before its first checkpoint was on disk; that one begins anew."""
+    few = shutil.copytree(runs / "stopped", tmp_path / "few")
+    shutil.rmtree(few / "checkpoints")
+    done = launch(config, f"--workdir={few}")
+    assert done.returncode == 0, done.stderr
+    assert f"{few} has no checkpoint yet: it begins anew" in done.stderr
+    assert rows(few) == rows(runs / "finished")
+
+    many = tmp_path / "many"
+    often = (config, f"--workdir={many}", "--config.checkpoint_every=1")
+    assert launch(*often, "--stop_after=4").returncode == 0
+    shutil.rmtree(many / "checkpoints")
+    log = (many / "metrics.jsonl").read_bytes()
+    said = refused(*often)
+    assert f"{many} has 4 rounds in its log and no checkpoint: put the file back, or start anew with --overwrite" in said
+    assert (many / "metrics.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("lost", [1, 40])
+def test_a_log_that_is_damaged_while_the_run_writes_to_it_is_no_result(tmp_path, config, monkeypatch, lost):
+    """A command that ends with 0 has written a summary of a whole log."""
+    seen, log = run_module.seen, tmp_path / "run" / "metrics.jsonl"
+
+    def damaging(found):
+        if found[0]["round"] == 3:
+            os.truncate(log, log.stat().st_size - lost)
+        return seen(found)
+
+    monkeypatch.setattr(run_module, "seen", damaging)
+    done = launch(config, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {log}: round 3 is damaged: it is not JSON; put the file back")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_log_whose_last_rows_go_while_the_run_ends_is_no_result(tmp_path, config, monkeypatch):
+    seen, log = run_module.seen, tmp_path / "run" / "metrics.jsonl"
+
+    def losing(found):
+        if found[0]["round"] == 6:
+            log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:4]))
+        return seen(found)
+
+    monkeypatch.setattr(run_module, "seen", losing)
+    done = launch(config, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert "metrics.jsonl has 4 of the 6 rounds that are finished" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_rows_after_the_checkpoint_are_written_again(tmp_path, config, runs):
+    """As a kill leaves them: a whole row and a torn one."""
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    log = MetricsLog(folder)
+    log.append(MetricsLog(runs / "finished").rows()[4] | {"client/loss": 7.0})
+    with log.path.open("ab") as file:
+        file.write(b'{"round": 6, "client/lo')
+    done = launch(config, f"--workdir={folder}")
+    assert done.returncode == 0, done.stderr
+    assert rows(folder) == rows(runs / "finished")
