@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
-from fedjax_ssl.experiment.experiment import REASON, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
@@ -144,8 +144,7 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     with _refusing():
         for i, path in enumerate(paths):
             if i not in left:
-                _whole_log(path, rounds)
-                read_json(path / RUN)
+                _check_finished(path, rounds)
             diverged(path)
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
@@ -211,6 +210,14 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 rows = _whole_log(folder.path, settings.rounds)
             folder.checkpoints.wait()  # a run with a summary is not run again
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+
+
+def _check_finished(folder: pathlib.Path, rounds: int) -> None:
+    """Raises ValueError where a finished run's files are damaged, or its summary is another run's than its log."""
+    last, end = _whole_log(folder, rounds)[-1], read_json(folder / SUMMARY)
+    read_json(folder / RUN)
+    if [last.get(key) for key in TOTALS] != [end.get(key) for key in TOTALS]:
+        raise ValueError(f"{folder / SUMMARY} is not the summary of the log beside it: {REMEDY}")
 
 
 @contextmanager

@@ -128,6 +128,13 @@ def test_checkpoints_that_are_another_runs_of_the_same_config_are_one_line(tmp_p
     assert "is not the log of the run whose checkpoints lie beside it" in refused(config, f"--workdir={folder}")
 
 
+def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, config, runs):
+    folder, another = (shutil.copytree(runs / name, tmp_path / name) for name in ("finished", "another"))
+    assert launch(config, f"--workdir={another}").returncode == 0
+    shutil.copy(another / "metrics.jsonl", folder)
+    assert "summary.json is not the summary of the log beside it: put" in refused(config, f"--workdir={folder}")
+
+
 def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
     """Few rounds may be those of a run that was killed before its first checkpoint was on disk; that one begins anew."""
     few = shutil.copytree(runs / "stopped", tmp_path / "few")
