@@ -223,3 +223,33 @@ def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks,
     for thread in threads:
         thread.join()
     assert had == [1]
+
+
+def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
+    with owned([tmp_path]):
+        (tmp_path / OWNER).unlink()
+        with pytest.raises(OwnedError, match="is being written to by another process"), owned([tmp_path]):
+            pass
+
+
+def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    flock, calls = owner.fcntl.flock, []
+
+    def late(handle, operation):
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(flock(handle, operation))
+
+    monkeypatch.setattr(owner.fcntl, "flock", late)
+    with owned([tmp_path]):
+        assert (tmp_path / LOCK).exists()
+        assert len(calls) == 2
+
+
+def test_without_locks_the_first_heir_whose_file_a_second_one_removed_gives_way(tmp_path, monkeypatch, no_locks):
+    claimed(tmp_path, os.getpid(), began="1")
+    with another_process() as second:
+        monkeypatch.setattr(owner.time, "sleep", lambda _: claimed(tmp_path, second.pid))
+        with pytest.raises(OwnedError, match=f"by process {second.pid} on here"), owned([tmp_path]):
+            pass
+        assert named(tmp_path)["pid"] == second.pid
