@@ -139,7 +139,10 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ra
 
 @pytest.mark.parametrize(
     "norm",
-    [pytest.param("static", marks=pytest.mark.ci), *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("running", "batch"))],
+    [
+        pytest.param("static", marks=pytest.mark.ci),
+        *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("running", "batch")),
+    ],
 )
 def test_every_batch_norm_mode_learns(norm):
     config = tiny.config("fixmatch", model__norm=norm, rounds=3)

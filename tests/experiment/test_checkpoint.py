@@ -107,6 +107,7 @@ def test_manifest_is_plain_and_its_checksum_covers_every_byte(tmp_path):
     checksum = manifest.pop("blake2b")
     assert manifest == {
         "round": 1,
+        "log": "",
         "leaves": [
             {"path": "['key']", "kind": "key<fry>[]", "dtype": "uint32", "shape": [2], "key": "threefry2x32"},
             {"path": "['params']['b']", "kind": "float32[]", "dtype": "float32", "shape": [], "weak": False},
