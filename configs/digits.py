@@ -8,7 +8,7 @@ At the server `labels=` is 40 by default. At the clients 10 % of each client's e
 are balanced and split apart; `split=dirdir` splits labeled and unlabeled examples by a Dirichlet draw each. FedAvg, FedAvg++
 and FedProx, whose clients train on labels, know all of them where `labels_at=server`.
 
-Expected test accuracy and run time of all methods: README. Seeds and processors differ much.
+Expected test accuracy and run time of all methods: benchmarks/README.md. Seeds and processors differ much.
 """
 
 from typing import Any

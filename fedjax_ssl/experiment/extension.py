@@ -38,7 +38,7 @@ def same_programs(first: Problem, second: Problem) -> bool:
 
 
 def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
-    """Initialization and a round of one run, without what they compute in vain."""
+    """Initialization and a round of one run, without results that nothing uses."""
     source, execution = DeviceSource(problem, 1), Execution()
     number = None if problem.numbers is None else jnp.full((), 0.0).at[...].set(np.float32(problem.numbers[0]))
 

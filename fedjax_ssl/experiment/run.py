@@ -283,7 +283,7 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
             if not (are_first and new.log.rows()):
                 others = f"where other runs of {new.path.parent} have: let those finish without it"
                 raise ValueError(f"{new.path} has no checkpoint to go on from {others}, or start anew with --overwrite")
-            _log.warning("%s: no checkpoint yet, as if killed while the first were written: all begin anew", new.path)
+            _log.warning("%s: no checkpoint yet, perhaps killed while the first were written: all begin anew", new.path)
             return 0, []
         if len(rounds) == 1:
             return rounds.pop(), [state for _, state in restored]

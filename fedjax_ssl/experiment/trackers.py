@@ -19,7 +19,7 @@ from fedjax_ssl.experiment.writers import TensorBoard
 
 
 class Tracker(Protocol):
-    """What a run's metrics are handed to."""
+    """What receives a run's metrics."""
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics of a round."""

@@ -46,7 +46,7 @@ def cross_entropy_gradients(
 def loss_gradients(
     task: Task, weights: Weights, views: Inputs, loss: Callable[[Logits], tuple[Scalar, Mean]], mask: Mask, key: Key
 ) -> Gradients:
-    """The gradient of a loss of a batch's outputs, with the metric `loss`; batch norm sees the real ones, in `mask`."""
+    """The gradient of a loss of a batch's outputs, with the metric `loss`; batch norm sees only the examples in `mask`."""
 
     def value(params: PyTree) -> tuple[Scalar, tuple[Mean, PyTree]]:
         logits, batch_stats = task.train_logits(weights._replace(params=params), views, mask, dropout_key(key))

@@ -37,7 +37,7 @@ class FedConOptions(Options):
 
     head_hidden: Count = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
     target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
-    teacher_rate: Fraction = Field(default=4e-4, description="The server's average has decay 1 - this at first, 1 at last.")
+    teacher_rate: Fraction = Field(default=4e-4, description="The decay of the server's average rises from 1 - this to 1.")
     ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
 
 

@@ -39,7 +39,9 @@ class FedDureOptions(Options):
     regulators: Literal["both", "no_c", "no_f"] = Field(
         default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
     )
-    meta_gradient: Literal["direct", "nested"] = Field(default="direct", description="F-reg's gradient: direct or as written.")
+    meta_gradient: Literal["direct", "nested"] = Field(
+        default="direct", description="F-reg's gradient: in one step, or nested as in the paper."
+    )
     detach_freg_input: bool = Field(default=False, description="F-reg's input is constant where phi is differentiated.")
     confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")

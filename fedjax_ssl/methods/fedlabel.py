@@ -15,7 +15,8 @@ Where the paper is silent, the choices are those of its released code, FLUTE's F
 sees accepted examples alone, strong and plain views in two forward passes with statistics of their own; a batch without any is
 no step. Batch-norm statistics change by the mean of both changes, since a sum could leave variances negative.
 
-FLUTE's choices that contradict the paper are options, marked `released`, but for a mistake: it adds up the gradients of w_U.
+FLUTE's choices that contradict the paper are options, marked `released`.
+One is not copied, a mistake: it never resets the gradients of w_U.
 """
 
 from functools import partial

@@ -44,7 +44,7 @@ class FedSiamPiOptions(Options):
     consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
     normalization: Literal["paper", "released"] = Field(
         default="paper",
-        description="`released`: J's mean over classes, L over all of a batch, and epochs counted one participation ahead.",
+        description="`released`: J's mean over classes, L over all of a batch; epochs count the current participation twice.",
     )
     labeled_repeats: Positive = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
 

@@ -26,7 +26,7 @@ class FedSiamDOptions(FedSiamMTOptions):
 
     curve: Literal["linear", "rectangle"] = Field(
         default="linear",
-        description="How tau, the share sent, goes: it falls to 0 (Eq. 11) or is constant in between (Eq. 12).",
+        description="How tau, the uploaded share, changes: it falls to 0 (Eq. 11) or is constant in between (Eq. 12).",
     )
     saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
     pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")

@@ -71,7 +71,7 @@ class FedTriNetClientState(NamedTuple):
 
 
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
-    """FedTriNet, for labels at the clients. All training sees `data.labeled` views; `ModelFns.first_blocks` are the first."""
+    """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views."""
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedTriNetBroadcast, PyTree]:
         round = cohort.round - options.labeled_rounds

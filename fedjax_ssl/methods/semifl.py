@@ -30,7 +30,7 @@ from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that trains.")
+    confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that is trained on.")
     pseudo_labels: Literal["global", "batch"] = Field(
         default="global", description="Once a round by the `global` model, or (needs mix=none) per `batch` by the local one."
     )

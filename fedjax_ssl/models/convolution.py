@@ -305,7 +305,7 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
 # Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
-# `gpu` is measured with kernels vmapped, without `xla` beside it.
+# `gpu` is measured with kernels vmapped, but was not compared with `xla`.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 

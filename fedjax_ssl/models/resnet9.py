@@ -19,7 +19,7 @@ _PAPER_INITIALIZATION = {"feddure": "torch", "fedmatch": "flax", "semifl": "kaim
 
 
 class ResNet9(Network):
-    """ResNet-9, of which three papers have three.
+    """ResNet-9 in the variants of three papers.
 
     `feddure` (6,575,370 parameters for 3 channels and 10 classes): 3x3 convolutions with bias, batch norm, ReLU:
 

@@ -83,7 +83,7 @@ def run_cohort(
     With several devices this is traced under `shard_map` over the axis CLIENTS: each device runs its share of the cohort, and
     all of them get all results.
 
-    `inputs` has the leading axis M. `work` [M] is about how much each client computes; None: all alike. A chunk takes as long
+    `inputs` has the leading axis M. `work` [M] estimates how much each client computes; None: all alike. A chunk takes as long
     as its longest client, so clients with similar work share one, and devices get similar sums. With `record` metrics have what
     `compared` adds, for which the updates of all of a device's clients are in memory at once.
     """
