@@ -25,7 +25,7 @@ from fedjax_ssl.models import norm
 class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
-    They are collected over the server's `labeled` data; or over those and all data of the next `cohort` ((FL)^2, Appendix E); or
+    They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
     over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL).
     """
 
