@@ -29,6 +29,7 @@ def test_mlflow_has_one_run_with_every_round(tmp_path, monkeypatch):
     assert found.data.params["client.optimizer.learning_rate"] == "0.03"
     for key in ("eval/accuracy", "server/loss"):
         history = {(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, key)}
+        assert history
         assert history == {(row["round"], row[key]) for row in rows if key in row}
 
 
