@@ -78,11 +78,13 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
 def _lock(folder: pathlib.Path) -> tuple[int, bool]:
     """An open file that holds the lock until it is closed, and whether it does; BlockingIOError where another has it."""
     path = folder / LOCK
-    for _ in range(100):
-        folder.mkdir(parents=True, exist_ok=True)
+    for left in reversed(range(100)):
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-        except FileNotFoundError:  # its last owner removed the folder just now
+        except (FileExistsError, FileNotFoundError):  # its last owner removed the folder just now, or it is none
+            if not left:
+                raise
             continue
         try:
             if fcntl is None:
