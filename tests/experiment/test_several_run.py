@@ -239,7 +239,7 @@ def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, ca
     shutil.rmtree(tmp_path / "1" / "checkpoints")
     go(given, tmp_path)
     assert [len(rows(tmp_path / name)) for name in "01"] == [4, 4]
-    assert "1: no checkpoint yet, as if killed while the first were written: all begin anew" in caplog.text
+    assert "1: no checkpoint yet, perhaps killed while the first were written: all begin anew" in caplog.text
 
 
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
