@@ -67,7 +67,8 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
         yield is_locked
     finally:
         with contextlib.suppress(OSError):
-            if not (folder / OWNER).exists():  # while it is held: who waits for it finds that the file is not the folder's
+            # While the lock is taken: who waits for it finds that its file is no longer the folder's.
+            if not (folder / OWNER).exists():
                 (folder / LOCK).unlink()
         os.close(handle)
         with contextlib.suppress(OSError):  # it has files
@@ -174,7 +175,7 @@ def _began(pid: object) -> str:
 
 
 def _read(folder: pathlib.Path) -> Owner | None:
-    """The owner that a folder names; None: no one, empty: one cannot read who."""
+    """The owner that a folder names; None: no one; empty: its file cannot be read."""
     try:
         found = json.loads((folder / OWNER).read_bytes())
     except FileNotFoundError:

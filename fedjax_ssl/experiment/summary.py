@@ -28,9 +28,8 @@ def seen(rows: Sequence[Row]) -> Row:
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
     """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
     last = rows[-1]
-    numbers = {
-        row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last
-    }  # not the last of a run that was shorter then
+    # Not the last round of an earlier, shorter run.
+    numbers = {row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last}
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row and row["round"] in numbers][-5:]
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)

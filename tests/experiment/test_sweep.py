@@ -29,7 +29,7 @@ def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
     for cell in sweep.cells_of(sweep.from_file(name, small=True)):
         settings = sweep.settings_of(cell, [f"--config.data.data_dir={tfds_dir}"])
         if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
-            build(settings)
+            assert build(settings).runs[0].settings == settings
 
 
 def cells_of(*columns, config="digits:fl2", **overrides):
