@@ -39,7 +39,7 @@ def same_programs(first: Problem, second: Problem) -> bool:
 
 def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
     """Initialization and a round of one run, without results that nothing uses."""
-    source, execution = DeviceSource(problem, 1), Execution()
+    source, execution = DeviceSource(problem), Execution()
     number = None if problem.numbers is None else jnp.full((), 0.0).at[...].set(np.float32(problem.numbers[0]))
 
     def round_(state: RunState, inputs: RunInputs, pools: tuple) -> tuple:

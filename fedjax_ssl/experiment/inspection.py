@@ -34,7 +34,7 @@ class Inspection(NamedTuple):
 
 def examples_program(problem: Problem, execution: Any) -> Program:
     """What the method says of a client's examples, `example/...`, at the start of the next round; its training is not run."""
-    method = problem.method(None if problem.numbers is None else problem.numbers[0])
+    method = problem.first_method
 
     def examples(state: RunState, ids: jax.Array, tables: Any, pools: tuple[Pool, Pool]) -> dict[str, jax.Array]:
         cohort = Cohort(ids, state.round, problem.rounds)

@@ -21,7 +21,7 @@ from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, report
 from fedjax_ssl.simulation.round import RunState, run_round
-from fedjax_ssl.simulation.source import DeviceSource, HostSource, Problem, RunInputs
+from fedjax_ssl.simulation.source import Problem, RunInputs, source_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,24 +43,15 @@ class Simulator:
         self._mesh = execution.mesh()
         # A multiple of the runs at the same time: those past R repeat the first one, and are not reported.
         self._slots = -(-problem.num_runs // execution.runs_at_once) * execution.runs_at_once
-        requires = problem.method(None if problem.numbers is None else problem.numbers[0]).requires
-        spread = execution.devices > 1 and problem.spec.num_clients % execution.devices == 0
-        shards = execution.devices if spread and not requires.all_states and not problem.on_host else 1
-        axis = (RUNS,) if self._several else ()
+        whole, axis = PartitionSpec(), (RUNS,) if self._several else ()
+        self._source = source_of(problem, execution, self._placed(whole))
         runs = PartitionSpec(*axis)
-        clients = PartitionSpec(*axis, CLIENTS) if shards > 1 else runs
-        self._specs = _Specs(PartitionSpec(), runs, RunState(runs, clients, runs, runs))
+        clients = PartitionSpec(*axis, CLIENTS) if self._source.shards > 1 else runs
+        self._specs = _Specs(whole, runs, RunState(runs, clients, runs, runs))
         self._where = self._placed(self._specs)
-        self._source: DeviceSource | HostSource
-        if problem.on_host:
-            self._source = HostSource(problem, self._where.whole)
-            test = jax.device_put(problem.test, self._where.whole)
-            self._pools, self._inputs = (test, test), RunInputs({}, None)
-        else:
-            self._source = DeviceSource(problem, shards)
-            self._pools = jax.device_put((problem.train, problem.test), self._where.whole)
-            inputs = [RunInputs(tables, None) for tables in problem.tables]
-            self._inputs = jax.device_put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
+        self._pools = jax.device_put(self._source.pools, self._where.whole)
+        inputs = [RunInputs(tables, None) for tables in self._source.tables]
+        self._inputs = jax.device_put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
         self._key = jax.device_put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
         self._initialize, self._round, self._recorded, self._evaluate = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
@@ -110,14 +101,9 @@ class Simulator:
             return evaluate(problem.method(inputs.number), server, pools[1], execution)
 
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
-        if isinstance(source, DeviceSource):
-            initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
-            own, of_all = [state, each], shared
-        else:  # it sends each round its data
-            initialize = self._program(source.prepare, one_by_one, [each, each, each], [], (each, each))
-            own, of_all = [state, each, each], []
+        initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
         of_rounds, recorded = (
-            self._program(function, execution, own, of_all, (state, each, each), donate_argnums=0)
+            self._program(function, execution, [state, each], shared, (state, each, each), donate_argnums=0)
             for function in (rounds, recorded_rounds)
         )
         return initialize, of_rounds, recorded, self._program(evaluation, execution, [each, each], shared, each)
@@ -168,9 +154,7 @@ class Simulator:
 
     def initialize(self) -> RunState:
         """The state before round 1."""
-        if isinstance(self._source, HostSource):
-            return self._source.initialize(self._initialize)
-        return self._initialize(self._inputs, self._key, self._pools)[0]
+        return self._source.start(self._initialize, self._inputs, self._key, self._pools)
 
     def dispatch(
         self, state: RunState, labels: Sequence[str | None] = ("",), *, record: bool = False
@@ -180,12 +164,10 @@ class Simulator:
         `labels` are the runs' names in the log; nothing is logged of a run whose label is None. With `record` a row has what
         each client did, as `each_client` says, under CLIENTS_KEY; that is another program, compiled once as well.
         """
-        host = self._source if isinstance(self._source, HostSource) else None
-        args = host.fetch(state) if host else (state, self._inputs, self._pools)
+        args = self._source.fetch(state, self._inputs, self._pools)
         program = self._recorded if record else self._round
         new, cohort, metrics = program(*args) if program.compile_s else self._first_round(record, *args)
-        if host:
-            new = host.store(state, new)
+        new = self._source.store(state, new)
         cohort, metrics = jax.device_get((cohort, metrics))
 
         def row(run: int, number: int, label: str | None) -> Row:
@@ -234,12 +216,7 @@ class Simulator:
 
     def template(self) -> RunState:
         """One run's state without its values: shapes and placements of `join`'s arguments."""
-        if isinstance(self._source, HostSource):
-            server, clients = jax.eval_shape(self._source.init, jax.random.key(0))
-            clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
-            state = RunState(server, (), jax.ShapeDtypeStruct((), jnp.int32), self._key)
-            return placed(state, self._where.state)._replace(clients=clients)
-        state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
+        state = self._source.shapes(self._initialize, self._inputs, self._key, self._pools)
         if not self._several:
             return placed(state, self._where.state)
         place = SingleDeviceSharding(jax.devices()[0])
@@ -287,9 +264,12 @@ def is_key(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
 
 
 def placed(state: RunState, where: RunState) -> RunState:
-    """The shapes and dtypes of a state, with a placement for each part."""
+    """The shapes and dtypes of a state, with a placement for each part; NumPy arrays stay on the host."""
 
     def of_part(part: PyTree, place: Sharding) -> PyTree:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
+        def of_leaf(x: Any) -> Any:
+            return x if isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+        return jax.tree.map(of_leaf, part)
 
     return RunState(*map(of_part, state, where))

@@ -1,10 +1,12 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
-A source's `open` and `close` are traced, as the first and the last part of a round's program.
+A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
+`start` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it. `tables` and
+`pools` are on the devices from the start; over `shards` devices the client states are spread.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
-from fedjax_ssl.simulation.execution import CLIENTS
+from fedjax_ssl.simulation.execution import CLIENTS, Execution
+from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
 
 DRAWN = 64  # rounds whose cohorts the host draws by one call
@@ -42,6 +45,11 @@ class Problem(NamedTuple):
         return len(self.seeds)
 
     @property
+    def first_method(self) -> Method:
+        """The first run's method."""
+        return self.method(None if self.numbers is None else self.numbers[0])
+
+    @property
     def data(self) -> FederatedData:
         """The first run's data."""
         return FederatedData(self.train, self.test, **self.tables[0])
@@ -57,8 +65,9 @@ class RunInputs(NamedTuple):
 class DeviceSource:
     """All data and all client states on the device; the states may be spread over several, `shards`."""
 
-    def __init__(self, problem: Problem, shards: int) -> None:
-        self._problem, self._shards = problem, shards
+    def __init__(self, problem: Problem, shards: int = 1) -> None:
+        self._problem, self.shards = problem, shards
+        self.tables, self.pools = problem.tables, (problem.train, problem.test)
 
     def initialize(self, inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
         """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
@@ -66,9 +75,9 @@ class DeviceSource:
         server, clients = method.init(rng.stream(key, "init"), spec)
         first = self._cohort(key, jnp.zeros((), jnp.int32))
         server, metrics = prepare(method, server, gather(data, first, first), key)
-        if self._shards > 1:
+        if self.shards > 1:
             number = jax.lax.axis_index(CLIENTS)
-            clients = jax.tree.map(lambda x: x.reshape(self._shards, -1, *x.shape[1:])[number], clients)
+            clients = jax.tree.map(lambda x: x.reshape(self.shards, -1, *x.shape[1:])[number], clients)
         return RunState(server, clients, jnp.zeros((), jnp.int32), key), metrics
 
     def open(
@@ -87,12 +96,28 @@ class DeviceSource:
         clients = jax.tree.map(lambda x, new: self._put(x, cohort.ids, new), before.clients, after.clients)
         return after._replace(clients=clients)
 
+    def start(self, program: Program, *data: Any) -> RunState:
+        """The state before round 1; `program` is the compiled `initialize`."""
+        return program(*data)[0]
+
+    def shapes(self, program: Program, *data: Any) -> RunState:
+        """Its shapes and dtypes."""
+        return program.eval_shape(*data)[0]
+
+    def fetch(self, state: RunState, *data: Any) -> tuple[RunState, Any, Any]:
+        """The arguments of a round's program, which takes what its cohort needs."""
+        return state, *data
+
+    def store(self, before: RunState, after: RunState) -> RunState:
+        """The state after a round is what its program returns."""
+        return after
+
     def _cohort(self, key: jax.Array, number: jax.Array) -> Cohort:
         return sample(key, number, self._problem.spec, self._problem.rounds)
 
     def _take(self, x: jax.Array, ids: jax.Array) -> jax.Array:
         """The rows `ids` [M, ...], of which each device has a part."""
-        if self._shards == 1:
+        if self.shards == 1:
             return x[ids]
         mine = (ids // len(x) == jax.lax.axis_index(CLIENTS)).reshape(-1, *[1] * (x.ndim - 1))
         rows = jnp.where(mine, x[ids % len(x)], jnp.zeros((), x.dtype))
@@ -100,7 +125,7 @@ class DeviceSource:
         return jax.lax.psum(summable, CLIENTS).astype(x.dtype)
 
     def _put(self, x: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
-        if self._shards == 1:
+        if self.shards == 1:
             return x.at[ids].set(rows)
         mine = ids // len(x) == jax.lax.axis_index(CLIENTS)
         return x.at[jnp.where(mine, ids % len(x), len(x))].set(rows, mode="drop")
@@ -114,36 +139,47 @@ class HostSource:
     """
 
     def __init__(self, problem: Problem, place: Sharding) -> None:
-        self._problem, self._place = problem, place
-        self._method = problem.method(None if problem.numbers is None else problem.numbers[0])
-        self._data = problem.data
+        self._problem, self._place, self._method, self._data = problem, place, problem.first_method, problem.data
+        self.tables: tuple[Mapping[str, Table], ...] = ({},)
+        self.pools: tuple[None, Pool] = (None, problem.test)
+        self.shards = 1
         self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)
         self._ahead: tuple[int, Cohort, RoundData] | None = None
         self._drawn: dict[int, np.ndarray] = {}
         self._key = jax.random.key(problem.seeds[0])
         self._draw = jax.jit(jax.vmap(lambda r: sample(self._key, r, problem.spec, problem.rounds).ids))
 
-    def init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """The states of the server and of all clients before `prepare`."""
-        return self._method.init(rng.stream(key, "init"), self._problem.spec)
+    def initialize(self, server: PyTree, key: jax.Array, data: RoundData) -> tuple[RunState, Metrics]:
+        """The state before round 1, but for the clients' own, from the server's before `prepare`."""
+        server, metrics = prepare(self._method, server, data, key)
+        return RunState(server, (), jnp.zeros((), jnp.int32), key), metrics
 
-    def initialize(self, prepared: Callable[[PyTree, RoundData, jax.Array], tuple[PyTree, Metrics]]) -> RunState:
-        """The state before round 1, its clients in NumPy arrays; `prepared` is the compiled `prepare`."""
+    def open(self, state: RunState, cohort: Cohort, data: RoundData) -> tuple[Method, Cohort, RoundData, RunState, Message]:
+        """A round's method, cohort, data, state and broadcast."""
+        return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
+
+    def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
+        """The state of the cohort after a round; `store` writes it to the host's."""
+        return after
+
+    def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
+        """The state before round 1, its clients in NumPy arrays; `program` is the compiled `initialize`."""
         with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
-            server, clients = jax.jit(self.init)(self._key)
+            server, clients = jax.jit(self._init)(self._key)
         leaves, tree = jax.tree.flatten(clients)
         del clients  # so that each leaf is freed once it is copied
         clients = jax.tree.unflatten(tree, copied_one_by_one(leaves))
-        key, server, number = jax.device_put((self._key, server, np.zeros((), np.int32)), self._place)
         first = self._cohort(0)
-        server, _ = prepared(server, self._send(first, first), key)
-        return RunState(server, clients, number, key)
+        state, _ = program(jax.device_put(server, self._place), key, self._send(first, first))
+        return state._replace(clients=clients)
 
-    def prepare(self, server: PyTree, data: RoundData, key: jax.Array) -> tuple[PyTree, Metrics]:
-        """Traced: the server's work before round 1."""
-        return prepare(self._method, server, data, key)
+    def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
+        """Its shapes and dtypes; its clients are NumPy arrays of any values."""
+        server, clients = jax.eval_shape(self._init, key)
+        clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
+        return RunState(server, clients, jax.ShapeDtypeStruct((), jnp.int32), key)
 
-    def fetch(self, state: RunState) -> tuple[RunState, Cohort, RoundData]:
+    def fetch(self, state: RunState, inputs: Any, pools: Any) -> tuple[RunState, Cohort, RoundData]:
         """The arguments of a round's program: the state with the cohort's clients alone, the cohort, its data."""
         number = int(state.round)
         if self._ahead is None or self._ahead[0] != number:
@@ -162,13 +198,8 @@ class HostSource:
             old[cohort.ids] = np.asarray(new)
         return after._replace(clients=before.clients)
 
-    def open(self, state: RunState, cohort: Cohort, data: RoundData) -> tuple[Method, Cohort, RoundData, RunState, Message]:
-        """Traced: a round's method, cohort, data, state and broadcast."""
-        return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
-
-    def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
-        """Traced: the state of the cohort after a round; `store` writes it to the host's."""
-        return after
+    def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        return self._method.init(rng.stream(key, "init"), self._problem.spec)
 
     def _gather(self, number: int) -> tuple[int, Cohort, RoundData]:
         cohort = self._cohort(number)
@@ -186,6 +217,14 @@ class HostSource:
             drawn = self._draw(first + np.arange(DRAWN, dtype=np.int32))
             self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(drawn)}
         return Cohort(self._drawn[first][number - first], np.asarray(number, np.int32), np.int32(self._problem.rounds))
+
+
+def source_of(problem: Problem, execution: Execution, place: Sharding) -> DeviceSource | HostSource:
+    """The source of a problem's data; `place` is where arrays are that all devices have."""
+    if problem.on_host:
+        return HostSource(problem, place)
+    spread = problem.spec.num_clients % execution.devices == 0 and not problem.first_method.requires.all_states
+    return DeviceSource(problem, execution.devices if spread else 1)
 
 
 def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
