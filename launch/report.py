@@ -43,8 +43,10 @@ def main(argv: Sequence[str]) -> int:
         from fedjax_ssl.experiment.report import cells, groups, runs, sections
 
         found = runs.find(folders)
-        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
-        made_from = sections.source(grouped, found.unreadable, options.x, options.target)
+        sweeps, problems = cells.find(found.runs)
+        places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
+        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name], places)
+        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
         _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
@@ -64,43 +66,38 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
 
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
-    commands += [page.Code(one.title, one.source["command"], f"command-sweep-{i}") for i, one in enumerate(made_from.sweeps)]
+    for number, one in enumerate(made_from.sweeps):
+        commands.append(page.Code(one.about or one.name, one.source["command"], f"command-sweep-{number}"))
     for group in grouped.groups:
         lines = command_lines.of_group(group, f"{out.stem}_files", configs)
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
-    files = page.files(parts) | configs
-    if panel := sections.paper_panel(made_from):
-        files |= {"panel.svg": panel.svg, "panel.png": panel.png}
+    files = page.files(parts) | page.pictures(sections.panels(made_from)) | configs
     for table in (item for item in parts[0].items if isinstance(item, tables.Table) and item.name != "costs"):
         print(tables.text(table))
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
-    return page.render(_title(grouped), _lead(grouped, made_from.unreadable), parts), files
+    return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
 
 
-def _title(grouped: Any) -> str:
-    """The methods and datasets of a report."""
+def _title(made_from: Any) -> str:
+    """What the report's only sweep is about, or the methods and datasets of its runs."""
+    if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
+        return about
     names = []
     for key, many in (("method.name", "methods"), ("data.name", "datasets")):
-        values = list(dict.fromkeys(run.config[key] for group in grouped.groups for run in group.runs))
-        names.append(
-            f"{len(values)} {many}"
-            if len(values) > 4
-            else " and ".join([", ".join(values[:-1]), values[-1]]).removeprefix(" and ")
-        )
+        values = list(dict.fromkeys(run.config[key] for group in made_from.grouped.groups for run in group.runs))
+        names.append(f"{len(values)} {many}" if len(values) > 4 else ", ".join(values))
     return " on ".join(names)
 
 
 def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
     """How many runs there are, and in which state."""
-    from fedjax_ssl.experiment.report import results
-
     states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
     states += ["unreadable"] * len(unreadable)
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     number = len(grouped.groups)
-    return f"{len(states)} runs: {counted}; {number} group{'s' * (number != 1)} by {results.heading(grouped)}."
+    return f"{len(states)} runs in {number} group{'s' * (number != 1)} by {grouped.heading}: {counted}."
 
 
 def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:

@@ -79,6 +79,12 @@ class Table(NamedTuple):
         cells = [row[column] for row in self.rows]
         return any(isinstance(cell, int | Spread) for cell in cells) and not any(isinstance(cell, Link) for cell in cells)
 
+    def without_empty(self) -> "Table":
+        """The table without columns in which no cell has anything."""
+        kept = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return self._replace(header=tuple(self.header[i] for i in kept), rows=rows)
+
 
 def text(table: Table) -> str:
     """Aligned columns."""
