@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from . import command
+from . import arguments, command
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    options = _parser().parse_args(argv[1:])
     try:
+        options = _parser().parse_args(argv[1:])
         if bool(options.names) == options.list:
             raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
         if options.list:
@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(command.program("prepare"), description=__doc__, formatter_class=as_written)
+    parser = arguments.Parser("prepare", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
     parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
     parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")

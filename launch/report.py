@@ -14,30 +14,21 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from . import command
+from . import arguments, command
 
 AXES = ("rounds", "bytes", "seconds", "passes")
 LISTED = "files.txt"
 """The names of what a report has written into its folder, so that the next one removes what it does not write."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
         options = _parser().parse_args(argv[1:])
-        out = pathlib.Path(options.out).expanduser()
-        if out.suffix != ".html" or not out.parent.is_dir() or out.is_dir():
-            raise ValueError(f"--out: got {options.out}, accepted: a file NAME.html in a folder that exists")
-        as_json = pathlib.Path(options.json).expanduser() if options.json else None
-        if as_json is not None and (not as_json.parent.is_dir() or as_json.is_dir()):
-            raise ValueError(f"--json: got {options.json}, accepted: a file in a folder that exists")
+        out = arguments.output("--out", options.out, ".html")
+        as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
         # The package is imported after the arguments: `--help` and a mistyped option answer at once.
         from fedjax_ssl.experiment.report import cells, groups, runs, sections
@@ -128,8 +119,7 @@ def _target(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(command.program("report"), description=__doc__, formatter_class=as_written)
+    parser = arguments.Parser("report", __doc__)
     parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)
