@@ -101,11 +101,10 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
     places = download.places(name, data_dir)
     size = sum(place.file.size for place in places)
     wanted = download.shown(size) if size else "?"
-    kept = [place.path.stat().st_size if place.path.exists() else 0 for place in places]
-    if all(kept) and all(place.file.size in (0, have) for place, have in zip(places, kept, strict=True)):
+    kept = [download.have(place.path) for place in places]
+    if all(kept) and all(place.file.size in (0, size) for place, size in zip(places, kept, strict=True)):
         return "yes", download.shown(sum(kept)), str(places[0].path.parent)
-    parts = [download.part_of(place.path) for place in places]
-    begun = sum(kept) + sum(part.stat().st_size for part in parts if part.exists())
+    begun = sum(kept) + sum(download.have(download.part_of(place.path)) for place in places)
     return (f"{download.shown(begun)} of it" if begun else "no"), wanted, f"from {urlsplit(places[0].url).netloc}"
 
 

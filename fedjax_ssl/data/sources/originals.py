@@ -19,7 +19,7 @@ import tqdm
 from jaxtyping import Int64, UInt8
 
 from fedjax_ssl.data import download
-from fedjax_ssl.data.catalog import DATASETS, File
+from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
@@ -32,25 +32,17 @@ Reader = Callable[[dict[str, Path]], dict[str, Part]]
 """Paths of a dataset's files, by name -> its splits."""
 
 
-def load(
-    name: str,
-    data_dir: str | None,
-    resplit: Sequence[float] | None,
-    seed: int,
-    *,
-    fetch: bool = True,
-    files: Sequence[File] | None = None,
-) -> Dataset:
+def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int, *, fetch: bool = True) -> Dataset:
     """A dataset of `catalog.ORIGINALS`, whose files are fetched where they are missing and `fetch` is true.
 
-    `files` take the place of those in the catalog. Raises as `download.obtain`, and ValueError for files of another format.
+    Raises as `download.obtain`, and ValueError for files of another format.
     """
     if data_dir and not download.folder(data_dir).is_dir():  # mistyped, it would become a folder, and be filled
         raise FileNotFoundError(
             f"data_dir={data_dir}, which does not exist: give the folder that holds {name}, or make it (mkdir), or leave "
             f"data_dir empty for {download.folder()}"
         )
-    paths = download.obtain(name, data_dir, download=fetch, files=files)
+    paths = download.obtain(name, data_dir, download=fetch)
     about = DATASETS[name]
     if about.kind == "npz":
         return npz.load(name, str(paths[f"{name}.npz"]), resplit, seed, False)
@@ -62,11 +54,6 @@ def load(
         where = next(iter(paths.values())).parent
         raise ValueError(f"{name}: the files in {where} are not in their format ({first_line(error)}): remove them") from error
     return with_splits(name, splits, resplit, seed, about.classes)
-
-
-def is_there(name: str, data_dir: str | None) -> bool:
-    """Whether a dataset's original files are there, whole or damaged."""
-    return all(place.path.exists() for place in download.places(name, data_dir))
 
 
 def text_hint(paths: dict[str, Path]) -> str:
