@@ -169,9 +169,9 @@ def test_tfds_says_that_the_files_are_unusable(tiny_dir, tmp_path, damage, expec
 
 def test_an_image_that_does_not_decode_is_an_error():
     good = cv2.imencode(".png", np.zeros((2, 3, 3), np.uint8))[1].tobytes()
-    assert reader._decode(good, (2, 3, 3)).shape == (2, 3, 3)
+    assert reader.decode(good, (2, 3, 3)).shape == (2, 3, 3)
     for encoded, shape in [(b"junk", (2, 3, 3)), (good[:30], (2, 3, 3)), (good, (3, 3, 3))]:
-        assert "does not decode to shape" in message_of(ValueError, reader._decode, encoded, shape)
+        assert "does not decode to shape" in message_of(ValueError, reader.decode, encoded, shape)
 
 
 def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeypatch):

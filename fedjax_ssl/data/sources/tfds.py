@@ -90,7 +90,7 @@ def read(builder: Any, split: str) -> Part:
         rows = range(start, min(start + _CHUNK, len(source)))
         for row, record in zip(rows, source.__getitems__(rows), strict=True):
             example = tf_example_pb2.Example.FromString(record).features.feature
-            as_stored[row] = _decode(example["image"].bytes_list.value[0], shape)
+            as_stored[row] = decode(example["image"].bytes_list.value[0], shape)
             labels[row] = example["label"].int64_list.value[0]
 
     try:
@@ -102,8 +102,8 @@ def read(builder: Any, split: str) -> Part:
     return Part(images, labels)
 
 
-def _decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
-    """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel."""
+def decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
+    """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel; ValueError if it has not this shape."""
     flag = cv2.IMREAD_GRAYSCALE if shape[2] == 1 else cv2.IMREAD_COLOR_RGB
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
     if image is None or image.shape[:2] != shape[:2]:
