@@ -108,10 +108,10 @@ def _read(where: str, num_classes: int) -> Examples:
                 return Examples(arrays[images], _checked(where, arrays.get(labels), len(arrays[images]), num_classes))
         accepted = "x_test and y_test, test_images and test_labels, or images and, if known, labels"
         raise ValueError(f"--data: got {where} with {', '.join(names) or 'nothing'}, accepted: {accepted}")
-    images, labels, _ = folders.test_part(path)
-    if (number := len(np.unique(labels[labels != -1]))) != num_classes:
+    part = folders.test_part(path)
+    if (number := len(np.unique(part.labels[part.labels != -1]))) != num_classes:
         raise ValueError(f"--data: got {where} with {number} classes, accepted: each of the model's {num_classes} classes")
-    return Examples(images, _checked(where, labels, len(images), num_classes))
+    return Examples(part.images, _checked(where, part.labels, len(part.images), num_classes))
 
 
 def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: int) -> np.ndarray | None:
@@ -201,11 +201,11 @@ def _matrix(confusion: list[list[int]]) -> Iterator[str]:
     if len(confusion) > LARGEST:
         yield f"  confusion matrix: {len(confusion)} classes, see --json"
         return
-    width = max(len(str(cell)) for row in (*confusion, range(len(confusion))) for cell in row) + 1
+    from fedjax_ssl.experiment.report.tables import aligned
+
+    rows = [["", *range(len(confusion))], *([c, *row] for c, row in enumerate(confusion))]
     yield "  confusion matrix: rows are true classes, columns predictions"
-    yield "    " + " " * width + "".join(f"{c:>{width}}" for c in range(len(confusion)))
-    for c, row in enumerate(confusion):
-        yield "    " + f"{c:>{width}}" + "".join(f"{cell:>{width}}" for cell in row)
+    yield from (f"    {line}" for line in aligned([list(map(str, row)) for row in rows], lambda column: True))
 
 
 if __name__ == "__main__":

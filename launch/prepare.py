@@ -12,7 +12,7 @@ import argparse
 import difflib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from . import arguments, command
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         if bool(options.names) == options.list:
             raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
         if options.list:
-            print("\n".join(listed(options.data_dir)))
+            print(listed(options.data_dir))
         for name in _checked(options.names):
             print(prepared(name, options.data_dir))
     except command.WRONG_INPUT as error:
@@ -77,15 +77,14 @@ def prepared(name: str, data_dir: str | None) -> str:
     return f"{line}; {originals.text_hint(found)}" if DATASETS[name].kind == "text_features" else line
 
 
-def listed(data_dir: str | None) -> Iterator[str]:
+def listed(data_dir: str | None) -> str:
     """A line for each dataset: its name, whether it is there, its size, its place and its terms."""
     from fedjax_ssl.data.catalog import DATASETS
+    from fedjax_ssl.experiment.report.tables import aligned
 
     rows = [("name", "there", "size", "place", "terms")]
     rows += [(name, *_state(name, data_dir), about.terms) for name, about in DATASETS.items()]
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(4)]
-    for row in rows:
-        yield "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[4]
+    return "\n".join(aligned(rows))
 
 
 def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:

@@ -106,7 +106,7 @@ def fetch(place: Place, waits: Sequence[float] = WAITS) -> None:
     path = place.path
     part = part_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path), _interruptible():
+    with _interruptible(), _alone(path):
         if is_whole(place):  # another process has fetched it meanwhile
             return
         began_anew = not part.exists()
@@ -261,8 +261,7 @@ def _alone(path: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         _say(f"{path}: another process fetches it: waiting")
-        with _interruptible():
-            lock.acquire()
+        lock.acquire()
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,15 +88,17 @@ class Table(NamedTuple):
 
 def text(table: Table) -> str:
     """Aligned columns."""
-    lines = [table.header, *(tuple(map(_plain, row)) for row in table.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
-    aligned = [
-        "  ".join(
-            cell.rjust(w) if table.is_number(i) else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return "\n".join([table.title, "", *(line.rstrip() for line in aligned), *([table.note] if table.note else [])]) + "\n"
+    lines = aligned([table.header, *(tuple(map(_plain, row)) for row in table.rows)], table.is_number)
+    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])]) + "\n"
+
+
+def aligned(rows: Sequence[Sequence[str]], is_number: Callable[[int], bool] = lambda column: False) -> list[str]:
+    """Rows as lines with columns of one width, those with numbers to the right."""
+    columns = []
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if is_number(i) else cell.ljust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def comma_separated(table: Table) -> str:
