@@ -53,12 +53,10 @@ def named(run: Run) -> list[str] | None:
     found = []
     for file in _candidates(run.config["method.name"], run.config["data.name"]):
         given = _settings(file, {})
-        if given.keys() == wanted.keys():
-            found.append((file, {key: command.as_text(value) for key, value in wanted.items() if given[key] != value}))
-    for file, differing in sorted(found, key=lambda one: len(one[1])):
+        differing = {key: command.as_text(value) for key, value in wanted.items() if given.get(key) != value}
         if len(differing) <= MOST and _settings(file, differing) == wanted:
-            return [f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())]
-    return None
+            found.append([f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())])
+    return min(found, key=len, default=None)
 
 
 def _settings(file: str, overrides: Mapping[str, str]) -> dict[str, Any]:

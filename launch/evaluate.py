@@ -14,18 +14,15 @@ import csv
 import io
 import json
 import logging
-import math
 import os
 import pathlib
-import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import command
+from . import arguments, command
 
 KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
 LARGEST = 20  # classes of a confusion matrix that is printed
@@ -40,21 +37,20 @@ class Examples(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    options = _parser().parse_args(argv[1:])
     logging.getLogger("fedjax_ssl").setLevel(logging.ERROR)  # what a run has said of its data is not said again
     try:
+        options = _parser().parse_args(argv[1:])
+        out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
         if options.config:  # it may register methods and networks
             command.read(options.config)
-        if options.out and not _can_write(pathlib.Path(options.out).expanduser()):
-            raise ValueError(f"--out: got {options.out}, accepted: a file NAME.csv or NAME.npz in a folder that exists")
         command.keep_programs()
         from fedjax_ssl.experiment.files import plain
         from fedjax_ssl.experiment.loading import run_folders
 
         folders = run_folders(options.workdir)
-        if options.out and len(folders) > 1:
+        if out and len(folders) > 1:
             raise ValueError(f"--out: got {options.out} for {len(folders)} runs, accepted: with the folder of one run")
-        reports = {str(folder): _evaluated(folder, options) for folder in folders}
+        reports = {str(folder): _evaluated(folder, out, options) for folder in folders}
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     found = {"runs": reports, **({"all": _summary(list(reports.values()))} if len(reports) > 1 else {})}
@@ -63,9 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        command.program("evaluate"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = arguments.Parser("evaluate", __doc__)
     parser.add_argument("workdir", metavar="DIR", help="a run's folder, or a folder of several runs")
     parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
@@ -77,12 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _can_write(out: pathlib.Path) -> bool:
-    return out.suffix in (".csv", ".npz") and out.parent.is_dir() and not out.is_dir()
-
-
-def _evaluated(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The report of one run; its predictions are written where `--out` says."""
+def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse.Namespace) -> dict[str, Any]:
+    """The report of one run; its predictions are written to `out`."""
     from fedjax_ssl.experiment import evaluation
     from fedjax_ssl.experiment.loading import load
 
@@ -101,15 +91,14 @@ def _evaluated(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, A
         rows = [index[:count] for index, count in zip(table.index, table.count, strict=True)]
         clients = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)
         report["clients"] = clients._asdict()
-    if options.out:
-        _write(pathlib.Path(options.out).expanduser(), evaluation.predictions(logits), examples.labels)
+    if out:
+        _write(out, evaluation.predictions(logits), examples.labels)
     return report
 
 
 def _read(where: str, num_classes: int) -> Examples:
     """The examples in an .npz file or a folder of images; ValueError or FileNotFoundError where there are none."""
-    from fedjax_ssl.data import sources
-    from fedjax_ssl.data.sources import npz
+    from fedjax_ssl.data.sources import folders, npz
 
     path = os.path.expanduser(where)
     if not os.path.isdir(path):
@@ -119,20 +108,10 @@ def _read(where: str, num_classes: int) -> Examples:
                 return Examples(arrays[images], _checked(where, arrays.get(labels), len(arrays[images]), num_classes))
         accepted = "x_test and y_test, test_images and test_labels, or images and, if known, labels"
         raise ValueError(f"--data: got {where} with {', '.join(names) or 'nothing'}, accepted: {accepted}")
-    if os.path.isdir(os.path.join(path, "test")):
-        data = sources.load("image_folder", path=path)
-    else:
-        with tempfile.TemporaryDirectory() as both:  # a folder of classes is read as both splits
-            for split in ("train", "test"):
-                os.symlink(os.path.abspath(path), os.path.join(both, split))
-            try:
-                data = sources.load("image_folder", path=both)
-            except command.WRONG_INPUT as error:
-                raise ValueError(str(error).replace(os.path.join(both, "train"), path).replace(both, path)) from None
-    if data.num_classes != num_classes:
-        got = f"got {where} with {data.num_classes} folders of classes"
-        raise ValueError(f"--data: {got}, accepted: a folder for each of the model's {num_classes} classes")
-    return Examples(data.test_images, data.test_labels)
+    part = folders.test_part(path)
+    if (number := len(np.unique(part.labels[part.labels != -1]))) != num_classes:
+        raise ValueError(f"--data: got {where} with {number} classes, accepted: each of the model's {num_classes} classes")
+    return Examples(part.images, _checked(where, part.labels, len(part.images), num_classes))
 
 
 def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: int) -> np.ndarray | None:
@@ -171,16 +150,16 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
 
 def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over runs of accuracy, calibration error, class accuracies and clients."""
+    from fedjax_ssl.experiment.report.tables import spread
 
-    def over(values: list[float]) -> dict[str, float]:
-        finite = [value for value in values if math.isfinite(value)]
-        mean = statistics.fmean(finite) if finite else math.nan
-        return {"mean": mean, "sd": statistics.stdev(finite) if len(finite) > 1 else math.nan}
+    def over(values: Sequence[float]) -> dict[str, float]:
+        found = spread(values)
+        return {"mean": found.mean, "sd": found.sd}
 
     found: dict[str, Any] = {key: over([report[key] for report in reports]) for key in ("accuracy", "ece") if key in reports[0]}
     if "class_accuracy" in reports[0]:
         each = zip(*(report["class_accuracy"] for report in reports), strict=True)
-        found["class_accuracy"] = [over(list(values)) for values in each]
+        found["class_accuracy"] = [over(values) for values in each]
     if "clients" in reports[0]:
         found["clients"] = {key: over([report["clients"][key] for report in reports]) for key in ("mean", "worst")}
     return found
@@ -222,11 +201,11 @@ def _matrix(confusion: list[list[int]]) -> Iterator[str]:
     if len(confusion) > LARGEST:
         yield f"  confusion matrix: {len(confusion)} classes, see --json"
         return
-    width = max(len(str(cell)) for row in (*confusion, range(len(confusion))) for cell in row) + 1
+    from fedjax_ssl.experiment.report.tables import aligned
+
+    rows = [["", *range(len(confusion))], *([c, *row] for c, row in enumerate(confusion))]
     yield "  confusion matrix: rows are true classes, columns predictions"
-    yield "    " + " " * width + "".join(f"{c:>{width}}" for c in range(len(confusion)))
-    for c, row in enumerate(confusion):
-        yield "    " + f"{c:>{width}}" + "".join(f"{cell:>{width}}" for cell in row)
+    yield from (f"    {line}" for line in aligned([list(map(str, row)) for row in rows], lambda column: True))
 
 
 if __name__ == "__main__":

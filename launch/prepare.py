@@ -12,20 +12,20 @@ import argparse
 import difflib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from . import command
+from . import arguments, command
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    options = _parser().parse_args(argv[1:])
     try:
+        options = _parser().parse_args(argv[1:])
         if bool(options.names) == options.list:
             raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
         if options.list:
-            print("\n".join(listed(options.data_dir)))
+            print(listed(options.data_dir))
         for name in _checked(options.names):
             print(prepared(name, options.data_dir))
     except command.WRONG_INPUT as error:
@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(command.program("prepare"), description=__doc__, formatter_class=as_written)
+    parser = arguments.Parser("prepare", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
     parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
     parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
@@ -78,15 +77,14 @@ def prepared(name: str, data_dir: str | None) -> str:
     return f"{line}; {originals.text_hint(found)}" if DATASETS[name].kind == "text_features" else line
 
 
-def listed(data_dir: str | None) -> Iterator[str]:
+def listed(data_dir: str | None) -> str:
     """A line for each dataset: its name, whether it is there, its size, its place and its terms."""
     from fedjax_ssl.data.catalog import DATASETS
+    from fedjax_ssl.experiment.report.tables import aligned
 
     rows = [("name", "there", "size", "place", "terms")]
     rows += [(name, *_state(name, data_dir), about.terms) for name, about in DATASETS.items()]
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(4)]
-    for row in rows:
-        yield "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[4]
+    return "\n".join(aligned(rows))
 
 
 def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
@@ -102,11 +100,10 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
     places = download.places(name, data_dir)
     size = sum(place.file.size for place in places)
     wanted = download.shown(size) if size else "?"
-    kept = [place.path.stat().st_size if place.path.exists() else 0 for place in places]
-    if all(kept) and all(place.file.size in (0, have) for place, have in zip(places, kept, strict=True)):
+    kept = [download.have(place.path) for place in places]
+    if all(kept) and all(place.file.size in (0, size) for place, size in zip(places, kept, strict=True)):
         return "yes", download.shown(sum(kept)), str(places[0].path.parent)
-    parts = [download.part_of(place.path) for place in places]
-    begun = sum(kept) + sum(part.stat().st_size for part in parts if part.exists())
+    begun = sum(kept) + sum(download.have(download.part_of(place.path)) for place in places)
     return (f"{download.shown(begun)} of it" if begun else "no"), wanted, f"from {urlsplit(places[0].url).netloc}"
 
 

@@ -8,13 +8,12 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 """
 
 import logging
-import pathlib
 import sys
 from logging.handlers import MemoryHandler
 
 from absl import flags
 
-from . import command
+from . import arguments, command
 
 OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
@@ -28,9 +27,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
         config = command.parse(argv, __name__)
-        output = pathlib.Path(OUTPUT.value).expanduser()
-        if output.suffix != ".png" or not output.parent.is_dir():
-            raise ValueError(f"--output: got {output}, accepted: a file NAME.png in a folder that exists")
+        output = arguments.output("--output", OUTPUT.value, ".png")
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
         command.use_all_cores()
         from fedjax_ssl.data import preview

@@ -14,37 +14,30 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from . import command
+from . import arguments, command
 
 AXES = ("rounds", "bytes", "seconds", "passes")
 LISTED = "files.txt"
 """The names of what a report has written into its folder, so that the next one removes what it does not write."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
         options = _parser().parse_args(argv[1:])
-        out = pathlib.Path(options.out).expanduser()
-        if out.suffix != ".html" or not out.parent.is_dir() or out.is_dir():
-            raise ValueError(f"--out: got {options.out}, accepted: a file NAME.html in a folder that exists")
-        as_json = pathlib.Path(options.json).expanduser() if options.json else None
-        if as_json is not None and (not as_json.parent.is_dir() or as_json.is_dir()):
-            raise ValueError(f"--json: got {options.json}, accepted: a file in a folder that exists")
+        out = arguments.output("--out", options.out, ".html")
+        as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
         # The package is imported after the arguments: `--help` and a mistyped option answer at once.
         from fedjax_ssl.experiment.report import cells, groups, runs, sections
 
         found = runs.find(folders)
-        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name])
-        made_from = sections.source(grouped, found.unreadable, options.x, options.target)
+        sweeps, problems = cells.find(found.runs)
+        places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
+        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name], places)
+        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
         _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
@@ -64,43 +57,38 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
 
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
-    commands += [page.Code(one.title, one.source["command"], f"command-sweep-{i}") for i, one in enumerate(made_from.sweeps)]
+    for number, one in enumerate(made_from.sweeps):
+        commands.append(page.Code(one.about or one.name, one.source["command"], f"command-sweep-{number}"))
     for group in grouped.groups:
         lines = command_lines.of_group(group, f"{out.stem}_files", configs)
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
-    files = page.files(parts) | configs
-    if panel := sections.paper_panel(made_from):
-        files |= {"panel.svg": panel.svg, "panel.png": panel.png}
+    files = page.files(parts) | page.pictures(sections.panels(made_from)) | configs
     for table in (item for item in parts[0].items if isinstance(item, tables.Table) and item.name != "costs"):
         print(tables.text(table))
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
-    return page.render(_title(grouped), _lead(grouped, made_from.unreadable), parts), files
+    return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
 
 
-def _title(grouped: Any) -> str:
-    """The methods and datasets of a report."""
+def _title(made_from: Any) -> str:
+    """What the report's only sweep is about, or the methods and datasets of its runs."""
+    if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
+        return about
     names = []
     for key, many in (("method.name", "methods"), ("data.name", "datasets")):
-        values = list(dict.fromkeys(run.config[key] for group in grouped.groups for run in group.runs))
-        names.append(
-            f"{len(values)} {many}"
-            if len(values) > 4
-            else " and ".join([", ".join(values[:-1]), values[-1]]).removeprefix(" and ")
-        )
+        values = list(dict.fromkeys(run.config[key] for group in made_from.grouped.groups for run in group.runs))
+        names.append(f"{len(values)} {many}" if len(values) > 4 else ", ".join(values))
     return " on ".join(names)
 
 
 def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
     """How many runs there are, and in which state."""
-    from fedjax_ssl.experiment.report import results
-
     states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
     states += ["unreadable"] * len(unreadable)
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     number = len(grouped.groups)
-    return f"{len(states)} runs: {counted}; {number} group{'s' * (number != 1)} by {results.heading(grouped)}."
+    return f"{len(states)} runs in {number} group{'s' * (number != 1)} by {grouped.heading}: {counted}."
 
 
 def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
@@ -131,8 +119,7 @@ def _target(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(command.program("report"), description=__doc__, formatter_class=as_written)
+    parser = arguments.Parser("report", __doc__)
     parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from . import command
+from . import arguments, command
 from .jobs import Cell, Done, Queue, accuracy
 
 SWEEPS = command.CONFIGS / "sweeps"
@@ -36,9 +36,9 @@ PAPER = re.compile(r"\d+(\.\d+)?( ± \d+(\.\d+)?)?")
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    arguments, extra = _parser().parse_known_args(argv[1:])
     try:
-        spec = from_file(arguments.file, arguments.small) if arguments.file else _from_arguments(arguments)
+        options, extra = _parser().parse_known_args(argv[1:])
+        spec = from_file(options.file, options.small) if options.file else _from_options(options)
         strange = [word for word in extra if not word.startswith("--config.")]
         if strange:
             raise ValueError(f"{strange[0]}: not an argument; accepted: --config.KEY=VALUE for every run, or --help")
@@ -47,19 +47,19 @@ def main(argv: list[str]) -> int:
         if len({cell.name for cell in cells}) < len(cells):
             raise ValueError("rows and columns: got two with the same name, accepted: different names")
         rows = list(dict.fromkeys(cell.row for cell in cells))
-        if unknown := [row for row in arguments.rows or [] if row not in rows]:
+        if unknown := [row for row in options.rows or [] if row not in rows]:
             raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(rows)}")
-        seeds = spec.get("seeds", 1) if arguments.seeds is None else arguments.seeds
+        seeds = spec.get("seeds", 1) if options.seeds is None else options.seeds
         if type(seeds) is not int or seeds < 1:
             raise ValueError(f"--seeds: got {seeds!r}, accepted: a whole number >= 1")
-        name = (pathlib.Path(arguments.file).stem if arguments.file else "sweep") + "-small" * arguments.small
-        folder = pathlib.Path(arguments.workdir or pathlib.Path("runs", name)).expanduser()
+        name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
+        folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, {"name": name, "about": spec.get("about", ""), "command": _typed(arguments, extra)}, cells)
+        _write(folder, {"name": name, "about": spec.get("about", ""), "command": _typed(options, extra)}, cells)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
-    wanted = [cell for cell in cells if cell.row in (arguments.rows or rows)]
-    queue = Queue(wanted, seeds, folder, extra, arguments.jobs)
+    wanted = [cell for cell in cells if cell.row in (options.rows or rows)]
+    queue = Queue(wanted, seeds, folder, extra, options.jobs)
     try:
         done = queue.run()
     except KeyboardInterrupt:
@@ -90,13 +90,13 @@ def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -
     write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
 
 
-def _typed(arguments: argparse.Namespace, extra: Sequence[str]) -> str:
+def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
     """The command without what this machine alone has: folders and jobs."""
-    words = [arguments.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(arguments, key)))]
-    words += [f"--set={one}" for one in arguments.set] + ["--small"] * arguments.small
-    words += [f"--seeds={arguments.seeds}"] * bool(arguments.seeds)
+    words = [options.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(options, key)))]
+    words += [f"--set={one}" for one in options.set] + ["--small"] * options.small
+    words += [f"--seeds={options.seeds}"] * bool(options.seeds)
     words += [re.sub(r"^(--config\.data\.(data_dir|path))=.*", r"\1=DIR", word) for word in extra]
-    words += ["--rows", *arguments.rows] if arguments.rows else []
+    words += ["--rows", *options.rows] if options.rows else []
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
 
 
@@ -143,16 +143,16 @@ def from_file(name: str, small: bool) -> dict[str, Any]:
     return spec
 
 
-def _from_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    config, methods = arguments.config, [one for one in arguments.methods.split(",") if one]
+def _from_options(options: argparse.Namespace) -> dict[str, Any]:
+    config, methods = options.config, [one for one in options.methods.split(",") if one]
     if not config:
         raise ValueError("FILE or --config: missing; for example --config=digits:{method} --methods=fl2,semifl --seeds=3")
     if bool(METHOD.search(config)) != bool(methods):
         raise ValueError(
-            f"--methods: got {arguments.methods!r} with --config={config}, accepted: methods for {{method}} in --config"
+            f"--methods: got {options.methods!r} with --config={config}, accepted: methods for {{method}} in --config"
         )
     axes = []
-    for text in arguments.set:
+    for text in options.set:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
             raise ValueError(f"--set: got {text}, accepted: KEY=VALUE,VALUE,...")
@@ -197,10 +197,7 @@ def _word(done: Done) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        command.program("sweep"), description=__doc__, formatter_class=as_written, allow_abbrev=False
-    )
+    parser = arguments.Parser("sweep", __doc__)
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")

@@ -29,7 +29,7 @@ from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
 from fedjax_ssl.experiment.files import replacing
 
-from . import command
+from . import arguments, command
 
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
@@ -45,12 +45,9 @@ class Texts(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    options = _parser().parse_args(argv[1:])
-    for name in ("train", "test", "train_strong", "out", "encoder"):
-        setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     try:
-        if os.path.isdir(options.out) or not os.path.isdir(os.path.dirname(options.out) or "."):  # before hours are lost
-            raise FileNotFoundError(f"--out: got {options.out}, accepted: a file in a folder that exists")
+        options = _parser().parse_args(argv[1:])
+        out = arguments.output("--out", options.out)
         train = first_of_each_class(read_csv(options.train), options.per_class)
         strong = first_of_each_class(read_csv(options.train_strong), options.per_class) if options.train_strong else None
         test = read_csv(options.test)
@@ -58,13 +55,13 @@ def main(argv: Sequence[str]) -> int:
         arrays = compute(train, test, strong, encoder, options.batch_size, functools.partial(tqdm.tqdm, unit="batch"))
         metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class")}
         metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
-        with replacing(options.out) as file:  # the whole file, or none
+        with replacing(out) as file:  # the whole file, or none
             np.savez(file, **arrays, metadata=np.array(json.dumps(metadata)))
     except (*command.WRONG_INPUT, csv.Error, ModuleNotFoundError) as error:
         return command.refuse(error)
     train_shape, test_shape = (list(arrays[f"{part}_features"].shape) for part in ("train", "test"))
     view = "a" if strong else "no"
-    print(f"{options.out}: features {train_shape} of the training texts, {test_shape} of the test texts, {view} strong view")
+    print(f"{out}: features {train_shape} of the training texts, {test_shape} of the test texts, {view} strong view")
     return 0
 
 
@@ -178,14 +175,13 @@ def _parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= 1")
         return int(text)
 
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(command.program("text_features"), description=__doc__, formatter_class=as_written)
-    parser.add_argument("--train", required=True, help="CSV file of the training texts")
-    parser.add_argument("--test", required=True, help="CSV file of the test texts")
-    parser.add_argument("--train_strong", help="CSV file of the training texts' strong view; default: none")
+    parser, path = arguments.Parser("text_features", __doc__), os.path.expanduser
+    parser.add_argument("--train", required=True, type=path, help="CSV file of the training texts")
+    parser.add_argument("--test", required=True, type=path, help="CSV file of the test texts")
+    parser.add_argument("--train_strong", type=path, help="CSV file of the training texts' strong view; default: none")
     parser.add_argument("--out", required=True, help="the .npz file to write")
     encoder = "a model of the Hugging Face hub, or a folder that holds one (%(default)s)"
-    parser.add_argument("--encoder", default="bert-base-uncased", help=encoder)
+    parser.add_argument("--encoder", default="bert-base-uncased", type=path, help=encoder)
     parser.add_argument("--pooling", default="cls", choices=POOLING, help="of the last layer's tokens (%(default)s)")
     parser.add_argument("--max_length", type=positive, default=128, help="tokens of a text that are read (%(default)s)")
     parser.add_argument("--batch_size", type=positive, default=64, help="texts at a time (%(default)s)")

@@ -18,7 +18,6 @@ class Known(NamedTuple):
     url: str
     mean: tuple[float, ...] = ()  # of images in [0, 1], per channel or one for all; empty: measured on the training images
     std: tuple[float, ...] = ()  # likewise
-    get: str = ""  # the file to download from `url`, unless it is a TFDS dataset
 
 
 class File(NamedTuple):
@@ -72,10 +71,9 @@ DATASETS: dict[str, Known] = {
         mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835),
         citation="Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
         terms="see source; made of CIFAR-10 and ImageNet pictures", url="https://datashare.is.ed.ac.uk/handle/10283/3192",
-        get="CINIC-10.tar.gz (to be unpacked: a folder with train/, valid/ and test/)",
     ),
     "ag_news": Known(
-        "text_features", 4, "none", "none", get="train.csv and test.csv",
+        "text_features", 4, "none", "none",
         citation="Zhang, Zhao and LeCun 2015, arXiv:1509.01626, of A. Gulli's AG corpus",
         terms="for research and other non-commercial use",
         url="https://github.com/mhjabreel/CharCnn_Keras/tree/master/data/ag_news_csv",
@@ -91,7 +89,7 @@ _MEDMNIST = {
 DATASETS |= {
     name: Known(
         "npz", classes, "zero_crop4" if name.startswith("organ") else "flip_zero_crop4", "fedlabel_released",
-        mean=(0.5,), std=(0.5,), get=f"{name}.npz", url="https://zenodo.org/records/10519652",
+        mean=(0.5,), std=(0.5,), url="https://zenodo.org/records/10519652",
         citation="Yang et al. 2023, MedMNIST v2, Scientific Data 10:41, and the study that its page names for this part",
         terms="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
     )

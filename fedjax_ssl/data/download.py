@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from fedjax_ssl.data.catalog import ORIGINALS, File, known
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, File
 from fedjax_ssl.data.transfer import CutError, RefusedError, transfer
 
 DATA = "FEDJAX_SSL_DATA"
@@ -48,29 +48,25 @@ def folder(data_dir: str | None = None) -> Path:
     return path
 
 
-def places(name: str, data_dir: str | None = None, files: Sequence[File] | None = None) -> list[Place]:
-    """The files of a dataset of `ORIGINALS`, or `files` in place of these, with their sources and paths.
+def places(name: str, data_dir: str | None = None) -> list[Place]:
+    """The files of a dataset of `ORIGINALS`, with their sources and paths.
 
     FEDJAX_SSL_MIRROR is the address of another copy of `originals`; FEDJAX_SSL_CHECKSUMS a JSON file with sizes and checksums
     of files that were packed anew.
     """
     group = name.partition("/")[0]
     base = os.environ.get(MIRROR, "").rstrip("/")
-    ours = _replaced(group, ORIGINALS[name]) if files is None else files
-    root = folder(data_dir) / "originals" / group
-    return [Place(file, f"{base}/{group}/{file.name}" if base else file.url, root / file.name) for file in ours]
+    root, files = folder(data_dir) / "originals" / group, _replaced(group, ORIGINALS[name])
+    return [Place(file, f"{base}/{group}/{file.name}" if base else file.url, root / file.name) for file in files]
 
 
-def obtain(
-    name: str, data_dir: str | None = None, *, download: bool = True, files: Sequence[File] | None = None
-) -> dict[str, Path]:
+def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> dict[str, Path]:
     """The paths of a dataset's original files, by name, each whole and with its checksum; fetches what is missing.
 
-    `files` take the place of those in `ORIGINALS`. What is fetched, how much, under which terms, is said on standard error
-    first. Raises FileNotFoundError with one line where a file is missing and cannot be fetched or `download` is false, and
-    OSError where it cannot be written.
+    What is fetched, how much, under which terms, is said on standard error first. Raises FileNotFoundError with one line where
+    a file is missing and cannot be fetched or `download` is false, and OSError where it cannot be written.
     """
-    found = places(name, data_dir, files)
+    found = places(name, data_dir)
     missing = [place for place in found if not is_whole(place)]
     if missing and not download:
         raise FileNotFoundError(_absent(name, missing, data_dir))
@@ -110,7 +106,7 @@ def fetch(place: Place, waits: Sequence[float] = WAITS) -> None:
     path = place.path
     part = part_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path), _interruptible():
+    with _interruptible(), _alone(path):
         if is_whole(place):  # another process has fetched it meanwhile
             return
         began_anew = not part.exists()
@@ -135,6 +131,11 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def have(path: Path) -> int:
+    """The bytes of a file; 0: it is not there."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def shown(size: float) -> str:
     """A number of bytes as people read it."""
     for unit in ("B", "kB", "MB"):
@@ -148,11 +149,11 @@ def _receive_all(place: Place, part: Path, waits: Sequence[float]) -> None:
     """Receives a file's bytes until all are there, over as many connections as it takes."""
     failed = 0
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = have(part)
         try:
             return transfer(place.url, part, place.file.size, place.path.name)
         except CutError as error:
-            after = part.stat().st_size if part.exists() else 0
+            after = have(part)
             failed = failed + 1 if after - before < _PROGRESS else 0
             if failed > len(waits):
                 kept = f"{shown(after)} of it are kept: the same command goes on from there; " if after else ""
@@ -209,23 +210,18 @@ def _replaced(group: str, files: Sequence[File]) -> list[File]:
 
 def _announced(name: str, missing: Sequence[Place]) -> str:
     """What is fetched, from where, where it goes, and its terms, in a line."""
-    size = sum(place.file.size for place in missing)
-    about = known(name)
+    about, size = DATASETS[name], sum(place.file.size for place in missing)
     amount = shown(size) if all(place.file.size for place in missing) else "a file whose size the server says"
     what = amount if len(missing) == 1 else f"{len(missing)} files, {amount}"
-    where = sorted({urlsplit(place.url).netloc for place in missing})
-    damaged = [place.path.name for place in missing if place.path.exists()]
-    again = f" ({', '.join(damaged)} there is damaged)" if damaged else ""
-    begun = sum(part_of(place.path).stat().st_size for place in missing if part_of(place.path).exists())
-    rest = f", of which {shown(begun)} are there" if begun else ""
-    terms = f"; terms: {about.terms} ({about.url})" if about else ""
-    return f"{name}: fetching {what}{rest}, from {', '.join(where)} to {missing[0].path.parent}{again}{terms}"
+    where = ", ".join(sorted({urlsplit(place.url).netloc for place in missing}))
+    damaged = ", ".join(place.path.name for place in missing if place.path.exists())
+    again = f" ({damaged} there is damaged)" if damaged else ""
+    return f"{name}: fetching {what}, from {where} to {missing[0].path.parent}{again}; terms: {about.terms} ({about.url})"
 
 
 def _make_room(missing: Sequence[Place]) -> None:
     """Raises OSError where the disk is too full for what is missing."""
-    parts = [part_of(place.path) for place in missing]
-    needed = sum(place.file.size for place in missing) - sum(part.stat().st_size for part in parts if part.exists())
+    needed = sum(place.file.size - have(part_of(place.path)) for place in missing)
     where = missing[0].path.parent
     free = shutil.disk_usage(where).free
     if needed > free:
@@ -265,8 +261,7 @@ def _alone(path: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         _say(f"{path}: another process fetches it: waiting")
-        with _interruptible():
-            lock.acquire()
+        lock.acquire()
     try:
         yield
     finally:

@@ -41,9 +41,9 @@ def transfer(url: str, part: Path, size: int, label: str) -> None:
     except _Unsatisfiable:
         part.unlink(missing_ok=True)
         raise CutError("the server has no more of it") from None
-    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
-        raise CutError(_reason(error)) from None
-    except urllib3.exceptions.HTTPError as error:
+    except (
+        requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError, urllib3.exceptions.HTTPError,
+    ) as error:  # fmt: skip
         raise CutError(_reason(error)) from None
     except requests.RequestException as error:  # no address, too many redirects
         raise RefusedError(f"{url} cannot be fetched ({_reason(error)}): correct the address") from None
@@ -93,10 +93,5 @@ def _receive(response: requests.Response, part: Path, have: int, whole: int, lab
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost reason of an error of requests, in a line."""
-    while (inner := getattr(error, "reason", None) or next((a for a in error.args if isinstance(a, BaseException)), None)) and (
-        isinstance(inner, BaseException)
-    ):
-        error = inner
-    text = str(error.args[-1] if error.args else error).rpartition("): ")[2]
-    return " ".join(f"{text or type(error).__name__}".split())[:200]
+    """The innermost reason of an error of requests, which it has at its end, in a line."""
+    return " ".join(str(error).rpartition(": ")[2].strip("()'\"").split())[:200] or type(error).__name__

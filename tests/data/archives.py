@@ -91,19 +91,15 @@ def png(image):
 
 
 def serve(server, name, files):
-    """Puts a dataset's files where a server has them; the entries of a catalog with their sizes and checksums."""
+    """Puts a dataset's files where a server has them, and their sizes and checksums into the catalog; its entries."""
     place = server.folder / name.partition("/")[0]
     place.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         (place / file).write_bytes(content)
-    return entries(ORIGINALS[name], files)
-
-
-def entries(files, contents):
-    """A catalog's entries with the sizes and checksums of other contents, by the algorithm that the catalog has."""
     made = []
-    for file in files:
-        algorithm, content = file.checksum.partition(":")[0], contents[file.name]
+    for file in ORIGINALS[name]:
+        algorithm, content = file.checksum.partition(":")[0], files[file.name]
         checksum = f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
         made.append(file._replace(size=len(content), checksum=checksum, publisher="a test"))
+    server.patch.setitem(ORIGINALS, name, made)
     return made

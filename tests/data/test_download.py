@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import download
-from fedjax_ssl.data.catalog import File
+from fedjax_ssl.data.catalog import ORIGINALS
 from fedjax_ssl.experiment import build, provenance, run
 from launch import command, prepare
 from tests.data import archives
@@ -28,8 +28,8 @@ def files(server):  # noqa: F811
     return archives.serve(server, "cifar10", {NAME: CONTENT})
 
 
-def obtain(folder, files, **more):
-    return download.obtain("cifar10", folder, files=files, **more)[NAME]
+def obtain(folder, **more):
+    return download.obtain("cifar10", folder, **more)[NAME]
 
 
 def names(folder):
@@ -39,40 +39,40 @@ def names(folder):
 
 
 def test_a_file_is_fetched_once_and_what_how_much_and_which_terms_are_said_first(server, kept, files, capsys):  # noqa: F811
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert obtain(kept).read_bytes() == CONTENT
     said = capsys.readouterr().err.splitlines()[0]
     assert said.startswith(f"cifar10: fetching 3.0 MB, from 127.0.0.1:{server.server_port} to {kept}/originals/cifar10; terms:")
-    assert obtain(kept, files, download=False).read_bytes() == CONTENT
+    assert obtain(kept, download=False).read_bytes() == CONTENT
     assert (len(server.asked), names(kept), capsys.readouterr().err) == (1, [NAME], "")
 
 
 def test_cut_connections_are_resumed_where_they_ended(server, kept, files):  # noqa: F811
     server.cut = 1_200_000
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert obtain(kept).read_bytes() == CONTENT
     assert [wanted for _, wanted in server.asked] == [None, "bytes=1200000-", "bytes=2400000-"]
     assert server.sent == len(CONTENT)
 
 
 def test_a_server_that_does_not_know_ranges_sends_all_again(server, kept, files):  # noqa: F811
-    place = download.places("cifar10", kept, files)[0]
+    place = download.places("cifar10", kept)[0]
     part = download.part_of(place.path)
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:5000])
     server.knows_ranges = False
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert obtain(kept).read_bytes() == CONTENT
     assert server.asked == [(f"cifar10/{NAME}", "bytes=5000-")]
 
 
 def test_what_arrived_is_kept_for_the_next_call_and_not_taken_for_the_file(server, kept, files, monkeypatch):  # noqa: F811
     server.cut = 1000
-    place = download.places("cifar10", kept, files)[0]
+    place = download.places("cifar10", kept)[0]
     message = message_of(download.RefusedError, download.fetch, place, (0.0, 0.0))
     assert "3.0 kB of it are kept: the same command goes on from there" in message
     assert names(kept) == [f".{NAME}.part"]
-    message = message_of(FileNotFoundError, obtain, kept, files, download=False)
+    message = message_of(FileNotFoundError, obtain, kept, download=False)
     assert "neither prepared by TFDS nor as its original files, and data.download is false" in message
     server.cut, server.asked, server.busy = None, [], 1
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert obtain(kept).read_bytes() == CONTENT
     assert server.asked == [(f"cifar10/{NAME}", "bytes=3000-")] * 2
 
 
@@ -81,10 +81,10 @@ BEGUN = {"other": bytes(100), "too_long": CONTENT + b"more", "last_byte": CONTEN
 
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 def test_a_beginning_of_another_file_is_fetched_anew(kept, files, begun):  # noqa: F811
-    part = download.part_of(download.places("cifar10", kept, files)[0].path)
+    part = download.part_of(download.places("cifar10", kept)[0].path)
     part.parent.mkdir(parents=True)
     part.write_bytes(begun)
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert obtain(kept).read_bytes() == CONTENT
 
 
 OTHER = bytes(len(CONTENT))
@@ -104,19 +104,17 @@ OTHER = bytes(len(CONTENT))
 )
 def test_another_answer_than_the_file_is_one_line_and_leaves_nothing(server, kept, files, answer, expected):  # noqa: F811
     server.answers[f"cifar10/{NAME}"] = answer
-    assert expected in message_of(FileNotFoundError, obtain, kept, files)
+    assert expected in message_of(FileNotFoundError, obtain, kept)
     assert (names(kept), len(server.asked)) == ([], 1)
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: bytes(1) + content[1:], lambda _: b""])
 def test_a_damaged_file_is_noticed_and_fetched_anew(server, kept, files, damage, capsys):  # noqa: F811
-    path = obtain(kept, files)
+    path = obtain(kept)
     path.write_bytes(damage(CONTENT))
     os.utime(path, ns=(1, 1))
-    assert f"{path} is damaged, and data.download is false" in message_of(
-        FileNotFoundError, obtain, kept, files, download=False
-    )
-    assert obtain(kept, files).read_bytes() == CONTENT
+    assert f"{path} is damaged, and data.download is false" in message_of(FileNotFoundError, obtain, kept, download=False)
+    assert obtain(kept).read_bytes() == CONTENT
     assert f"({NAME} there is damaged)" in capsys.readouterr().err
 
 
@@ -128,17 +126,18 @@ def test_without_a_network_it_is_one_line(kept, monkeypatch):  # noqa: F811
     assert "cannot be fetched from http://127.0.0.1:9/cifar10/" in message
     assert f"or put the file at {place.path}" in message
     monkeypatch.setenv(download.MIRROR, "no address")
-    assert "correct the address" in message_of(FileNotFoundError, obtain, kept, None)
+    assert "correct the address" in message_of(FileNotFoundError, obtain, kept)
     assert names(kept) == []
 
 
 def test_a_full_disk_is_one_line(server, kept, files):  # noqa: F811
-    huge = [file._replace(size=10**18) for file in files]
-    assert "1000000000.00 GB are needed and" in message_of(OSError, obtain, kept, huge)
+    server.patch.setitem(ORIGINALS, "cifar10", [file._replace(size=10**18) for file in files])
+    assert "1000000000.00 GB are needed and" in message_of(OSError, obtain, kept)
     assert server.asked == []
-    part = download.part_of(download.places("cifar10", kept, files)[0].path)
+    server.patch.setitem(ORIGINALS, "cifar10", files)
+    part = download.part_of(download.places("cifar10", kept)[0].path)
     part.symlink_to("/dev/full")  # the kernel's own disk that has no room
-    message = message_of(OSError, obtain, kept, files)
+    message = message_of(OSError, obtain, kept)
     assert message.startswith(
         f"cifar10: cannot write to {kept}/originals/cifar10 (No space left on device): make room, or give"
     )
@@ -148,14 +147,14 @@ def test_a_full_disk_is_one_line(server, kept, files):  # noqa: F811
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(files, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot write to" in message_of(OSError, obtain, str(tmp_path / "file"), files)
+    assert "cannot write to" in message_of(OSError, obtain, str(tmp_path / "file"))
 
 
 def test_a_size_that_nobody_publishes_is_the_servers(server, kept):  # noqa: F811
-    file = File("a.npz", "", archives.serve(server, "bloodmnist", {"bloodmnist.npz": CONTENT})[0].checksum, "a test")
-    (server.folder / "bloodmnist" / "a.npz").write_bytes(CONTENT)
+    (file,) = archives.serve(server, "bloodmnist", {"bloodmnist.npz": CONTENT})
+    server.patch.setitem(ORIGINALS, "bloodmnist", [file._replace(size=0)])
     server.cut = 1_200_000
-    assert download.obtain("bloodmnist", kept, files=[file])["a.npz"].read_bytes() == CONTENT
+    assert download.obtain("bloodmnist", kept)["bloodmnist.npz"].read_bytes() == CONTENT
 
 
 def test_data_are_kept_in_the_folder_that_is_asked_for(monkeypatch, tmp_path):
@@ -237,7 +236,7 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):  # noq
 def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys):  # noqa: F811
     server.pause = 0.05
     with ThreadPoolExecutor(2) as threads:  # whose locks are those of processes
-        assert len(set(threads.map(lambda _: obtain(kept, files), range(2)))) == 1
+        assert len(set(threads.map(lambda _: obtain(kept), range(2)))) == 1
     assert (len(server.asked), names(kept)) == (1, [NAME])
     assert "another process fetches it: waiting" in capsys.readouterr().err
 

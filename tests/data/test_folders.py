@@ -1,6 +1,4 @@
-"""Image folders: pixel for pixel what Pillow reads, and wrong folders in one clear line."""
-
-import shutil
+"""Image folders: pixel for pixel what Pillow reads; `test_odd_inputs` has the wrong ones."""
 
 import numpy as np
 import pytest
@@ -81,32 +79,3 @@ def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
     assert (
         "has no folder train/: needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv" in message
     )
-
-
-def save(folder, image):
-    Image.fromarray(image).save(folder / "test/cat/a.png")
-
-
-def empty(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda folder: save(folder, picture(5, 6, 3)), "test/cat/a.png has 6 x 5 pixels and others 4 x 5: resize all"),
-        (lambda folder: save(folder, picture(5, 4).astype(np.uint16)), "a.png has uint16 pixels: save it with 8 bits"),
-        (lambda folder: (folder / "test/cat/a.png").write_bytes(b"junk"), "test/cat/a.png cannot be decoded: replace it"),
-        (lambda folder: (folder / "test/cat/a.png").write_bytes(b""), "test/cat/a.png cannot be decoded: replace it"),
-        (lambda folder: empty(folder / "train/cat"), "train/cat holds no image ("),
-        (lambda folder: empty(folder / "train"), "train holds no folders: give one folder per class"),
-        (lambda folder: (folder / "test" / "dog").rename(folder / "test" / "dogs"), "class folder dog is missing from"),
-        (lambda folder: (folder / "test" / "emu").mkdir(), "class folder emu is only in"),
-        (lambda folder: (folder / "test").rename(folder / "tests"), "has no folder test/: needed are"),
-    ],
-)
-def test_wrong_folders_are_named(tmp_path, damage, expected):
-    write_tree(tmp_path)
-    damage(tmp_path)
-    assert expected in message_of((ValueError, FileNotFoundError), sources.load, "image_folder", path=str(tmp_path))

@@ -141,6 +141,8 @@ ODD = {
     "transparency": classes(transparent),
     "16-bit file": classes(deep),
     "a damaged file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"junk")),
+    "an empty file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"")),
+    "a class of the test folder alone": classes(lambda root: (root / "test" / "emu").mkdir()),
     "images without table or classes": flat(train=None),
     "a table for one split": flat(test=None),
     "a table with semicolons": flat(train="id;label\n0;1\n"),

@@ -23,6 +23,7 @@ def server(tmp_path, monkeypatch):
     folder.mkdir()
     with serving(folder) as server:
         monkeypatch.setenv(download.MIRROR, server.address)
+        server.patch = monkeypatch
         yield server
 
 
@@ -40,8 +41,8 @@ PACKED = {"cifar100": archives.cifar100, "svhn_cropped": archives.svhn, "emnist/
 def test_original_files_are_what_tfds_prepares_in_its_order(tiny_dir, server, kept, name):  # noqa: F811
     builder = NAMED[name]
     parts = [builder.examples(builder.SPLITS[split]) for split in ("train", "test")]
-    files = archives.serve(server, name, PACKED[name](*parts))
-    got = originals.load(name, kept, None, 0, files=files)
+    archives.serve(server, name, PACKED[name](*parts))
+    got = originals.load(name, kept, None, 0)
     check_contract(got)
     assert same(got[1:5], sources.load(name, data_dir=str(tiny_dir))[1:5])
     assert (got.name, got.num_classes) == (name, DATASETS[name].classes)
@@ -49,10 +50,9 @@ def test_original_files_are_what_tfds_prepares_in_its_order(tiny_dir, server, ke
 
 def test_svhns_further_images_come_after_its_training_images_where_they_are_asked_for(server, kept):
     train, test, extra = ((picture(size, 32, 32, 3, seed=size), np.arange(size) % 10) for size in (30, 10, 50))
-    contents = archives.svhn(train, test, extra)
-    files = archives.serve(server, "svhn_cropped/extra", contents)
-    got = originals.load("svhn_cropped/extra", kept, None, 0, files=files)
-    fewer = originals.load("svhn_cropped", kept, None, 0, files=files[:2])  # of the same folder
+    for name in ("svhn_cropped", "svhn_cropped/extra"):  # in one folder
+        archives.serve(server, name, archives.svhn(train, test, extra))
+    got, fewer = (originals.load(name, kept, None, 0) for name in ("svhn_cropped/extra", "svhn_cropped"))
     assert same((got.train_images[:30], got.train_labels[:30]), (fewer.train_images, fewer.train_labels))
     assert as_rows(got.train_images[30:], got.train_labels[30:]) == as_rows(*extra)
     assert len(server.asked) == 3
@@ -68,9 +68,9 @@ def test_cinic10s_archive_is_its_unpacked_folder(server, kept, tmp_path):
                 (folder / f"n{i}_{label}.png").write_bytes(archives.png(image))
     gray = cv2.imencode(".png", picture(32, 32))[1].tobytes()  # some of ImageNet's are
     (tmp_path / "cinic/train/class0/n9.png").write_bytes(gray)
-    files = archives.serve(server, "cinic10", archives.cinic10(tmp_path / "cinic"))
+    archives.serve(server, "cinic10", archives.cinic10(tmp_path / "cinic"))
     for resplit in (None, (0.5, 0.2, 0.3)):
-        got = originals.load("cinic10", kept, resplit, 0, files=files)
+        got = originals.load("cinic10", kept, resplit, 0)
         check_contract(got)
         assert same(got[1:5], sources.load("cinic10", path=str(tmp_path / "cinic"), resplit=resplit)[1:5])
 
@@ -79,11 +79,11 @@ def test_medmnist_is_read_and_ag_news_says_what_its_texts_need(server, kept, tmp
     arrays = {f"{s}_images": picture(n, 28, 28, 3) for s, n in (("train", 16), ("val", 8), ("test", 8))}
     arrays |= {f"{s}_labels": np.arange(n)[:, None] % 8 for s, n in (("train", 16), ("val", 8), ("test", 8))}
     np.savez(tmp_path / "blood.npz", **arrays)
-    files = archives.serve(server, "bloodmnist", {"bloodmnist.npz": (tmp_path / "blood.npz").read_bytes()})
-    assert np.array_equal(originals.load("bloodmnist", kept, None, 0, files=files).train_images, arrays["train_images"])
+    archives.serve(server, "bloodmnist", {"bloodmnist.npz": (tmp_path / "blood.npz").read_bytes()})
+    assert np.array_equal(originals.load("bloodmnist", kept, None, 0).train_images, arrays["train_images"])
     contents = {"train.csv": b'"3","Oil","Up"\n', "test.csv": b'"1","Peace","Now"\n'}
-    files = archives.serve(server, "ag_news", contents)
-    message = message_of(ValueError, originals.load, "ag_news", kept, None, 0, files=files)
+    archives.serve(server, "ag_news", contents)
+    message = message_of(ValueError, originals.load, "ag_news", kept, None, 0)
     command = f"run python -m launch.text_features --train={kept}/originals/ag_news/train.csv --test="
     assert message.startswith("name='ag_news' needs path: its texts are there")
     assert command in message
@@ -97,8 +97,8 @@ def test_files_of_another_format_are_one_line(server, kept):
         "svhn_cropped": {"train_32x32.mat": b"no matrix", "test_32x32.mat": b"no matrix"},
         "cinic10": {"CINIC-10.tar.gz": archives.tar_gz({"train/a/b.png": b"no image"})},
     }.items():
-        files = archives.serve(server, name, contents)
-        assert "are not in their format" in message_of(ValueError, originals.load, name, kept, None, 0, files=files), name
+        archives.serve(server, name, contents)
+        assert "are not in their format" in message_of(ValueError, originals.load, name, kept, None, 0), name
 
 
 def test_the_catalog_has_the_files_and_checksums_that_tfds_lists():
@@ -135,9 +135,9 @@ def authors_order(name, tfds_dir):
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
 def test_real_datasets_rebuilt_and_fetched_equal_what_tfds_gives(server, kept, tfds_dir, name):
     stored, train, test = authors_order(name, tfds_dir)
-    files = archives.serve(server, name, (archives.cifar10 if name == "cifar10" else archives.mnist)(train, test))
+    archives.serve(server, name, (archives.cifar10 if name == "cifar10" else archives.mnist)(train, test))
     server.cut = 5_000_000  # so that it takes several connections
-    got = originals.load(name, kept, None, 0, files=files)
+    got = originals.load(name, kept, None, 0)
     assert same(got[1:5], stored[1:5])
     assert [array.dtype for array in got[1:5]] == [np.uint8, np.int32] * 2
     assert any(wanted for _, wanted in server.asked)

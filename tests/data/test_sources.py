@@ -95,24 +95,11 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"train_images": np.zeros((40, 3, 4), np.float32)},
-            "npz train: images have dtype float32 from 0 to 0: scale them to 0..255",
-        ),
-        ({"test_images": np.zeros((20, 3, 4), int)}, "npz test: images have dtype int64"),
-        ({"train_images": np.zeros((40, 12), np.uint8)}, "npz train: images have shape (40, 12): needed is [N, H, W]"),
-        ({"train_images": np.zeros((0, 3, 4), np.uint8)}, "npz train: images have shape (0, 3, 4)"),
-        ({"test_images": np.zeros((20, 4, 4), np.uint8)}, "(3, 4, 1) and test images (4, 4, 1): resize them"),
-        ({"train_labels": np.zeros((40, 2), int)}, "npz train: labels have shape (40, 2)"),
-        ({"train_labels": np.zeros(40)}, "npz train: labels have dtype float64: store them as integers"),
-        ({"train_labels": np.zeros(39, int)}, "npz train: 40 examples but 39 labels"),
-        ({"train_labels": np.arange(40) % 2 - 2}, "npz train: labels range from -2 to -1: number the classes 0..C-1"),
         ({"train_labels": np.arange(40) % 2 + 2**40}, "npz train: labels range from 1099511627776"),
         ({"train_labels": np.arange(40) % 2 * 2}, "npz: no training example of class 1 (2 of 3 classes occur)"),
         ({"test_labels": np.full(20, 2)}, "npz: no training example of class 2 (2 of 3 classes occur)"),
         ({"test_labels": np.full(20, 10**9)}, "npz: no training example of class 2 (2 of 1000000001 classes occur)"),
         ({"test_images": None}, "holds train_images, train_labels, val_images, val_labels, test_labels: needed are"),
-        ({"train_images": np.array([{}] * 40)}, "cannot be read as plain arrays (Object arrays cannot be loaded"),
         ({"resplit": [0.8, 0.2]}, "resplit=(0.8, 0.2): give three fractions"),
         ({"resplit": [0.8, 0.1, 0.2]}, "add up to 1"),
         ({"resplit": [1.0, 0.0, 0.0]}, "train and test above 0"),
@@ -171,18 +158,15 @@ BY_PATH = [name for name, about in DATASETS.items() if about.kind in sources.GEN
 
 
 @pytest.mark.parametrize("name", [*sources.GENERIC, *BY_PATH])
-def test_a_missing_file_says_what_to_give_and_to_download_from_where(tmp_path, name):
+def test_a_missing_file_says_what_to_give_or_to_fetch(tmp_path, name):
     about, missing = DATASETS.get(name), str(tmp_path / "missing")
     what = "folder" if (about.kind if about else name) == "image_folder" else "file"
-    got = message_of(ValueError, sources.load, name), message_of(FileNotFoundError, sources.load, name, path=missing)
+    assert message_of(FileNotFoundError, sources.load, name, path=missing).startswith(f"path={missing}: no such {what}: give")
     if about is None:
-        assert got[0] == f"name={name!r} needs path: give the {what} to read"
-        assert got[1].startswith(f"path={missing}: no such {what}")
-        return
-    get = f"download {about.get} from {about.url} (terms: {about.terms})"
-    get += ", run python -m launch.text_features on them" if name == "ag_news" else ""
-    assert got[0] == f"name={name!r} needs path: {get}, and give the {what}"
-    assert got[1].startswith(f"{name}: path={missing}: no such {what}: {get}, ")
+        assert message_of(ValueError, sources.load, name) == f"name={name!r} needs path: give the {what} to read"
+    else:
+        message = message_of(FileNotFoundError, sources.load, name, data_dir=str(tmp_path))
+        assert f"run python -m launch.prepare {name} --data_dir={tmp_path}, or set data.download=true" in message
 
 
 TRAIN, TEST = tagged(10, 0), tagged(6, 10)

@@ -126,7 +126,7 @@ def test_wrong_arguments_are_one_line(runs, tmp_path):
         ([one, "--out=p.txt"], "accepted: a file NAME.csv or NAME.npz"),
         ([one, f"--data={tmp_path / 'wrong.npz'}"], "got uint8 [2, 5, 5], accepted: images uint8 [B, 8, 8, 1] or [B, 8, 8]"),
         ([one, f"--data={tmp_path / 'labels.npz'}"], "got labels from 0 to 10"),
-        ([one, f"--data={tmp_path / 'two'}"], "with 2 folders of classes"),
+        ([one, f"--data={tmp_path / 'two'}"], "with 2 classes, accepted: each of the model's 10"),
         ([one, f"--data={tmp_path / 'no.npz'}"], "no such file"),
     ):
         assert words in refused(*arguments, program=evaluate)

@@ -85,8 +85,8 @@ def test_the_tables_hold_what_the_logs_say(folder, page):
 def test_figures_and_tables_lie_beside_the_page(page):
     names = {path.name for path in (page.parent / "report_files").iterdir()}
     figures = (
-        "accuracy_bytes", "panel", "panel_label_ratio", "confusion_fixmatch", "clients_histogram", "trace_threshold_fixmatch",
-        "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled",
+        "eval_accuracy_bytes", "panel", "diagnostics_label_ratio_bytes", "confusion_fixmatch", "clients_histogram",
+        "trace_threshold_fixmatch", "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled",
     )  # fmt: skip
     tables = ("results", "costs", "runs", "per_class", "clients")
     assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")} <= names

@@ -3,12 +3,13 @@
 Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
 
+import difflib
 import os
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, Known, known
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, known
 from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
@@ -49,17 +50,19 @@ def load(
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
     if renumber_labels and kind not in ("npz", "image_folder"):
         raise ValueError(f"renumber_labels=True is for npz and image_folder, got name={name!r}: drop it")
-    if path is None and name in ORIGINALS and kind in GENERIC and (download or originals.is_there(name, data_dir)):
+    found = tfds.load(name, data_dir, resplit, seed) if kind == "tfds" else None
+    if found is None and path is None and name in ORIGINALS:
         found = originals.load(name, data_dir, resplit, seed, fetch=download)
     elif kind in GENERIC:
-        file = _path(name, kind, about, path)
-        found = _from_path(name, kind, file, resplit, seed, renumber_labels)
+        found = _from_path(name, kind, path, resplit, seed, renumber_labels)
         found = found if about else quality.warn(found)
-    elif kind == "tfds":
-        others = [*GENERIC, "synthetic", *(k for k, v in DATASETS.items() if v.kind != "tfds")]
-        found = tfds.load(name, data_dir, others, resplit, seed, download)
-    else:
+    elif kind != "tfds":
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
+    if found is None:
+        names = [*GENERIC, "synthetic", *DATASETS]
+        near = difflib.get_close_matches(name.lower(), names, 1)
+        accepted = f"{', '.join(names)}, or what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]}"
+        raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{f'; did you mean {near[0]!r}?' if near else ''}")
     if about and found.num_classes != about.classes:
         raise ValueError(
             f"{name}: got {found.num_classes} classes, and it has {about.classes}: check that these are all its data"
@@ -122,23 +125,11 @@ def padded(data: Dataset, size: int) -> Dataset:
     return data._replace(train_images=np.pad(data.train_images, borders), test_images=np.pad(data.test_images, borders))
 
 
-def _path(name: str, kind: str, about: Known | None, path: str | None) -> str:
-    """The file or folder of a dataset, which is there, or an error that says what to get where."""
-    what = "folder" if kind == "image_folder" else "file"
-    get = f"download {about.get} from {about.url} (terms: {about.terms})" if about else ""
-    if get and kind == "text_features":
-        get += ", run python -m launch.text_features on them"
+def _from_path(name: str, kind: str, path: str | None, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
+    """The dataset in a file or folder of the user's."""
     if path is None:
-        raise ValueError(f"name={name!r} needs path: {f'{get}, and give the {what}' if get else f'give the {what} to read'}")
+        raise ValueError(f"name={name!r} needs path: give the {'folder' if kind == 'image_folder' else 'file'} to read")
     path = os.path.expanduser(path)
-    if about and not os.path.exists(path):
-        raise FileNotFoundError(f"{name}: path={path}: no such {what}: {get}, and give the {what} as path")
-    if kind != "image_folder" and os.path.isdir(path):
-        raise FileNotFoundError(f"{name}: path={path}: is a folder: give the .npz file in it")
-    return path
-
-
-def _from_path(name: str, kind: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
     try:
         if kind == "text_features":
             return text.load(name, path)

@@ -64,6 +64,13 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
     return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber)
 
 
+def test_part(path: str) -> Part:
+    """The test images of a folder, or all, where it is not split, and their labels, numbered as in `load`."""
+    root = Path(path)
+    folder = _split_folders(root).get("test") or _whole(root)
+    return _read(path, path, _files(root, {"test": folder}, by_name=False))["test"]
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """The folders of the splits that there are."""
     found = {}

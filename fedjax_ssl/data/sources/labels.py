@@ -19,7 +19,7 @@ def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[s
 
     The classes are those of the training split, or, where splits are `merged`, of all. ValueError: another split has others.
     """
-    given = {split: _flat(f"{name} {split}", part.labels) for split, part in splits.items()}
+    given = {split: _flat(f"{name} {split}: labels", part.labels) for split, part in splits.items()}
     text = any(labels.dtype.kind == "U" for labels in given.values())
     given = {split: labels.astype(str) if text else labels for split, labels in given.items()}
     unknown = str(UNLABELED) if text else UNLABELED
@@ -38,14 +38,14 @@ def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[s
     return {split: part._replace(labels=number(given[split])) for split, part in splits.items()}
 
 
-def _flat(where: str, labels: np.ndarray) -> Ids:
-    """Labels [N] of integers or text."""
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.dtype == object and all(isinstance(label, str) for label in labels.ravel()):
-        labels = labels.astype(str)
-    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
-        raise ValueError(f"{where}: labels have dtype {labels.dtype} and shape {labels.shape}: give integers or text, [N]")
-    return labels
+def _flat(what: str, values: np.ndarray) -> Ids:
+    """Integers or text [N]; ValueError says `what` is something else."""
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.dtype == object and all(isinstance(value, str) for value in values.ravel()):
+        values = values.astype(str)
+    if values.ndim != 1 or values.dtype.kind not in "iuU":
+        raise ValueError(f"{what} have dtype {values.dtype} and shape {values.shape}: give an integer or a text per example")
+    return values
 
 
 def clients(where: str, given: Any, num_examples: int) -> Numbers:
@@ -56,11 +56,7 @@ def clients(where: str, given: Any, num_examples: int) -> Numbers:
     """
     if not isinstance(given, np.ndarray) and len(given) and all(np.ndim(rows) == 1 for rows in given):
         return _of_lists(where, given, num_examples)
-    ids = np.asarray(given)
-    ids = ids[:, 0] if ids.ndim == 2 and ids.shape[1] == 1 else ids
-    ids = ids.astype(str) if ids.dtype == object and all(isinstance(one, str) for one in ids.ravel()) else ids
-    if ids.ndim != 1 or ids.dtype.kind not in "iuU":
-        raise ValueError(f"{where}: client has dtype {ids.dtype} and shape {ids.shape}: give an integer or a text per example")
+    ids = _flat(f"{where}: clients", np.asarray(given))
     if len(ids) != num_examples:
         raise ValueError(f"{where}: {num_examples} examples but {len(ids)} clients' ids: give one id per example")
     nobody = ids == (str(UNLABELED) if ids.dtype.kind == "U" else UNLABELED)

@@ -38,7 +38,8 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
 def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays of `keys` that an `.npz` file has, and the names of all its arrays."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"path={path}: no such file: give an existing .npz file")
+        what = "is a folder: give the .npz file in it" if os.path.isdir(path) else "no such file: give an existing .npz file"
+        raise FileNotFoundError(f"path={path}: {what}")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"path={path} is not an .npz archive: write one with numpy.savez(path, x_train=..., y_train=..., ...)")
     try:

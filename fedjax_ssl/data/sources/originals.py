@@ -3,70 +3,53 @@
 They read plain arrays of numbers and images; nothing is unpickled, and nothing is unpacked to disk.
 """
 
+import functools
 import gzip
 import hashlib
 import re
 import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 import tqdm
 from jaxtyping import Int64, UInt8
 
 from fedjax_ssl.data import download
-from fedjax_ssl.data.catalog import DATASETS, File
+from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.tfds import decode
 
-_UNREADABLE = (
-    ValueError, KeyError, IndexError, OSError, EOFError, NotImplementedError, struct.error, tarfile.TarError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 Reader = Callable[[dict[str, Path]], dict[str, Part]]
 """Paths of a dataset's files, by name -> its splits."""
 
 
-def load(
-    name: str,
-    data_dir: str | None,
-    resplit: Sequence[float] | None,
-    seed: int,
-    *,
-    fetch: bool = True,
-    files: Sequence[File] | None = None,
-) -> Dataset:
+def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int, *, fetch: bool = True) -> Dataset:
     """A dataset of `catalog.ORIGINALS`, whose files are fetched where they are missing and `fetch` is true.
 
-    `files` take the place of those in the catalog. Raises as `download.obtain`, and ValueError for files of another format.
+    Raises as `download.obtain`, and ValueError for files of another format.
     """
     if data_dir and not download.folder(data_dir).is_dir():  # mistyped, it would become a folder, and be filled
         raise FileNotFoundError(
             f"data_dir={data_dir}, which does not exist: give the folder that holds {name}, or make it (mkdir), or leave "
             f"data_dir empty for {download.folder()}"
         )
-    paths = download.obtain(name, data_dir, download=fetch, files=files)
+    paths = download.obtain(name, data_dir, download=fetch)
     about = DATASETS[name]
     if about.kind == "npz":
         return npz.load(name, str(paths[f"{name}.npz"]), resplit, seed, False)
     if about.kind == "text_features":
         raise ValueError(f"name={name!r} needs path: {text_hint(paths)}")
     try:
-        splits = _READERS[name](paths) if name != "cinic10" else cinic10(paths, with_valid=resplit is not None)
-    except _UNREADABLE as error:
+        splits = _READERS[name](paths)
+    except Exception as error:  # what readers of archives raise for other content
         where = next(iter(paths.values())).parent
         raise ValueError(f"{name}: the files in {where} are not in their format ({first_line(error)}): remove them") from error
     return with_splits(name, splits, resplit, seed, about.classes)
-
-
-def is_there(name: str, data_dir: str | None) -> bool:
-    """Whether a dataset's original files are there, whole or damaged."""
-    return all(place.path.exists() for place in download.places(name, data_dir))
 
 
 def text_hint(paths: dict[str, Path]) -> str:
@@ -107,37 +90,33 @@ def cifar(paths: dict[str, Path], files: dict[str, Sequence[str]], label_bytes: 
     return splits
 
 
-def idx(file: gzip.GzipFile) -> UInt8[np.ndarray, "*_"]:
-    """The array of an IDX file of bytes, as MNIST has them: two zeros, type 8, the number of axes, their big-endian lengths."""
-    zeros, kind, axes = struct.unpack(">HBB", file.read(4))
+def idx(packed: bytes) -> UInt8[np.ndarray, "*_"]:
+    """The array of a gzipped IDX file of bytes: two zeros, type 8, the number of axes, their big-endian lengths, the values."""
+    content = gzip.decompress(packed)
+    zeros, kind, axes = struct.unpack_from(">HBB", content)
     if (zeros, kind) != (0, 8):
         raise ValueError("no IDX file of bytes")
-    shape = struct.unpack(f">{axes}I", file.read(4 * axes))
-    return np.frombuffer(file.read(), np.uint8).reshape(shape)
+    shape = struct.unpack_from(f">{axes}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def mnist(paths: dict[str, Path]) -> dict[str, Part]:
     """MNIST's four files of gzipped IDX."""
-
-    def read(name: str) -> UInt8[np.ndarray, "*_"]:
-        with gzip.open(paths[f"{name}-ubyte.gz"]) as file:
-            return idx(file)
-
-    files = {"train": "train", "test": "t10k"}
-    return {s: _in_tfds_order(s, read(f"{f}-images-idx3"), read(f"{f}-labels-idx1")) for s, f in files.items()}
+    splits = {}
+    for split, name in (("train", "train"), ("test", "t10k")):
+        images, labels = (idx(paths[f"{name}-{kind}-ubyte.gz"].read_bytes()) for kind in ("images-idx3", "labels-idx1"))
+        splits[split] = _in_tfds_order(split, images, labels)
+    return splits
 
 
 def emnist(paths: dict[str, Path]) -> dict[str, Part]:
-    """EMNIST by class: the same files in a zip, their rows and columns exchanged, which are turned upright."""
+    """EMNIST by class: such files in a zip, their rows and columns exchanged, which are turned upright."""
     splits = {}
     with zipfile.ZipFile(paths["gzip.zip"]) as archive:
-
-        def read(name: str) -> UInt8[np.ndarray, "*_"]:
-            with archive.open(f"gzip/emnist-byclass-{name}-ubyte.gz") as packed, gzip.open(packed) as file:
-                return idx(file)
-
         for split in ("train", "test"):
-            splits[split] = _in_tfds_order(split, read(f"{split}-images-idx3").swapaxes(1, 2), read(f"{split}-labels-idx1"))
+            name = f"gzip/emnist-byclass-{split}"
+            images, labels = (idx(archive.read(f"{name}-{kind}-ubyte.gz")) for kind in ("images-idx3", "labels-idx1"))
+            splits[split] = _in_tfds_order(split, images.swapaxes(1, 2), labels)
     return splits
 
 
@@ -146,10 +125,7 @@ def svhn(paths: dict[str, Path]) -> dict[str, Part]:
     import scipy.io
 
     def read(split: str) -> Part:
-        try:
-            arrays = scipy.io.loadmat(paths[f"{split}_32x32.mat"], variable_names=["X", "y"])
-        except scipy.io.matlab.MatReadError as error:
-            raise ValueError(str(error)) from error
+        arrays = scipy.io.loadmat(paths[f"{split}_32x32.mat"], variable_names=["X", "y"])
         labels = arrays["y"].reshape(-1).astype(np.int64) % 10
         return _in_tfds_order(split, arrays["X"].transpose(3, 0, 1, 2), labels)
 
@@ -159,19 +135,16 @@ def svhn(paths: dict[str, Path]) -> dict[str, Part]:
     return splits
 
 
-def cinic10(paths: dict[str, Path], *, with_valid: bool) -> dict[str, Part]:
+def cinic10(paths: dict[str, Path]) -> dict[str, Part]:
     """CINIC-10's archive of PNGs: as `folders` reads the unpacked folder, in its order."""
-    wanted = ("train", "valid", "test") if with_valid else ("train", "test")
-    found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in wanted}
+    found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in ("train", "valid", "test")}
     bar = {"total": 270_000, "desc": "cinic10", "unit": "image", "leave": False, "disable": None}
     with tarfile.open(paths["CINIC-10.tar.gz"], "r|gz") as archive, tqdm.tqdm(**bar) as progress:
         for member in archive:
             path = re.fullmatch(r"(?:.*/)?(train|valid|test)/([^/.][^/]*)/([^/.][^/]*\.png)", member.name)
-            if path is None or not member.isfile():
-                continue
-            progress.update()
-            if path[1] in found and (content := archive.extractfile(member)):
-                found[path[1]].append((path[2], path[3], _decode(content.read(), member.name)))
+            if path is not None and member.isfile() and (content := archive.extractfile(member)):
+                progress.update()
+                found[path[1]].append((path[2], path[3], decode(content.read(), (32, 32, 3))))
     classes = sorted({label for label, _, _ in found["train"]})
     splits = {}
     for split, examples in found.items():
@@ -181,28 +154,16 @@ def cinic10(paths: dict[str, Path], *, with_valid: bool) -> dict[str, Part]:
     return splits
 
 
-def _decode(content: bytes, name: str) -> UInt8[np.ndarray, "32 32 3"]:
-    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
-    if image is None or image.shape != (32, 32, 3):
-        raise ValueError(f"{name} is no image of 32 x 32 pixels")
-    return image
-
-
 def _in_tfds_order(split: str, images: UInt8[np.ndarray, "*_"], labels: np.ndarray) -> Part:
     order = tfds_order(split, len(images))
     return Part(np.ascontiguousarray(images[order]), labels[order].astype(np.int64))
 
 
-def _cifar10(paths: dict[str, Path]) -> dict[str, Part]:
-    batches = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    return cifar(paths, {"train": batches, "test": ["test_batch.bin"]}, 1)
-
-
-def _cifar100(paths: dict[str, Path]) -> dict[str, Part]:
-    return cifar(paths, {"train": ["train.bin"], "test": ["test.bin"]}, 2)
-
-
 _READERS: dict[str, Reader] = {
-    "cifar10": _cifar10, "cifar100": _cifar100, "mnist": mnist, "fashion_mnist": mnist, "emnist/byclass": emnist,
-    "svhn_cropped": svhn, "svhn_cropped/extra": svhn,
+    "cifar10": functools.partial(
+        cifar, files={"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}, label_bytes=1
+    ),
+    "cifar100": functools.partial(cifar, files={"train": ["train.bin"], "test": ["test.bin"]}, label_bytes=2),
+    "mnist": mnist, "fashion_mnist": mnist, "emnist/byclass": emnist, "svhn_cropped": svhn, "svhn_cropped/extra": svhn,
+    "cinic10": cinic10,
 }  # fmt: skip

@@ -1,10 +1,9 @@
 """TensorFlow Datasets, read from array_record without TensorFlow."""
 
 import contextlib
-import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +13,6 @@ from jaxtyping import UInt8
 
 from fedjax_ssl.data import download
 from fedjax_ssl.data.bars import bar
-from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
-from fedjax_ssl.data.sources import originals
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
@@ -24,20 +21,13 @@ _NAME = r"(\w+)(/[\w.-]+)?(:[\d.*]+)?"
 _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
-def load(
-    name: str, data_dir: str | None, others: Iterable[str], resplit: Sequence[float] | None, seed: int, fetch: bool
-) -> Dataset:
-    """The dataset `name`, prepared by TFDS or else from its original files, see `sources.load`.
-
-    Messages also suggest `others`, names that TFDS does not have.
-    """
+def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int) -> Dataset | None:
+    """The dataset `name` as TFDS has prepared it, see `sources.load`; None: it has not."""
     import tensorflow_datasets as tfds
 
     builder = prepared(name, data_dir)
     if builder is None:
-        if name not in ORIGINALS:
-            raise _unprepared(name, data_dir, others)
-        return originals.load(name, data_dir, resplit, seed, fetch=fetch)
+        return None
     features, folder = dict(builder.info.features.items()), builder.data_dir
     image: Any = features.get("image")
     num_classes = getattr(features.get("label"), "num_classes", None)
@@ -61,7 +51,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
 
     if not re.fullmatch(_NAME, name):
         return None
-    for folder in _folders(data_dir):
+    for folder in folders(data_dir):
         try:
             with contextlib.suppress(tfds.core.DatasetNotFoundError):
                 return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
@@ -70,37 +60,11 @@ def prepared(name: str, data_dir: str | None) -> Any:
     return None
 
 
-def _folders(data_dir: str | None) -> list[str]:
+def folders(data_dir: str | None) -> list[str]:
     """The folders in which prepared datasets are looked for."""
     import tensorflow_datasets as tfds
 
     return [str(download.folder(data_dir)), *([] if data_dir else [os.path.expanduser(tfds.core.constants.DATA_DIR)])]
-
-
-def _unprepared(name: str, data_dir: str | None, others: Iterable[str]) -> Exception:
-    """What to do about a name that no folder has and that is not known here."""
-    import tensorflow_datasets as tfds
-
-    folder = _folders(data_dir)[-1]
-    well_formed = re.fullmatch(_NAME, name)
-    listed = tfds.list_builders(with_community_datasets=False)  # community datasets would be asked for over the network
-    if not well_formed or well_formed[1] not in listed:
-        # First among what is known here: TFDS's cifar10_1 is as near to cifar11 as cifar10.
-        choices = ([*others, *DATASETS], listed)
-        nearest = next(filter(None, (difflib.get_close_matches(name.lower(), names, n=1) for names in choices)), None)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "see tensorflow.org/datasets/catalog for the latter"
-        return ValueError(
-            f"unknown dataset name={name!r}: accepted are {', '.join(others)}, a TFDS name such as cifar10, or your own TFDS "
-            f"dataset in data_dir={folder}; {hint}"
-        )
-    where = f"data_dir={folder}" if os.path.isdir(folder) else f"data_dir={folder}, which does not exist"
-    fetched = "".join(f"; {known!r} without a version is fetched" for known in (name.partition(":")[0],) if known in ORIGINALS)
-    return FileNotFoundError(
-        f"TFDS dataset {name!r} is not prepared in {where}: point data_dir to the folder that holds {well_formed[1]}/, or "
-        'prepare it once, with TensorFlow: pip install importlib_resources tensorflow && python -c "import '
-        f"tensorflow_datasets as tfds; tfds.builder('{name}', data_dir='{folder}', file_format='array_record')"
-        f'.download_and_prepare()"{fetched}'
-    )
 
 
 def read(builder: Any, split: str) -> Part:
@@ -126,7 +90,7 @@ def read(builder: Any, split: str) -> Part:
         rows = range(start, min(start + _CHUNK, len(source)))
         for row, record in zip(rows, source.__getitems__(rows), strict=True):
             example = tf_example_pb2.Example.FromString(record).features.feature
-            as_stored[row] = _decode(example["image"].bytes_list.value[0], shape)
+            as_stored[row] = decode(example["image"].bytes_list.value[0], shape)
             labels[row] = example["label"].int64_list.value[0]
 
     try:
@@ -138,8 +102,8 @@ def read(builder: Any, split: str) -> Part:
     return Part(images, labels)
 
 
-def _decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
-    """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel."""
+def decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
+    """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel; ValueError if it has not this shape."""
     flag = cv2.IMREAD_GRAYSCALE if shape[2] == 1 else cv2.IMREAD_COLOR_RGB
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
     if image is None or image.shape[:2] != shape[:2]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import statistics
-from fedjax_ssl.experiment.report.groups import SEED, slug
+from fedjax_ssl.experiment.report.groups import METHOD, SEED, Place, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Table, spread
 from fedjax_ssl.options import Model, parse
@@ -47,17 +47,19 @@ class SweepFile(Model):
 
 
 class Sweep(NamedTuple):
-    """A sweep whose runs were found: where they are from, and the results of the cells that have runs."""
+    """A sweep whose runs were found: where these are from, the results of the cells that have any, and the place of each."""
 
     name: str
-    title: str
+    about: str
     source: dict[str, Any]
     results: list[Result]
+    places: dict[pathlib.Path, Place]
 
 
 def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
     """The sweeps that runs are part of, and a line for each `sweep.json` that is damaged and not used."""
-    sweeps, problems = [], []
+    sweeps: list[Sweep] = []
+    problems = []
     of_folder: dict[pathlib.Path, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.config[SEED]):
         of_folder.setdefault(run.path.resolve().parent, []).append(run)
@@ -70,6 +72,8 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             problems.append(f"{top.name}/{SWEEP}: not used: {error}")
             continue
         having = [(cell, of_folder[top / cell.folder]) for cell in file.cells if top / cell.folder in of_folder]
+        if not having:
+            continue
         results = [
             {
                 "case": {"table": file.name, "row": cell.row, "column": cell.column},
@@ -78,9 +82,29 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             }
             for cell, own in having
         ]
+        same = sum(sweep.results[0]["case"]["table"] == file.name for sweep in sweeps)
+        name = f"{file.name}_{same + 1}" if same else file.name
         source = _source(file, [run for _, own in having for run in own])
-        sweeps.append(Sweep(file.name, file.about or f"Cells of {file.name}", source, results))
+        sweeps.append(Sweep(name, file.about, source, results, _places(having)))
+    if len(sweeps) > 1 or sum(len(one.places) for one in sweeps) < len(runs):  # they need their sweeps' names, too
+        for one in sweeps:
+            for path, (label, figure, curve) in one.places.items():
+                one.places[path] = Place(f"{one.name}: {label}", f"{one.name}: {figure}".removesuffix(": "), curve)
     return sweeps, problems
+
+
+def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, Place]:
+    """The place of each run. A figure has the cells of a column, or, where a row has several methods, those of a row."""
+    methods: dict[str, set[str]] = {}
+    for cell, own in having:
+        methods.setdefault(cell.row, set()).add(own[0].config[METHOD])
+    varying = [axis for axis in ("row", "column") if len({getattr(cell, axis) for cell, _ in having}) > 1] or ["row"]
+    places: dict[pathlib.Path, Place] = {}
+    for cell, own in having:
+        words = [getattr(cell, axis) or "run" for axis in varying]
+        curve, *figure = reversed(words) if any(len(found) > 1 for found in methods.values()) else words
+        places |= dict.fromkeys((run.path for run in own), Place(", ".join(words), "".join(figure), curve))
+    return places
 
 
 def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
@@ -142,10 +166,10 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     accuracy = spread(values("accuracy", 100), 1)
     given = leading_number(paper)
     difference = DASH if given is None else f"{accuracy.mean - given:+.2f}"
-    labels = [value for value in values("pseudo_label_accuracy", 100) if not np.isnan(value)]
     sizes = [float(np.mean(values(key, 1e-6))) for key in ("bytes_up", "bytes_down")]
     shown = [spread([size], None if 0 < size < 10 else 0) for size in sizes]
-    return (*first, accuracy, paper, difference, spread(labels, 1), *shown, spread([np.median(values("seconds"))], 0))
+    right, seconds = spread(values("pseudo_label_accuracy", 100), 1), spread([np.median(values("seconds"))], 0)
+    return (*first, accuracy, paper, difference, right, *shown, seconds)
 
 
 def leading_number(text: str) -> float | None:

@@ -2,17 +2,30 @@
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from pydantic import Field
 
-from fedjax_ssl.experiment.clients import DAMAGE, ClientsLog
+from fedjax_ssl.experiment.clients import ClientsLog
 from fedjax_ssl.experiment.report.runs import EVALUATION, Run
+from fedjax_ssl.options import Count, Fraction, Model, parse
 
-ID = "client/id"
-_DAMAGE = (*DAMAGE, TypeError, AttributeError)
+
+class ClientsFile(Model, extra="ignore"):
+    """What is read of the clients in `evaluation.json`."""
+
+    accuracy: list[Fraction | None] = Field(default=[])
+
+
+class EvaluationFile(Model, extra="ignore"):
+    """What is read of a run in `evaluation.json`, which `launch.evaluate --json` prints; a part that is missing is empty."""
+
+    class_accuracy: list[Fraction | None] = Field(default=[])
+    confusion: list[list[Count]] = Field(default=[])
+    ece: Fraction | None = None
+    clients: ClientsFile = ClientsFile()
 
 
 class Evaluation(NamedTuple):
@@ -26,6 +39,11 @@ class Evaluation(NamedTuple):
     per_client: Float[np.ndarray, " K"]
     ece: float
 
+    @property
+    def known(self) -> Float[np.ndarray, " _"]:
+        """The accuracies of clients that have one."""
+        return self.per_client[np.isfinite(self.per_client)]
+
 
 class Records(NamedTuple):
     """Clients' records in long form: round and client id of each, and its values, one or one per class."""
@@ -36,7 +54,7 @@ class Records(NamedTuple):
 
 
 def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
-    """What `launch.evaluate --json` says of a run, or None, and a line for each part that is damaged and not used.
+    """What `launch.evaluate --json` says of a run, or None, and why its file is not used, if it is not.
 
     It is read from `evaluation.json` in the run's folder, or in the folder above it, of several runs.
     """
@@ -44,72 +62,28 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     if path is None:
         return None, []
     try:
-        content = json.loads(path.read_bytes())
-        if "runs" in content:
-            found = [value for key, value in content["runs"].items() if pathlib.Path(key).name == run.path.resolve().name]
-            content = found[0] if found else None
-            if content is None:
+        content: Any = json.loads(path.read_bytes())
+        if isinstance(content, dict) and isinstance(content.get("runs"), dict):
+            own = [one for folder, one in content["runs"].items() if pathlib.Path(folder).name == run.path.resolve().name]
+            if not own:
                 return None, []
-        content.get("ece")
-    except _DAMAGE:
-        return None, [f"{EVALUATION} is damaged: not used"]
-    problems: list[str] = []
-
-    def part(key: str, read: Callable[[Any], Any], empty: Any) -> Any:
-        try:
-            return empty if content.get(key) is None else read(content[key])
-        except _DAMAGE:
-            problems.append(f"{EVALUATION}: {key} is damaged: not used")
-            return empty
-
-    none = np.zeros(0)
-    return Evaluation(
-        per_class=part("class_accuracy", _fractions, none),
-        confusion=part("confusion", _confusion, np.zeros((0, 0))),
-        per_client=part("clients", lambda value: _fractions(value["accuracy"]), none),
-        ece=part("ece", lambda value: float(_fractions([value])[0]), float("nan")),
-    ), problems
-
-
-def _fractions(values: Any) -> Float[np.ndarray, " n"]:
-    """Numbers in [0, 1], null: NaN."""
-    array = np.array([np.nan if value is None else float(value) for value in values])
-    if (array < 0).any() or (array > 1).any():
-        raise ValueError
-    return array
-
-
-def _confusion(values: Any) -> Float[np.ndarray, "C C"]:
-    array = np.array(values, float)
-    if array.ndim != 2 or array.shape[0] != array.shape[1] or not (array >= 0).all():
-        raise ValueError
-    return array
+            content = own[0]
+        found = parse(EvaluationFile, content)
+        confusion = np.array(found.confusion, float).reshape(len(found.confusion), len(found.confusion))
+    except ValueError as error:
+        return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]
+    per_class, per_client = (np.array(values, float) for values in (found.class_accuracy, found.clients.accuracy))
+    return Evaluation(per_class, confusion, per_client, float("nan") if found.ece is None else found.ece), []
 
 
 def records(run: Run) -> tuple[Records | None, list[str]]:
-    """A run's clients' records (`diagnostics.clients_every`), or None, and a line for each file that is damaged and not used.
-
-    A file has `client/id` [M] and arrays [M] or [M, C] under the names of metrics.
-    """
-    parts, problems = [], []
-    for number, path in ClientsLog(run.path).files():
-        try:
-            parts.append(_records(number, path))
-        except _DAMAGE:
-            problems.append(f"{path.parent.name}/{path.name} is damaged: not used")
-    if not parts:
-        return None, problems
-    keys = sorted(set.intersection(*({(key, value.shape[1:]) for key, value in part.values.items()} for part in parts)))
-    joined = {key: np.concatenate([part.values[key] for part in parts]) for key, _ in keys}
-    rounds, ids = (np.concatenate([getattr(part, name) for part in parts]) for name in ("round", "id"))
-    return Records(rounds, ids, joined), problems
-
-
-def _records(number: int, path: pathlib.Path) -> Records:
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    ids = arrays.pop(ID).astype(int)
-    if ids.ndim != 1:
-        raise ValueError
-    fitting = {key: value.astype(float) for key, value in arrays.items() if value.shape[:1] == ids.shape and value.ndim <= 2}
-    return Records(np.full(ids.shape, number), ids, fitting)
+    """A run's clients' records (`diagnostics.clients_every`), or None, and why they are not used, if they are not."""
+    try:
+        found = ClientsLog(run.path).read()
+        if not found:
+            return None, []
+        rounds = np.repeat(found.pop("round"), found["client/id"].shape[1])
+        values = {key: array.reshape(len(rounds), *array.shape[2:]).astype(float) for key, array in found.items()}
+    except (ValueError, KeyError, IndexError) as error:
+        return None, [f"clients' records: not used: {error}"]
+    return Records(rounds, values.pop("client/id").astype(int), values), []

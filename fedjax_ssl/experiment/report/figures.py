@@ -3,15 +3,16 @@
 import base64
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colors for the color-blind, without the yellow, which is pale on white."""
@@ -53,17 +54,13 @@ class Curve(NamedTuple):
     style: int
 
 
-def blank(width: float, height: float) -> "Figure":
+def blank(width: float, height: float) -> Figure:
     """An empty figure, in inches, without any state outside of it."""
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def picture(figure: "Figure", name: str, title: str, alt: str, caption: str = "") -> Picture:
+def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") -> Picture:
     """The figure's files; ids in the SVG come from `name`, and no file has a date."""
-    from matplotlib import rc_context
-
     streams = {"svg": io.BytesIO(), "png": io.BytesIO()}
     with rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(streams["svg"], format="svg", metadata={"Date": None})
@@ -71,27 +68,46 @@ def picture(figure: "Figure", name: str, title: str, alt: str, caption: str = ""
     return Picture(name, title, alt, streams["svg"].getvalue(), streams["png"].getvalue(), caption)
 
 
-def draw_curves(axes: "Axes", curves: Sequence[Curve], labels: tuple[str, str]) -> None:
-    """Draws curves, each with its own color, line and markers; `labels` are those of the axes."""
-    for curve in curves:
-        color, line, marker = (choices[curve.style % len(choices)] for choices in (COLORS, LINES, MARKERS))
-        every = max(1, math.ceil(len(curve.x) / 10))
-        axes.plot(curve.x, curve.mean, color=color, linestyle=line, marker=marker, markevery=every, label=curve.label)
-        axes.fill_between(curve.x, curve.mean - curve.sd, curve.mean + curve.sd, color=color, alpha=0.18, linewidth=0)
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    integer_axis(axes, [curve.x for curve in curves])
+def curves(
+    name: str, title: str, parts: Mapping[str, Sequence[Curve]], label: str, level: tuple[str, float] | None = None
+) -> Picture:
+    """Curves of a metric, or of several side by side, with one legend; `parts` has their names, the labels of the y-axes.
+
+    `label` is that of the x-axes; `level` (label, y) is a dotted line.
+    """
+    columns, rows = min(3, len(parts)), math.ceil(len(parts) / 3)
+    width, height = (WIDTH, 3.0) if len(parts) == 1 else (3.2 * columns, 2.6 * rows)
+    with rc_context(STYLE):
+        figure = blank(width, height)
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, (vertical, lines) in zip(grid, parts.items(), strict=False):
+            for line in lines:
+                _draw(axes, line)
+            if level is not None:
+                axes.axhline(level[1], color="#555555", linestyle=(0, (1, 2)), linewidth=1.2, label=level[0])
+            axes.set(xlabel=label, ylabel=vertical)
+            _whole_ticks(axes, [line.x for line in lines])
+        for axes in grid[len(parts) :]:
+            axes.set_axis_off()
+        _add_legend(figure, max(grid, key=lambda axes: len(axes.lines)))
+    return picture(figure, name, title, f"{title}, against {label}. {_ends(parts)}.")
 
 
-def integer_axis(axes: "Axes", xs: Sequence[Float[np.ndarray, " P"]]) -> None:
+def _draw(axes: Axes, line: Curve) -> None:
+    """Draws a curve with its own color, line and markers, and its band."""
+    color, dashes, marker = (choices[line.style % len(choices)] for choices in (COLORS, LINES, MARKERS))
+    every = max(1, math.ceil(len(line.x) / 10))
+    axes.plot(line.x, line.mean, color=color, linestyle=dashes, marker=marker, markevery=every, label=line.label)
+    axes.fill_between(line.x, line.mean - line.sd, line.mean + line.sd, color=color, alpha=0.18, linewidth=0)
+
+
+def _whole_ticks(axes: Axes, xs: Sequence[Float[np.ndarray, " P"]]) -> None:
     """Puts no ticks between whole numbers where all x are whole, as rounds are."""
-    from matplotlib.ticker import MaxNLocator
-
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=all((x == np.round(x)).all() for x in xs)))
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def add_legend(figure: "Figure", axes: "Axes") -> None:
+def _add_legend(figure: Figure, axes: Axes) -> None:
     """Puts the legend below the axes, and makes the figure higher for it: it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, min(3, len(labels), int(figure.get_figwidth() / (0.08 * max(map(len, labels)) + 0.75))))
@@ -99,47 +115,12 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
 
 
-def curves(
-    name: str,
-    title: str,
-    lines: Sequence[Curve],
-    labels: tuple[str, str],
-    level: tuple[str, float] | None = None,
-) -> Picture:
-    """A figure of curves with its legend; `level` (label, y) is a dotted line."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure = blank(WIDTH, 3.0)
-        axes = figure.subplots()
-        draw_curves(axes, lines, labels)
-        if level is not None:
-            axes.axhline(level[1], color="#555555", linestyle=(0, (1, 2)), linewidth=1.2, label=level[0])
-        add_legend(figure, axes)
-    return picture(figure, name, title, alt_of(title, lines, labels))
-
-
-def panel(name: str, title: str, parts: Sequence[tuple[str, Sequence[Curve]]], label: str) -> Picture:
-    """Several small axes with one legend, for a paper: (heading, curves) of each."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        rows = math.ceil(len(parts) / 3)
-        figure = blank(9.6, 2.6 * rows)
-        grid = figure.subplots(rows, 3, squeeze=False).ravel()
-        for axes, (heading, lines) in zip(grid, parts, strict=False):
-            draw_curves(axes, lines, (label, ""))
-            axes.set_title(heading, loc="left")
-        for axes in grid[len(parts) :]:
-            axes.set_axis_off()
-        add_legend(figure, max(grid[: len(parts)], key=lambda one: len(one.lines)))
-    return picture(figure, name, title, f"{title}: {', '.join(heading for heading, _ in parts)}.")
-
-
-def alt_of(title: str, lines: Sequence[Curve], labels: tuple[str, str]) -> str:
-    """What a figure of curves shows, in words: where each begins and ends."""
-    ends = [f"{line.label} from {line.mean[0]:.3g} to {line.mean[-1]:.3g}" for line in lines if len(line.mean)]
-    return f"{title}: {labels[1]} against {labels[0]}. {'; '.join(ends)}."
+def _ends(parts: Mapping[str, Sequence[Curve]]) -> str:
+    """Where each curve begins and ends, in words."""
+    return ". ".join(
+        f"{name}: " + "; ".join(f"{line.label} from {line.mean[0]:.3g} to {line.mean[-1]:.3g}" for line in lines)
+        for name, lines in parts.items()
+    )
 
 
 def heat(
@@ -150,17 +131,14 @@ def heat(
 
     `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width.
     """
-    from matplotlib import colormaps, rc_context
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     rows, width = values.shape
     with rc_context({**STYLE, "axes.grid": False}):
         figure = blank(WIDTH, float(np.clip(0.28 * rows + 1.0, 2.6, 7.0)))
         axes = figure.subplots()
         axes.set_facecolor("#cccccc")
         image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap=HEAT)
-        for axis, label in ((axes.yaxis, labels[0]), (axes.xaxis, labels[1])):
-            axis.set_label_text(label)
+        axes.set(ylabel=labels[0], xlabel=labels[1])
+        for axis in (axes.yaxis, axes.xaxis):
             axis.set_major_locator(MaxNLocator(10, integer=True))
         if columns is not None:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: str(columns[int(x)]) if 0 <= x < width else ""))
@@ -186,9 +164,6 @@ def traces(
     label: str,
 ) -> Picture:
     """Each client's values as a thin line over the rounds that it took part in, and the median of each round as a thick one."""
-    from matplotlib import rc_context
-    from matplotlib.collections import LineCollection
-
     times = np.unique(rounds)
     medians = np.array([median(values[rounds == time]) for time in times])
     with rc_context(STYLE):
@@ -199,10 +174,9 @@ def traces(
         axes.add_collection(lines)
         axes.scatter(rounds, values, s=7, color=COLORS[5], linewidths=0, label="a client")
         axes.plot(times, medians, color=COLORS[0], marker="o", markersize=3.5, label="median of the round")
-        axes.set_xlabel("round")
-        axes.set_ylabel(label)
-        integer_axis(axes, [times.astype(float)])
-        add_legend(figure, axes)
+        axes.set(xlabel="round", ylabel=label)
+        _whole_ticks(axes, [times.astype(float)])
+        _add_legend(figure, axes)
     alt = f"{title}: {label} of {len(np.unique(ids))} clients in {len(times)} recorded rounds; its median goes from "
     return picture(figure, name, title, f"{alt}{medians[0]:.3g} to {medians[-1]:.3g}.")
 
@@ -213,25 +187,19 @@ def median(values: Float[np.ndarray, " n"]) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def histogram(
-    name: str, title: str, samples: Sequence[tuple[str, Float[np.ndarray, " n"]]], labels: tuple[str, str]
-) -> Picture:
-    """Outlines of histograms of percentages, one for each (label, values), in bins of 5."""
-    from matplotlib import rc_context
-    from matplotlib.ticker import MaxNLocator
-
+def histogram(name: str, title: str, samples: Mapping[str, Float[np.ndarray, " n"]], labels: tuple[str, str]) -> Picture:
+    """Outlines of histograms of percentages in bins of 5, one for each name in `samples`."""
     with rc_context(STYLE):
         figure = blank(WIDTH, 2.8)
         axes = figure.subplots()
-        for index, (label, values) in enumerate(samples):
+        for index, (label, values) in enumerate(samples.items()):
             line, color = LINES[index % len(LINES)], COLORS[index % len(COLORS)]
             heights, edges = np.histogram(values, bins=np.arange(0, 101, 5))
             axes.stairs(heights, edges, color=color, linestyle=line, linewidth=1.7, label=label)
-        axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        low = min(values.min() for _, values in samples)
+        low = min(values.min() for values in samples.values())
         axes.set_xlim(max(0, 5 * math.floor(low / 5) - 5), 100)
-        add_legend(figure, axes)
-    parts = [f"{label}: lowest {values.min():.1f}, median {np.median(values):.1f}" for label, values in samples]
+        _add_legend(figure, axes)
+    parts = [f"{label}: lowest {values.min():.1f}, median {np.median(values):.1f}" for label, values in samples.items()]
     return picture(figure, name, title, f"{title}. {'; '.join(parts)}.")

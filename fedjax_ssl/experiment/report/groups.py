@@ -1,8 +1,9 @@
 """Groups of runs that differ in their seeds alone, or that a config key puts together."""
 
 import difflib
+import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.report.runs import Run
@@ -10,20 +11,32 @@ from fedjax_ssl.experiment.report.runs import Run
 METHOD, SEED = "method.name", "seed"
 SHORT = {"method": METHOD, "dataset": "data.name", "model": "model.name"}
 """Short names of keys. The last part of a key is one, too, if no other key ends in it."""
-NOT_COMPARED = (SEED, "seeds", "vary", "values", "checkpoint_every", "data.data_dir")
+NOT_COMPARED = (SEED, "seeds", "vary", "values", "checkpoint_every", "data.data_dir", "data.download", "log_to")
 NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
 """Keys that do not change what an experiment is, and do not make groups."""
 
 
+class Place(NamedTuple):
+    """A group's name; which figures show it, those of all groups where it is empty; and its name there, in legends."""
+
+    label: str
+    figure: str
+    curve: str
+
+
 class Group(NamedTuple):
-    """Runs with one label. `used` are those that its numbers come from, one for each seed: the finished ones, or, where none
+    """Runs of one kind. `used` are those that its numbers come from, one for each seed: the finished ones, or, where none
     is finished, the unfinished ones.
     """
 
-    label: str
-    values: dict[str, Any]
+    place: Place
     runs: tuple[Run, ...]
     used: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return self.place.label
 
     @property
     def is_finished(self) -> bool:
@@ -37,10 +50,10 @@ class Group(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Groups in the order of their values, the keys that make them, and lines about what does not fit together."""
+    """Groups in the order of a sweep or of their names, what tells them apart, and lines about what does not fit together."""
 
     groups: tuple[Group, ...]
-    keys: tuple[str, ...]
+    heading: str
     notes: tuple[str, ...]
 
 
@@ -62,11 +75,19 @@ def full_key(name: str, runs: Sequence[Run]) -> str:
     raise ValueError(f"--by: got {name}, accepted: a key of the runs' configs, such as method or data.num_labels{hint}")
 
 
-def differing(runs: Iterable[Run]) -> list[str]:
-    """The keys in which the configs of runs differ, of those that change the experiment."""
+def differing(runs: Iterable[Run]) -> set[str]:
+    """The keys in which the configs of runs differ."""
     configs = [run.config for run in runs]
-    keys = sorted({key for config in configs for key in config if is_compared(key)})
-    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    keys = {key for config in configs for key in config}
+    return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
+
+
+def differing_within_methods(runs: Iterable[Run]) -> set[str]:
+    """The keys in which runs of one method differ."""
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        methods.setdefault(run.config[METHOD], []).append(run)
+    return {key for own in methods.values() for key in differing(own)}
 
 
 def is_compared(key: str) -> bool:
@@ -79,41 +100,39 @@ def identity(run: Run) -> str:
     return repr([(key, value) for key, value in sorted(run.config.items()) if is_compared(key)])
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = ()) -> Grouped:
-    """Groups runs by keys; without any by the method, and by what else differs between runs of one method."""
-    keys = [full_key(name, runs) for name in by] or [METHOD]
-    notes = []
-    if not by:
-        methods: dict[Any, list[Run]] = {}
-        for run in runs:
-            methods.setdefault(run.config[METHOD], []).append(run)
-        keys += sorted({key for own in methods.values() for key in differing(own)})
-    members: dict[str, list[Run]] = {}
+def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Place] | None = None) -> Grouped:
+    """Groups runs by keys; without any, runs of sweeps by their `places`, others by method and what else its runs differ in."""
+    places = {} if by or places is None else places
+    others = [run for run in runs if run.path not in places]
+    keys = [full_key(name, runs) for name in by] or [METHOD, *sorted(filter(is_compared, differing_within_methods(others)))]
+    shown = [key for key in keys if key in differing(others)] or keys[:1]
+    members: dict[Place, list[Run]] = {}
     for run in runs:
-        members.setdefault(repr([run.config.get(key) for key in keys]), []).append(run)
-    shown = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) > 1] or keys[:1]
-    groups = []
-    for own in members.values():
-        values = {key: own[0].config[key] for key in keys if key in own[0].config}
-        label = _label({key: values[key] for key in shown if key in values}) or "without " + ", ".join(shown)
-        used, said = _used(label, own)
+        members.setdefault(places.get(run.path) or _named(run, shown), []).append(run)
+    groups, notes = [], _across(runs)
+    for place, own in members.items():
+        used, said = _used(place.label, own)
         notes += said
-        if by and (mixed := differing(own)):
+        if by and (mixed := sorted(filter(is_compared, differing(own)))):
             notes.append(
-                f"{label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
+                f"{place.label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
             )
-        groups.append(Group(label, values, tuple(own), used))
-    groups.sort(key=lambda one: _order(one.label))
-    return Grouped(tuple(groups), tuple(shown), (*_across(runs), *notes))
+        groups.append(Group(place, tuple(own), used))
+    order = list(places.values())
+    groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
+    words = ["method" if key == METHOD else key.rpartition(".")[2] for key in shown]
+    return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
 
 
-def _label(values: dict[str, Any]) -> str:
-    """`fl2`, or `fl2, num_labels=10`."""
+def _named(run: Run, keys: Sequence[str]) -> Place:
+    """The place of a run that its values of keys name: `fl2`, or `fl2, num_labels=10`."""
     words = [
-        text_of(value) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(value)}"
-        for key, value in values.items()
+        text_of(run.config[key]) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(run.config[key])}"
+        for key in keys
+        if key in run.config
     ]
-    return ", ".join(words)
+    label = ", ".join(words) or f"without {', '.join(keys)}"
+    return Place(label, "", label)
 
 
 def text_of(value: Any) -> str:
@@ -122,7 +141,7 @@ def text_of(value: Any) -> str:
         return ",".join(map(text_of, value)) or "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value) or "none"
 
 
 def _order(label: str) -> list[tuple[int, float, str]]:

@@ -65,7 +65,11 @@ h3 { font-size: 1rem; margin: 1rem 0 .2rem; overflow-wrap: anywhere; }
 pre { margin: 0; padding: .6rem; background: #f3f3f3; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 pre span { display: inline-block; max-width: 100%; }
 :target { outline: 2px solid #0072b2; outline-offset: 4px; }
-@media (max-width: 40rem) { th[scope="row"], thead th { white-space: normal; min-width: 6rem; overflow-wrap: anywhere; } }
+@media (max-width: 40rem) {
+  th { white-space: normal; }
+  tr > :first-child { position: sticky; left: 0; background: #fff; }
+  tr > :first-child { min-width: 7rem; max-width: 10rem; overflow-wrap: break-word; }
+}
 @media print {
   nav { display: none; }
   body { max-width: none; font-size: 10pt; }
@@ -143,11 +147,14 @@ def _code(code: Code) -> str:
 
 def files(sections: Sequence[Section]) -> dict[str, bytes]:
     """Figures as SVG and PNG, and tables as text, CSV and LaTeX: name -> content."""
-    found: dict[str, bytes] = {}
-    for item in (item for section in sections for item in section.items):
-        if isinstance(item, Picture):
-            found |= {f"{item.name}.svg": item.svg, f"{item.name}.png": item.png}
-        elif isinstance(item, Table):
-            written = {"txt": tables.text(item), "csv": tables.comma_separated(item), "tex": tables.latex(item)}
-            found |= {f"{item.name}.{suffix}": content.encode() for suffix, content in written.items()}
+    items = [item for section in sections for item in section.items]
+    found = pictures([item for item in items if isinstance(item, Picture)])
+    for item in (item for item in items if isinstance(item, Table)):
+        written = {"txt": tables.text(item), "csv": tables.comma_separated(item), "tex": tables.latex(item)}
+        found |= {f"{item.name}.{suffix}": content.encode() for suffix, content in written.items()}
     return found
+
+
+def pictures(drawn: Sequence[Picture]) -> dict[str, bytes]:
+    """Figures as SVG and PNG: name -> content."""
+    return {f"{one.name}.{suffix}": getattr(one, suffix) for one in drawn for suffix in ("svg", "png")}

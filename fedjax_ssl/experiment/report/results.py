@@ -7,7 +7,15 @@ import numpy as np
 
 from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.experiment.report.extras import Evaluation
-from fedjax_ssl.experiment.report.groups import METHOD, SEED, Group, Grouped, text_of
+from fedjax_ssl.experiment.report.groups import (
+    METHOD,
+    SEED,
+    Group,
+    Grouped,
+    differing,
+    differing_within_methods,
+    text_of,
+)
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Table, spread
 
@@ -33,11 +41,6 @@ def to_target(run: Run, kind: str, target: float) -> float:
     return statistics.first_reaching(statistics.axis(run.columns, kind), run.column(ACCURACY), target)
 
 
-def heading(grouped: Grouped) -> str:
-    """The heading of a column with groups: the keys that make them."""
-    return ", ".join("method" if key == METHOD else key.rpartition(".")[2] for key in grouped.keys)
-
-
 def link(group: Group) -> Link:
     """A group's label, which leads to its command."""
     return Link(group.label, f"command-{group.slug}")
@@ -53,7 +56,7 @@ def results(grouped: Grouped, target: float) -> Table:
         reached = [spread([to_target(run, kind, target) for run in group.used]) for kind in ("rounds", "bytes", "seconds")]
         means = [spread([accuracy(run, number) for run in group.used], 1) for number in (1, 5)]
         rows.append((link(group), *means, seeds, *(one._replace(digits=min(one.digits, 1)) for one in reached)))
-    header = (heading(grouped), "last, %", "last 5, %", "runs", f"rounds to {shown}", f"MB to {shown}", f"s to {shown}")
+    header = (grouped.heading, "last, %", "last 5, %", "runs", f"rounds to {shown}", f"MB to {shown}", f"s to {shown}")
     note = (
         "Test accuracy of the last evaluation and mean of the last five; mean ± sample standard deviation over runs. To the "
         f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
@@ -74,7 +77,7 @@ def costs(grouped: Grouped) -> Table:
         size: Cell = sizes[0] if len(sizes) == 1 else ", ".join(f"{one:,}" for one in sizes) or DASH
         rounds = sorted({run.rounds_done for run in group.used})
         rows.append((link(group), ", ".join(map(str, rounds)) or DASH, *totals, seconds, size))
-    header = (heading(grouped), "rounds", "MB up", "MB down", "10^3 forward", "10^3 backward", "s a round", "parameters")
+    header = (grouped.heading, "rounds", "MB up", "MB down", "10^3 forward", "10^3 backward", "s a round", "parameters")
     note = (
         "Bytes and passes (examples through networks) are totals of all clients and rounds. Runs of one program, such as "
         "several seeds of one command, share its seconds."
@@ -91,23 +94,16 @@ def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
             used = "yes" if run in group.used else "no"
             rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
     rows += [(line.partition(":")[0], DASH, DASH, "unreadable", spread([]), "no") for line in unreadable]
-    header = ("run", heading(grouped), "seed", "state", "last, %", "used")
+    header = ("run", grouped.heading, "seed", "state", "last, %", "used")
     return Table("runs", "All runs", header, tuple(rows), "Used: whether the run counts in the means above.")
 
 
 def differences(grouped: Grouped) -> Table | None:
     """The keys whose values differ, with each group's values; None: there is none. Of `method` those that one method varies."""
     runs = [run for group in grouped.groups for run in group.runs]
-    owners: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in run.config.items():
-            whose = run.config[METHOD] if key.startswith("method.") and key != METHOD else ""
-            owners.setdefault(f"{key}\n{whose}", set()).add(repr(value))
-    everywhere = {key for key in runs[0].config if all(key in run.config for run in runs)}
-    differing = {key for key, values in ((k.partition("\n")[0], v) for k, v in owners.items()) if len(values) > 1}
-    differing |= {key for key in {k for run in runs for k in run.config} - everywhere if not key.startswith("method.")}
+    keys = {key for key in differing(runs) if key == METHOD or not key.startswith("method.")} | differing_within_methods(runs)
     rows = []
-    for key in sorted(differing - {SEED}):
+    for key in sorted(keys - {SEED}):
         cells = []
         for group in grouped.groups:
             values = sorted({text_of(run.config[key]) for run in group.runs if key in run.config})
@@ -137,16 +133,15 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
     """Accuracies over clients, and the worst; None: no evaluation has them."""
     rows: list[tuple[Cell, ...]] = []
     for group in grouped.groups:
-        having = [one for one in found[group.label] if np.isfinite(one.per_client).any()]
+        having = [one for one in found[group.label] if len(one.known)]
         if not having:
             continue
-        known = [one.per_client[np.isfinite(one.per_client)] for one in having]
-        worst = [np.sort(values)[: max(1, math.ceil(len(values) / 10))] for values in known]
-        first = having[0]
-        order = np.argsort(np.where(np.isfinite(first.per_client), first.per_client, np.inf), kind="stable")[:5]
-        named = ", ".join(f"{k} ({100 * first.per_client[k]:.1f})" for k in order if np.isfinite(first.per_client[k]))
-        numbers = [spread([100 * float(function(values)) for values in lists], 1) for function, lists in (
-            (np.mean, known), (np.mean, worst), (np.min, known))]  # fmt: skip
-        rows.append((link(group), ", ".join(sorted({str(len(values)) for values in known})), *numbers, named))
-    header = (heading(grouped), "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
+        each = [np.sort(one.known) for one in having]
+        tenths = [values[: max(1, math.ceil(len(values) / 10))] for values in each]
+        numbers = [spread([100 * float(values.mean()) for values in lists], 1) for lists in (each, tenths)]
+        lowest = spread([100 * float(values[0]) for values in each], 1)
+        first = having[0].per_client
+        named = ", ".join(f"{k} ({100 * first[k]:.1f})" for k in np.argsort(first, kind="stable")[:5] if np.isfinite(first[k]))
+        rows.append((link(group), ", ".join(sorted({str(len(values)) for values in each})), *numbers, lowest, named))
+    header = (grouped.heading, "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
     return Table("clients", "Test accuracy over clients", header, tuple(rows)) if rows else None

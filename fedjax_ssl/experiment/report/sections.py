@@ -1,35 +1,33 @@
 """The sections of a report, from groups of runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.experiment.report import cells, extras, figures, results, statistics
 from fedjax_ssl.experiment.report.figures import Curve, Picture
-from fedjax_ssl.experiment.report.groups import Group, Grouped
+from fedjax_ssl.experiment.report.groups import Group, Grouped, slug
 from fedjax_ssl.experiment.report.page import Code, Item, Section, Words
 from fedjax_ssl.experiment.report.results import ACCURACY, Evaluations
 from fedjax_ssl.experiment.report.splits import split_pictures
 
-PANEL = {
-    ACCURACY: ("Test accuracy, %", 100), "diagnostics/pseudo_label_accuracy": ("Pseudo-label accuracy, %", 100),
+Metrics = Mapping[str, tuple[str, float]]
+"""A metric's key -> its name in words, and the factor that its values are shown with."""
+TEST = {ACCURACY: ("Test accuracy, %", 100)}
+PSEUDO_LABELS = {
+    "diagnostics/pseudo_label_accuracy": ("Pseudo-label accuracy, %", 100),
     "diagnostics/label_ratio": ("Label ratio, %", 100), "diagnostics/correct_ratio": ("Correct ratio, %", 100),
     "diagnostics/wrong_ratio": ("Wrong ratio, %", 100), "diagnostics/correct_wrong_ratio": ("Correct / wrong", 1),
 }  # fmt: skip
-"""(FL)^2's Figure 3: metric -> heading and factor."""
-OTHERS = {
-    "eval/accuracy_online": ("Test accuracy of the online network", "test accuracy, %", 100),
-    "eval/loss": ("Test loss", "loss", 1),
-    "client/loss": ("Loss at the clients", "loss", 1),
-    "client/mask_rate": ("Accepted pseudo-labels at the clients", "accepted, %", 100),
-    "client/threshold": ("Mean threshold of the clients", "threshold", 1),
-    "client/upload_fraction": ("Uploaded share", "uploaded, %", 100),
-    "client/instance_weight_mean": ("Mean weight of unlabeled examples", "weight", 1),
-    "client/reward": ("Mean reward of the clients", "reward", 1),
-    "server/loss": ("Loss at the server", "loss", 1),
-}
-"""Further curves: metric -> heading, label of the axis, and factor."""
+"""With the test accuracy the parts of (FL)^2's Figure 3."""
+TRAINING = {
+    "eval/accuracy_online": ("Accuracy of the online network, %", 100), "eval/loss": ("Test loss", 1),
+    "client/loss": ("Loss at the clients", 1), "client/mask_rate": ("Accepted pseudo-labels, %", 100),
+    "client/threshold": ("Mean threshold of the clients", 1), "client/upload_fraction": ("Uploaded share, %", 100),
+    "client/instance_weight_mean": ("Weight of unlabeled examples", 1), "client/reward": ("Mean reward of the clients", 1),
+    "server/loss": ("Loss at the server", 1),
+}  # fmt: skip
 TRACES = {
     "client/threshold": "threshold tau", "client/class_thresholds": "class thresholds", "client/weight": "aggregation weight",
     "client/mask_rate": "mask rate", "diagnostics/label_ratio": "label ratio",
@@ -53,10 +51,11 @@ class Source(NamedTuple):
     target: float
 
 
-def source(grouped: Grouped, unreadable: Sequence[str], x: str, target: float | None) -> Source:
-    """Reads the evaluations and the sweeps' cells, and chooses the target where none is given."""
+def source(
+    grouped: Grouped, sweeps: list[cells.Sweep], unreadable: Sequence[str], problems: list[str], x: str, target: float | None
+) -> Source:
+    """Reads the evaluations, adds to `problems`, and chooses the target where none is given."""
     evaluations: Evaluations = {}
-    sweeps, problems = cells.find([run for group in grouped.groups for run in group.runs])
     for group in grouped.groups:
         evaluations[group.label] = []
         for run in group.runs:
@@ -77,13 +76,53 @@ def curve(group: Group, style: int, key: str, kind: str, factor: float = 1.0) ->
         return None
     xs, ys = [statistics.axis(one, kind) for one in having], [factor * one[key] for one in having]
     x, y = statistics.common(xs, ys, [one["round"] for one in having])
-    return Curve(group.label, x, *statistics.mean_sd(y), style) if len(x) else None
+    return Curve(group.place.curve, x, *statistics.mean_sd(y), style) if len(x) else None
 
 
-def lines(groups: Sequence[Group], key: str, kind: str, factor: float = 1.0) -> list[Curve]:
-    """The curves of all groups that have a metric; a group has the same style in every figure."""
-    found = [curve(group, index, key, kind, factor) for index, group in enumerate(groups)]
-    return [one for one in found if one is not None]
+def drawn(made_from: Source, metrics: Metrics, kind: str) -> Iterator[tuple[str, dict[str, list[Curve]]]]:
+    """The name of each figure, and the curves of the metrics that its groups have; a group has the same style in all."""
+    together: dict[str, list[Group]] = {}
+    for group in made_from.grouped.groups:
+        together.setdefault(group.place.figure, []).append(group)
+    for figure, groups in together.items():
+        parts = {}
+        for key, (_, factor) in metrics.items():
+            found = [curve(group, style, key, kind, factor) for style, group in enumerate(groups)]
+            if lines := [one for one in found if one is not None]:
+                parts[key] = lines
+        yield figure, parts
+
+
+def curves(made_from: Source, metrics: Metrics, kind: str, level: tuple[str, float] | None = None) -> list[Picture]:
+    """A figure of each metric against an axis of `statistics.AXES`."""
+    pictures = []
+    for figure, parts in drawn(made_from, metrics, kind):
+        for key, lines in parts.items():
+            words = metrics[key][0]
+            title = _title(f"{words.removesuffix(', %')} against {kind}", figure)
+            name = _name(f"{key}_{kind}", figure)
+            pictures.append(figures.curves(name, title, {words: lines}, statistics.AXES[kind], level))
+    return pictures
+
+
+def panels(made_from: Source) -> list[Picture]:
+    """The parts of (FL)^2's Figure 3 in one figure, for a paper; none where runs have no pseudo-labels."""
+    metrics, label = TEST | PSEUDO_LABELS, statistics.AXES[made_from.x]
+    return [
+        figures.curves(
+            _name("panel", figure), _title("Pseudo-labels", figure), {metrics[key][0]: one for key, one in parts.items()}, label
+        )
+        for figure, parts in drawn(made_from, metrics, made_from.x)
+        if len(parts) > 1
+    ]
+
+
+def _title(words: str, figure: str) -> str:
+    return ": ".join(filter(None, [words, figure]))
+
+
+def _name(name: str, figure: str) -> str:
+    return "_".join(filter(None, [name.replace("/", "_"), slug(figure)]))
 
 
 def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
@@ -91,9 +130,9 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
     found = [
         Section("Results", tuple(_results(made_from))),
         Section("Notes on the runs", (Words(made_from.problems + made_from.unreadable + made_from.grouped.notes),)),
-        Section("Curves", tuple(_curves(made_from))),
+        Section("Curves", tuple(_accuracy(made_from))),
         Section("Pseudo-labels", tuple(_pseudo_labels(made_from))),
-        Section("Training", tuple(_training(made_from))),
+        Section("Training", tuple(curves(made_from, TRAINING, made_from.x))),
         Section("Classes", tuple(_classes(made_from))),
         Section("Clients", tuple(_clients(made_from))),
         Section("Splits", tuple(split_pictures(made_from.grouped))),
@@ -104,72 +143,37 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
 
 
 def _results(made_from: Source) -> list[Item]:
-    names = [one.name for one in made_from.sweeps]  # of two folders' sweeps of one name, the second gets a number
-    unique = [name if names.index(name) == i else f"{name}_{i + 1}" for i, name in enumerate(names)]
-    tables = [cells.table(name, one.title, one.results) for name, one in zip(unique, made_from.sweeps, strict=True)]
+    of_sweeps = [cells.table(one.name, one.about or f"Cells of {one.name}", one.results) for one in made_from.sweeps]
+    tables = [table.without_empty() for table in of_sweeps]
     return [results.results(made_from.grouped, made_from.target), *tables, results.costs(made_from.grouped)]
 
 
-def _curves(made_from: Source) -> list[Item]:
+def _accuracy(made_from: Source) -> list[Item]:
     """Accuracy against the chosen axis, and against bytes."""
     level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
-    pictures: list[Item] = []
-    for kind in dict.fromkeys((made_from.x, "bytes")):
-        if drawn := lines(made_from.grouped.groups, ACCURACY, kind, 100):
-            labels = (statistics.AXES[kind], "test accuracy, %")
-            pictures.append(figures.curves(f"accuracy_{kind}", f"Test accuracy against {kind}", drawn, labels, level))
-    if not pictures:
-        return []
+    pictures = [one for kind in dict.fromkeys((made_from.x, "bytes")) for one in curves(made_from, TEST, kind, level)]
     words = (
         "Lines are means over runs, bands one sample standard deviation to either side, in the rounds in which all of a "
         "group's runs have a value."
     )
     if made_from.x != "rounds":
         words += f" A point is one round: its place on the axis is the mean {made_from.x} of the runs."
-    return [Words((words,)), *pictures]
+    return [Words((words,)), *pictures] if pictures else []
 
 
 def _pseudo_labels(made_from: Source) -> list[Item]:
-    """The panel of (FL)^2's Figure 3, and its parts."""
-    label, parts = statistics.AXES[made_from.x], []
-    for key, (heading, factor) in PANEL.items():
-        if drawn := lines(made_from.grouped.groups, key, made_from.x, factor):
-            parts.append((key, heading, drawn))
-    if not any(key != ACCURACY for key, _, _ in parts):
-        return []
-    words = Words((
+    words = (
         "Ratios are shares of the unlabeled examples whose labels are made: accepted ones, and of these the right and the "
-        "wrong ones. Correct / wrong has no value in a round in which none is wrong.",
-    ))  # fmt: skip
-    alone: list[Item] = [
-        figures.curves(f"panel_{key.rpartition('/')[2]}", heading, drawn, (label, heading[0].lower() + heading[1:]))
-        for key, heading, drawn in parts
-        if key != ACCURACY
-    ]
-    return [words, *alone]
-
-
-def paper_panel(made_from: Source) -> Picture | None:
-    """The six parts of (FL)^2's Figure 3 as one figure, for a paper; None where runs have no pseudo-labels."""
-    parts = [(heading, lines(made_from.grouped.groups, key, made_from.x, factor)) for key, (heading, factor) in PANEL.items()]
-    having = [(heading, drawn) for heading, drawn in parts if drawn]
-    return figures.panel("panel", "Pseudo-labels", having, statistics.AXES[made_from.x]) if len(having) > 1 else None
-
-
-def _training(made_from: Source) -> list[Item]:
-    label = statistics.AXES[made_from.x]
-    items: list[Item] = []
-    for key, (title, vertical, factor) in OTHERS.items():
-        if drawn := lines(made_from.grouped.groups, key, made_from.x, factor):
-            items.append(figures.curves(key.replace("/", "_"), title, drawn, (label, vertical)))
-    return items
+        "wrong ones. Correct / wrong has no value in a round in which none is wrong."
+    )
+    pictures = curves(made_from, PSEUDO_LABELS, made_from.x)
+    return [Words((words,)), *pictures] if pictures else []
 
 
 def _classes(made_from: Source) -> list[Item]:
     """Accuracies of classes and confusion matrices."""
-    items: list[Item] = []
-    if table := results.per_class(made_from.grouped.groups, made_from.evaluations):
-        items.append(table)
+    table = results.per_class(made_from.grouped.groups, made_from.evaluations)
+    items: list[Item] = [table] if table else []
     for group in made_from.grouped.groups:
         having = [one.confusion for one in made_from.evaluations[group.label] if len(one.confusion)]
         having = [one for one in having if one.shape == having[0].shape]
@@ -178,12 +182,9 @@ def _classes(made_from: Source) -> list[Item]:
         total = np.sum(having, axis=0)
         with np.errstate(invalid="ignore"):
             shares = 100 * total / total.sum(1, keepdims=True)
+        title, labels = f"Confusion matrix: {group.label}", ("true class", "predicted class", "%")
+        caption = f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}"
         few = len(total) <= 12
-        title, caption = (
-            f"Confusion matrix: {group.label}",
-            f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}",
-        )
-        labels = ("true class", "predicted class", "%")
         items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption))
     return items
 
@@ -193,14 +194,10 @@ def _clients(made_from: Source) -> list[Item]:
     items: list[Item] = []
     groups = made_from.grouped.groups
     if table := results.worst_clients(made_from.grouped, made_from.evaluations):
-        items.append(table)
-        known = [
-            (group.label, [one.per_client[np.isfinite(one.per_client)] for one in made_from.evaluations[group.label]])
-            for group in groups
-        ]
-        samples = [(label, 100 * np.concatenate(parts)) for label, parts in known if sum(map(len, parts))]
+        known = {group.label: [one.known for one in made_from.evaluations[group.label]] for group in groups}
+        samples = {label: 100 * np.concatenate(parts) for label, parts in known.items() if sum(map(len, parts))}
         labels = ("test accuracy of a client, %", "clients, of all runs")
-        items.append(figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels))
+        items += [table, figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels)]
     shown = 0
     for group in groups:
         for run in group.used:
@@ -218,9 +215,7 @@ def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
     """A figure for each number that clients recorded, and a heat map for each that they have one of per class."""
     pictures = []
     for key, label in TRACES.items():
-        if key not in records.values:
-            continue
-        values = records.values[key]
+        values = records.values.get(key, np.zeros(0))
         name, title = f"trace_{key.rpartition('/')[2]}_{group.slug}", f"{label[0].upper()}{label[1:]}: {group.label}"
         if not np.isfinite(values).any():
             continue
@@ -235,7 +230,5 @@ def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
 
 
 def _runs(made_from: Source) -> list[Item]:
-    items: list[Item] = [results.of_runs(made_from.grouped, made_from.unreadable)]
-    if table := results.differences(made_from.grouped):
-        items.append(table)
-    return items
+    table = results.differences(made_from.grouped)
+    return [results.of_runs(made_from.grouped, made_from.unreadable), *([table] if table else [])]

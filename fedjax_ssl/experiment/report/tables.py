@@ -5,7 +5,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,18 +79,26 @@ class Table(NamedTuple):
         cells = [row[column] for row in self.rows]
         return any(isinstance(cell, int | Spread) for cell in cells) and not any(isinstance(cell, Link) for cell in cells)
 
+    def without_empty(self) -> "Table":
+        """The table without columns in which no cell has anything."""
+        kept = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return self._replace(header=tuple(self.header[i] for i in kept), rows=rows)
+
 
 def text(table: Table) -> str:
     """Aligned columns."""
-    lines = [table.header, *(tuple(map(_plain, row)) for row in table.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
-    aligned = [
-        "  ".join(
-            cell.rjust(w) if table.is_number(i) else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return "\n".join([table.title, "", *(line.rstrip() for line in aligned), *([table.note] if table.note else [])]) + "\n"
+    lines = aligned([table.header, *(tuple(map(_plain, row)) for row in table.rows)], table.is_number)
+    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])]) + "\n"
+
+
+def aligned(rows: Sequence[Sequence[str]], is_number: Callable[[int], bool] = lambda column: False) -> list[str]:
+    """Rows as lines with columns of one width, those with numbers to the right."""
+    columns = []
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if is_number(i) else cell.ljust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def comma_separated(table: Table) -> str:
