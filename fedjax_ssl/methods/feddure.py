@@ -50,7 +50,7 @@ class FedDureOptions(Options):
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
     largest_batch_size: Count = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
 
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+    def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size of a client."""
         return self.model_copy(update={"largest_batch_size": self.largest_batch_size or largest_batch(counts, batch_size)})
 
