@@ -33,7 +33,7 @@ Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 
-_ROUNDS = "a number of rounds after `Options.for_run`"
+_ROUNDS = "a number of rounds after `Options.for_rounds`"
 Phase = Annotated[float, Field(ge=0, le=MANY), _ROUNDS]
 """Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
 FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be
@@ -48,13 +48,15 @@ class Model(pydantic.BaseModel):
 class Options(Model):
     """The base of a method's own options."""
 
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
-        """The options of a run: each `Phase` is a number of rounds, and what depends on the data is resolved.
-
-        `counts` int32 [K, 2] are the clients' labeled and unlabeled examples, `batch_size` is the clients'.
-        """
+    def for_rounds(self, rounds: int) -> Self:
+        """The options of a run of so many rounds: each `Phase` is a number of them."""
         phases = (name for name, field in type(self).model_fields.items() if _ROUNDS in field.metadata)
         return self.model_copy(update={name: rounds_of(name, getattr(self, name), rounds) for name in phases})
+
+    def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
+        """The options for clients that have `counts` int32 [K, 2] of labeled and unlabeled examples; by default the same."""
+        del counts, batch_size
+        return self
 
 
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:

@@ -17,7 +17,7 @@ SIZES = (3, 1, 4, 2, 5, 2, 1)
 
 def options(kind, *, rounds: int = 100, counts=((3, 3),), batch_size: int = 1, **values):
     """A method's own options as a run of `rounds` rounds has them."""
-    return parse(kind, values, "method.").for_run(rounds, np.int32(counts), batch_size)
+    return parse(kind, values, "method.").for_rounds(rounds).for_clients(np.int32(counts), batch_size)
 
 
 def data(sizes=SIZES) -> FederatedData:

@@ -112,9 +112,13 @@ class Plan(NamedTuple):
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
         where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit", "renumber_labels")}
         own = settings.model_copy(update={"data": settings.data.model_copy(update=where)})
-        plan = self._replace(settings=own, options=settings.method_options())
+        plan = self._replace(settings=own, options=settings.method_options().for_rounds(settings.rounds))
         _check_scenario(plan.settings, plan.method())
         return plan
+
+    def resolved(self, run: Run, vary: str) -> Run:
+        """The run with the plan's settings; its number under the key `vary` is one of rounds where it is a phase's."""
+        return run._replace(settings=self.settings, number=getattr(self.options, vary.removeprefix("method."), run.number))
 
     def varied(self, key: str, number: Any) -> Self:
         """The plan with `number`, which may be traced, under a dotted key; None: unchanged."""
@@ -128,7 +132,7 @@ class Plan(NamedTuple):
 
 def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     """Reads the data of one run, unless `dataset` has them; arguments and errors are as in `build`."""
-    options, data, model = settings.method_options(), settings.data, settings.model["name"]
+    data, model, options = settings.data, settings.model["name"], settings.method_options().for_rounds(settings.rounds)
     if dataset is None:
         dataset = load_dataset(settings)
     else:
@@ -168,7 +172,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
-    runs = tuple(run._replace(settings=own.settings) for run, own in zip(runs, plans, strict=True))
+    runs = tuple(own.resolved(run, config.vary) for run, own in zip(runs, plans, strict=True))
     with naming("data"):
         assignments = [split.draw(split.training_of(own.dataset), own.settings.data.split, own.settings.seed) for own in plans]
     return Drawn(config, runs, plans, assignments)
@@ -181,7 +185,7 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
+    plan = plan._replace(options=plan.options.for_clients(counts, plan.settings.client.batch_size))
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 

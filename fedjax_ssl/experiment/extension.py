@@ -76,12 +76,10 @@ def _schedules(experiment: Experiment) -> list[str]:
 
 
 def _phases(settings: Settings, first: Problem, second: Problem) -> list[str]:
-    """The method's options that mean another number of rounds, or steps, in the two."""
-    options, data = settings.method_options(), first.data
-    counts = np.stack([data.labeled.count, data.unlabeled.count], axis=1)
+    """The method's options that mean another number of rounds in the two."""
+    options = settings.method_options()
     try:
-        each = [options.for_run(problem.rounds, counts, settings.client.batch_size) for problem in (first, second)]
+        before, after = (options.for_rounds(problem.rounds).model_dump() for problem in (first, second))
     except ValueError:  # what one of the two numbers does not allow
         return []
-    before, after = (one.model_dump() for one in each)
     return [f"method.{key}={getattr(options, key)}" for key in before if before[key] != after[key]]

@@ -1,9 +1,9 @@
 """What methods are made of: the task, the one loop of local steps, shared objectives, the server's work."""
 
-from fedjax_ssl.local.client import Setup, client_metrics, data_weight, train_client, trainable
+from fedjax_ssl.local.client import Setup, client_metrics, data_weight, output_of, train_client, trainable
 from fedjax_ssl.local.forward import class_probabilities
 from fedjax_ssl.local.objectives import cross_entropy_gradients, labeled_loss, loss_gradients, mean_loss, supervised_gradient
-from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work
+from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work, train_server
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.local.training import Fit, Gradients, Trained, Training, apply_gradients, minimize, train
 
@@ -30,10 +30,12 @@ __all__ = [
     "loss_gradients",
     "mean_loss",
     "minimize",
+    "output_of",
     "server_work",
     "substream",
     "supervised_gradient",
     "train",
     "train_client",
+    "train_server",
     "trainable",
 ]

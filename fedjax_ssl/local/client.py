@@ -9,7 +9,7 @@ from jaxtyping import Bool
 
 from fedjax_ssl.arrays import Array, Key, PyTree, Scalar
 from fedjax_ssl.local.server import Server
-from fedjax_ssl.local.task import Task
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
@@ -43,9 +43,15 @@ def train_client(
     """
     start = Fit(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
-    update = task.update(shared.weights, trained.carry.weights)
-    metrics = client_metrics(trained, down=shared.weights, up=update)
-    return ClientOutput(update, weight, trained.carry.optimizer, metrics)
+    return output_of(task, shared.weights, trained.carry.weights, trained, weight, trained.carry.optimizer)
+
+
+def output_of(
+    task: Task, received: Weights, weights: Weights, trained: Trained, weight: Scalar, client_state: PyTree
+) -> ClientOutput:
+    """What a client returns that turned the `received` weights into others: the update between them, with its metrics."""
+    update = task.update(received, weights)
+    return ClientOutput(update, weight, client_state, client_metrics(trained, down=received, up=update))
 
 
 def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str) -> Bool[Array, " n"]:

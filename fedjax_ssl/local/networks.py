@@ -22,21 +22,20 @@ class Networks(NamedTuple):
     target: PyTree
 
 
-def join(online: Weights, target: Weights) -> Weights:
-    """Two networks as one `Weights`."""
-    return Weights(Networks(online.params, target.params), Networks(online.stats, target.stats))
+def join(online: Weights, *target: Weights) -> Weights:
+    """Two networks as one `Weights`, or one network as it is."""
+    return Weights(*map(Networks, online, *target)) if target else online
 
 
-def is_pair(weights: Weights) -> bool:
-    """Whether these are the weights of two networks."""
-    return isinstance(weights.params, Networks)
+def each(weights: Weights) -> tuple[Weights, ...]:
+    """The `Weights` of the online network and of the target, or those of one network alone."""
+    return tuple(map(Weights, *weights)) if isinstance(weights.params, Networks) else (weights,)
 
 
 def networks(weights: Weights) -> Networks:
     """The two networks' `Weights`; one network alone is its own target."""
-    if not is_pair(weights):
-        return Networks(weights, weights)
-    return Networks(*(Weights(params, stats) for params, stats in zip(weights.params, weights.stats, strict=True)))
+    found = each(weights)
+    return Networks(found[0], found[-1])
 
 
 def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: Number) -> Weights:

@@ -109,20 +109,32 @@ def server_work(task: Task, server: Server, objective: Callable[[ServerData], Gr
         return state._replace(weights=weights, optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: Key) -> tuple[ServerState, Metrics]:
-        if "server" not in task.labels_at:
-            return state, {}
-        order_key, train_key = jax.random.split(key)
-        training, start = server.fine_tune, Fit(state.weights, state.fine_tune)
-        schedule, rate = training.schedule(order_key, data.labeled.mask), training.learning_rate(data.round)
-        trained = minimize(task, training, objective(data), start, schedule, learning_rate=rate, key=train_key)
-        weights, optimizer = trained.carry
-        return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
+        start = Fit(state.weights, state.fine_tune)
+        end, metrics = train_server(task, server, lambda _: objective(data), start, data, key)
+        return state._replace(weights=end.weights, fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
 
     in_parallel = average_with_server if server.training == "parallel" else None
     return ServerWork(step, train, statistics, server.pretrain, in_parallel)
+
+
+def train_server(
+    task: Task, server: Server, objective: Callable[[Count], GradientFn], start: Fit, data: ServerData, key: Key
+) -> tuple[Fit, Metrics]:
+    """A training on the server's labels, from `start` to the Fit that it returns; nothing where the server has none.
+
+    `objective` gives the gradient of a step, from the number of steps. Metrics have the group `server/`.
+    """
+    if "server" not in task.labels_at:
+        return start, {}
+    order_key, train_key = jax.random.split(key)
+    training = server.fine_tune
+    schedule, rate = training.schedule(order_key, data.labeled.mask), training.learning_rate(data.round)
+    gradient = objective(schedule.steps)
+    end, metrics, _ = minimize(task, training, gradient, start, schedule, learning_rate=rate, key=train_key)
+    return end, {f"server/{name}": value for name, value in metrics.items()}
 
 
 def averaging_method(

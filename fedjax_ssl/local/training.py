@@ -1,6 +1,6 @@
 """The one loop of mini-batch steps, of a client or of the server.
 
-The steps change a carry: a `Fit`, to which a method may add an average of the weights, regulators or a second network.
+The steps change a carry, as a rule a `Fit`: the weights, and what accompanies them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ Carry = TypeVar("Carry")
 
 
 class Fit(NamedTuple):
-    """A network in training: its weights, and the state of their optimizer."""
+    """A network in training: its weights, the state of their optimizer, and what accompanies them.
+
+    The gradient of each step is given the `companions`, such as a teacher or a second network, and they may follow the weights.
+    """
 
     weights: Weights
     optimizer: PyTree
+    companions: tuple[PyTree, ...] = ()
 
 
 class Gradients(NamedTuple):
@@ -36,9 +40,10 @@ class Gradients(NamedTuple):
     batch_stats: PyTree
     metrics: Metrics
     taken: Bool[Array, ""] | None = None  # whether the step is taken; None: always
+    follow: Callable[[Weights], tuple[PyTree, ...]] | None = None  # the companions after a step to new weights; None: as before
 
 
-GradientFn = Callable[[Weights, PyTree, Key], Gradients]  # of the weights, a Batch or Pair, and the step's key
+GradientFn = Callable[..., Gradients]  # of the weights, a Batch or Pair, the step's key, and the companions
 
 
 @runtime_checkable
@@ -76,9 +81,9 @@ class Training(NamedTuple):
         """`init` for each of K clients, with leading axis K."""
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), self.init(params))
 
-    def start(self, weights: Weights, optimizer: PyTree) -> Fit:
-        """What a training starts from, given the stored optimizer state."""
-        return Fit(weights, optimizer if self.persistent else self.optimizer.init(weights.params))
+    def start(self, params: PyTree, stored: PyTree) -> PyTree:
+        """The optimizer state that a training of `params` starts from, given the `stored` one."""
+        return stored if self.persistent else self.optimizer.init(params)
 
     def stored(self, optimizer: PyTree) -> PyTree:
         """What is stored of the optimizer state that a training ends with."""
@@ -132,7 +137,7 @@ def train(carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metric
 def apply_gradients(
     task: Task, training: Training, fit: Fit, gradients: Gradients, learning_rate: Number, *, anchor: PyTree = None
 ) -> Fit:
-    """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm.
+    """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm and the companions.
 
     `anchor` are the parameters at the start of the training, for FedProx's term; None: no term.
     """
@@ -141,7 +146,8 @@ def apply_gradients(
         grad = jax.tree.map(lambda g, w, a: g + training.prox_mu * (w - a), grad, weights.params, anchor)
     direction, optimizer = training.optimizer.update(grad, fit.optimizer, weights.params)
     params = jax.tree.map(lambda w, d: w - learning_rate * d, weights.params, direction)
-    new = Fit(Weights(params, task.update_stats(weights.stats, gradients.batch_stats)), optimizer)
+    stepped = Weights(params, task.update_stats(weights.stats, gradients.batch_stats))
+    new = Fit(stepped, optimizer, gradients.follow(stepped) if gradients.follow else fit.companions)
     return new if taken is None else jax.tree.map(lambda x, old: jnp.where(taken, x, old), new, fit)
 
 
@@ -152,8 +158,8 @@ def minimize(
     anchor = fit.weights.params
 
     def step(fit: Fit, batch: PyTree, key: Key) -> tuple[Fit, Metrics]:
-        gradients = gradient(fit.weights, batch, key)
+        gradients = gradient(fit.weights, batch, key, *fit.companions)
         return apply_gradients(task, training, fit, gradients, learning_rate, anchor=anchor), gradients.metrics
 
-    trained = train(training.start(*fit), step, schedule, key)
+    trained = train(fit._replace(optimizer=training.start(anchor, fit.optimizer)), step, schedule, key)
     return trained._replace(carry=trained.carry._replace(optimizer=training.stored(trained.carry.optimizer)))

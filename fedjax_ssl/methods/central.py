@@ -137,12 +137,11 @@ def _central(
     def round_(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
         def step(state: CentralState, inputs: StepInputs, _: jax.Array) -> tuple[CentralState, Metrics]:
             gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
-            fit = Fit(state.weights, state.optimizer)
-            weights, optimizer = apply_gradients(task, training, fit, gradients, inputs.learning_rate)
-            average = ema.update(state.average, weights.params, options.ema_decay)
-            return CentralState(weights, average, optimizer, status), gradients.metrics
+            fit = apply_gradients(task, training, Fit(state.weights, state.optimizer), gradients, inputs.learning_rate)
+            average = ema.update(state.average, fit.weights.params, options.ema_decay)
+            return CentralState(fit.weights, average, fit.optimizer, status), gradients.metrics
 
-        begun = state._replace(optimizer=training.start(state.weights, state.optimizer).optimizer)
+        begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
         end, metrics, _ = train(begun, step, step_inputs(training, options.mu, data, key), key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
         end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))

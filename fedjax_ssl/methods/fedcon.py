@@ -21,10 +21,11 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, apply_gradients, dropout_key
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.server import ServerState, ServerWork, server_step
 from fedjax_ssl.local.task import join
+from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import predictor
@@ -97,28 +98,16 @@ def client_update(
     received = shared.weights
     target = jax.tree.map(lambda last, new: jnp.where(own.seen, last, new), own.target, received.params)
     gradient = client_gradient(task, options, shard.unlabeled)
-    start = client.start(received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer)
-    anchor = start.weights.params
-
-    def step(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
-        fit, target = carry
-        gradients = gradient(fit.weights, batch, key, target)
-        fit = apply_gradients(task, client, fit, gradients, shared.learning_rate, anchor=anchor)
-        return (fit, ema.update(target, fit.weights.params["backbone"], options.target_decay)), gradients.metrics
-
-    trained = local.train((start, target), step, client.schedule(order_key, shard.unlabeled.mask), train_key)
-    ((params, stats), optimizer), target = trained.carry
-    update = task.update(received, Weights(params["backbone"], stats))
-    takes_part = shard.unlabeled.count > 0
-    state = FedConClientState(params["head"], target, own.seen | takes_part, client.stored(optimizer))
-    metrics = local.client_metrics(trained, down=received, up=update)
-    return ClientOutput(update, jnp.where(takes_part, 1.0, 0.0), state, metrics)
+    start = Fit(received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer, (target,))
+    schedule, takes_part = client.schedule(order_key, shard.unlabeled.mask), shard.unlabeled.count > 0
+    trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
+    (params, stats), optimizer, (target,) = trained.carry
+    state = FedConClientState(params["head"], target, own.seen | takes_part, optimizer)
+    weight = jnp.where(takes_part, 1.0, 0.0)
+    return local.output_of(task, received, Weights(params["backbone"], stats), trained, weight, state)
 
 
-TeacherGradient = Callable[[Weights, Batch, jax.Array, PyTree], Gradients]  # last: the parameters of the moving average
-
-
-def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> TeacherGradient:
+def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> GradientFn:
     """The gradient of a client's step for its backbone f and predictor h, with the moving average f' of the backbone.
 
         L = -1/2 cos(h(f(x1)), f'(x2)) - 1/2 cos(h(f(x2)), f'(x1)), mean over the batch
@@ -139,24 +128,30 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> T
             return losses.masked_mean(values, batch.mask), (values, batch_stats)
 
         grad, (values, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Gradients(grad, batch_stats, {"loss": mean(values, batch.mask)})
+        metrics = {"loss": mean(values, batch.mask)}
+        return Gradients(
+            grad, batch_stats, metrics, follow=lambda new: (ema.update(target, new.params["backbone"], options.target_decay),)
+        )
 
     return gradient
 
 
-def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Array) -> TeacherGradient:
+def server_gradient(
+    task: Task, examples: Examples, consistency_weight: jax.Array, decay: Callable[[jax.Array], jax.Array]
+) -> GradientFn:
     """The gradient of a server's step, for outputs z of its network and z' of its teacher on two views.
 
         L = 1/2 [CE(z1) + CE(z2)] + w/2 [KL(z2' || z1) + KL(z1' || z2)], mean over the batch
 
-    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`.
+    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`, and `decay` is that of the teacher
+    after a number of steps.
     """
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: PyTree) -> Gradients:
+    def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: Teacher) -> Gradients:
         assert examples.labels is not None
         labels = examples.labels[batch.positions]
         views, keys, teacher_keys = _two_views(task.views.labeled, examples.take(batch.positions), key)
-        (t1, t2), _ = _both(task.train_logits, weights._replace(params=teacher), views, batch.mask, teacher_keys)
+        (t1, t2), _ = _both(task.train_logits, weights._replace(params=teacher.params), views, batch.mask, teacher_keys)
 
         def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array, PyTree]]:
             (z1, z2), batch_stats = _both(task.train_logits, weights._replace(params=params), views, batch.mask, keys)
@@ -165,7 +160,12 @@ def server_gradient(task: Task, examples: Examples, consistency_weight: jax.Arra
             return losses.masked_mean(ce + consistency_weight * kl, batch.mask), (ce, kl, batch_stats)
 
         grad, (ce, kl, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Gradients(grad, batch_stats, {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)})
+
+        def follow(new: Weights) -> tuple[Teacher]:
+            return (Teacher(ema.update(teacher.params, new.params, decay(teacher.steps)), teacher.steps + 1),)
+
+        metrics = {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)}
+        return Gradients(grad, batch_stats, metrics, follow=follow)
 
     return gradient
 
@@ -201,26 +201,14 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
         return state._replace(weights=join(backbone, classifier), optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        teacher, before = state.own
-        order_key, train_key = jax.random.split(key)
-        training = server.fine_tune
-        schedule = training.schedule(order_key, data.labeled.mask)
-        steps = jnp.maximum(schedule.steps, 1)
-        all_steps = steps * (server.pretrain + data.rounds)
-        gradient = server_gradient(task, data.labeled, ema.ramp_up(before // steps, options.ramp_rounds))
-        rate, anchor = training.learning_rate(data.round), state.weights.params
+        def objective(steps: jax.Array) -> GradientFn:
+            steps = jnp.maximum(steps, 1)
+            all_steps = steps * (server.pretrain + data.rounds)
+            weight = ema.ramp_up(state.own.steps // steps, options.ramp_rounds)
+            return server_gradient(task, data.labeled, weight, lambda k: ema.annealed_decay(k, all_steps, options.teacher_rate))
 
-        def one(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
-            fit, teacher = carry
-            gradients = gradient(fit.weights, batch, key, teacher)
-            fit = apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
-            decay = ema.annealed_decay(before + batch.step, all_steps, options.teacher_rate)
-            return (fit, ema.update(teacher, fit.weights.params, decay)), gradients.metrics
-
-        trained = local.train((training.start(state.weights, state.fine_tune), teacher), one, schedule, train_key)
-        (weights, optimizer), teacher = trained.carry
-        own = Teacher(teacher, before + schedule.steps)
-        state = state._replace(weights=weights, fine_tune=training.stored(optimizer), own=own)
-        return state, {f"server/{name}": value for name, value in trained.metrics.items()}
+        start = Fit(state.weights, state.fine_tune, (state.own,))
+        (weights, optimizer, (teacher,)), metrics = local.train_server(task, server, objective, start, data, key)
+        return state._replace(weights=weights, fine_tune=optimizer, own=teacher), metrics
 
     return local.server_work(task, server)._replace(step=step, train=train)

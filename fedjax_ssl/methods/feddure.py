@@ -14,6 +14,7 @@ The released code is another algorithm, without F-reg and with a reward of oppos
 - A local epoch goes once through the labeled examples.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple, Self
 
 import jax
@@ -49,7 +50,7 @@ class FedDureOptions(Options):
     unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
     largest_batch_size: Count = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
 
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+    def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size of a client."""
         return self.model_copy(update={"largest_batch_size": self.largest_batch_size or largest_batch(counts, batch_size)})
 
@@ -100,21 +101,15 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
             own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
             schedule = client.paired_schedule(order_key, *masks, options.largest_batch_size, entries=jnp.maximum(own, 1))
 
-        def step(carry: tuple[Fit, Regulators], pair: Pair, key: jax.Array) -> tuple[tuple[Fit, Regulators], Metrics]:
-            gradients, regulators = gradient(setup, shard, carry[0].weights, pair, key, carry[1])
-            anchor = shared.weights.params
-            fit = local.apply_gradients(task, client, carry[0], gradients, shared.learning_rate, anchor=anchor)
-            return (fit, regulators), gradients.metrics
-
-        start, phi = client.start(shared.weights, state.optimizer), shared.weights.params
+        phi = shared.weights.params
         phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
         regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
-        trained = local.train((start, regulators), step, schedule, train_key)
-        (weights, optimizer), (*_, w, w_optimizer) = trained.carry
-        update = task.update(shared.weights, weights)
-        state = FedDureClientState(client.stored(optimizer), w, w_optimizer)
-        metrics = local.client_metrics(trained, down=shared.weights, up=update)
-        return ClientOutput(update, local.data_weight(task, shard), state, metrics)
+        start, rate = Fit(shared.weights, state.optimizer, (regulators,)), shared.learning_rate
+        step_gradient = partial(gradient, setup, shard)
+        trained = local.minimize(task, client, step_gradient, start, schedule, learning_rate=rate, key=train_key)
+        weights, optimizer, (regulators,) = trained.carry
+        state = FedDureClientState(optimizer, regulators.w, regulators.w_optimizer)
+        return local.output_of(task, shared.weights, weights, trained, local.data_weight(task, shard), state)
 
     method = local.averaging_method(task, client, server, client_update, labels_at=("clients",))
 
@@ -147,10 +142,8 @@ def largest_batch(counts: np.ndarray, batch_size: int) -> int:
     return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
 
 
-def gradient(
-    setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators
-) -> tuple[Gradients, Regulators]:
-    """The gradient of theta in one step, and the regulators after the step.
+def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:
+    """The gradient of theta in one step, after which the regulators are those of `follow`.
 
         y_i = argmax f(weak(u_i); theta)                                                              (Eq. 1)
         grad_theta [ CE(y, f(x; theta)) + mean_i (m_i + d) CE(y_i, f(strong(u_i); theta)) ]           (Eqs. 7-10)
@@ -197,7 +190,7 @@ def gradient(
         metrics["instance_weight_mean"] = mean(m, step.mask)
         for name, q in (("p10", 0.1), ("p90", 0.9)):
             metrics[f"instance_weight_{name}"] = mean(losses.masked_quantile(m, step.mask, q), jnp.any(step.mask))
-    return Gradients(pullback(cotangent)[0], batch_stats, metrics), regulators
+    return Gradients(pullback(cotangent)[0], batch_stats, metrics, follow=lambda _: (regulators,))
 
 
 def instance_weights(options: FedDureOptions, w: PyTree, logits: jax.Array, passed: jax.Array) -> jax.Array:

@@ -9,7 +9,6 @@ Defaults are the paper's, or those of its released code. Unlike there, batches a
 of a client, the learning rate depends on the round alone, and the bytes of changed entries are counted exactly.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,8 +29,6 @@ from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.options import Count, Fraction, Options, Positive, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
-
-Carry = tuple[Weights, tuple[PyTree, ...]]  # weights whose params are Parts, and the optimizer states of both
 
 
 class FedMatchOptions(Options):
@@ -123,17 +120,11 @@ def server_work(setup: Setup) -> ServerWork:
         return state._replace(weights=Weights(parts, stats), optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        if "server" not in task.labels_at:
-            return state, {}
-        order_key, train_key = jax.random.split(key)
-        training, sigma = server.fine_tune, state.weights.params.sigma
-        gradient, rate = labeled_gradient(setup, data.labeled), training.learning_rate(data.round)
-        step = step_of_part(task, training, gradient, 0, rate, sigma)
-        _, optimizer = training.start(Weights(sigma, state.weights.stats), state.fine_tune)
-        schedule = training.schedule(order_key, data.labeled.mask)
-        (weights, (optimizer, _)), metrics, _ = local.train((state.weights, (optimizer, ())), step, schedule, train_key)
-        state = state._replace(weights=weights, fine_tune=training.stored(optimizer))
-        return state, {"server/loss": metrics["loss"]}
+        (sigma, psi), stats = state.weights
+        start = Fit(Weights(sigma, stats), state.fine_tune, (psi,))
+        end, metrics = local.train_server(task, server, lambda _: labeled_gradient(setup, data.labeled), start, data, key)
+        weights = Weights(Parts(end.weights.params, psi), end.weights.stats)
+        return state._replace(weights=weights, fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         stats = with_statistics(task, server.static_norm, evaluated(options, state.weights), data).stats
@@ -162,26 +153,27 @@ def client_update(
     """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
     task, _, _, options = setup
     trained = train(setup, shared, helpers, old.optimizer, shard, key)
-    ((new_sigma, new_psi), stats), optimizers = trained.carry
+    ((new_sigma, new_psi), stats), optimizers, _ = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
     sent = [of_sigma, of_psi] if trains_both(task) else [of_psi]
-    update = task.update(shared.weights, Weights(Parts(of_sigma.value, of_psi.value), stats))
-    update = update if trains_both(task) else update._replace(params=update.params.psi)
     model = Weights(decomposed.add(of_sigma.value, of_psi.value), stats)
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.images > 0
+    state = jax.tree.map(lambda x, y: jnp.where(took_part, x, y), new, old)
+    weights, weight = Weights(Parts(of_sigma.value, of_psi.value), stats), jnp.where(took_part, 1.0, 0.0)
+    output = local.output_of(task, shared.weights, weights, trained, weight, state)
+    update = output.update if trains_both(task) else output.update._replace(params=output.update.params.psi)
     entries, size = jnp.stack([message.entries for message in sent]), num_bytes(psi) // 4
     metrics = {
-        **local.client_metrics(trained, down=(), up=()),
+        **output.metrics,
         "comm/bytes_down": Sum(bytes_down(shared, helpers, old)),
         "comm/bytes_up": Sum(jnp.sum(decomposed.message_bytes(entries, size)) + num_bytes(update.stats)),
         "client/upload_fraction": Mean(jnp.sum(entries, dtype=jnp.float32), jnp.float32(size * len(sent))),
     }
-    state = jax.tree.map(lambda x, y: jnp.where(took_part, x, y), new, old)
-    return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
+    return output._replace(update=update, metrics=metrics)
 
 
 def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
@@ -199,11 +191,11 @@ def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientS
 
 
 def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
-    """The gradient for sigma of lambda_s CE(y, f(x)) at Parts, with the unweighted metric `loss`. An empty batch is no step."""
+    """The gradient for sigma, whose companion is psi, of lambda_s CE(y, f(x)). An empty batch is no step; the `loss` is CE."""
     of_theta = local.supervised_gradient(setup.task, examples)
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
-        gradients = of_theta(weights._replace(params=decomposed.add(*weights.params)), batch, key)
+    def gradient(weights: Weights, batch: Batch, key: jax.Array, psi: PyTree) -> Gradients:
+        gradients = of_theta(weights._replace(params=decomposed.add(weights.params, psi)), batch, key)
         grad = jax.tree.map(lambda g: setup.options.lambda_s * g, gradients.grad)
         return gradients._replace(grad=grad, taken=jnp.any(batch.mask))
 
@@ -211,7 +203,7 @@ def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
 
 
 def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, shard: Shard) -> GradientFn:
-    """The gradient for psi, at Parts, of the loss of a batch of unlabeled examples.
+    """The gradient for psi, whose companion is sigma, of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
             + lambda_l1 ||psi||_1 + lambda_l2 ||sigma - psi||_2^2
@@ -222,8 +214,8 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
     """
     task, options = setup.task, setup.options
 
-    def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
-        (sigma, psi), stats = weights
+    def gradient(weights: Weights, batch: Batch, key: jax.Array, sigma: PyTree) -> Gradients:
+        psi, stats = weights
         images = shard.unlabeled.take(batch.positions)
         plain, strong = task.views.plain(images), task.views.strong(key, images)
 
@@ -273,48 +265,33 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
 def train(
     setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
 ) -> Trained:
-    """A client's training, whose carry is (weights with Parts as params, optimizer states of the trained parts).
+    """A client's training, whose carry is a Fit of Parts, with the optimizer states of the trained parts.
 
     Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
     """
     order_key, train_key = jax.random.split(key)
     task, client, _, options = setup
-    ((sigma, psi), stats), rate = shared.weights, shared.learning_rate
-    size = options.unlabeled_batch_size or client.batch_size
-    of_psi = step_of_part(task, client, unlabeled_gradient(setup, shared, helpers, shard), 1, rate, psi)
-    parts = (sigma, psi) if trains_both(task) else (psi,)
-    states = [client.start(Weights(part, stats), state).optimizer for part, state in zip(parts, optimizers, strict=True)]
+    (start, stats), rate = shared.weights, shared.learning_rate
+    size, of_psi = options.unlabeled_batch_size or client.batch_size, unlabeled_gradient(setup, shared, helpers, shard)
     if not trains_both(task):
         schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
-        trained = local.train((shared.weights, ((), *states)), of_psi, schedule, train_key)
-        weights, (_, state) = trained.carry
-        return trained._replace(carry=(weights, (client.stored(state),)))
-    of_sigma = step_of_part(task, client, labeled_gradient(setup, shard.labeled), 0, rate, sigma)
+        fit = Fit(Weights(start.psi, stats), optimizers[0], (start.sigma,))
+        trained = local.minimize(task, client, of_psi, fit, schedule, learning_rate=rate, key=train_key)
+        (psi, stats), state, _ = trained.carry
+        return trained._replace(carry=Fit(Weights(start._replace(psi=psi), stats), (state,)))
+    of_sigma = labeled_gradient(setup, shard.labeled)
+    apply = partial(local.apply_gradients, task, client, learning_rate=rate)
 
-    def of_both(carry: Carry, pair: Pair, key: jax.Array) -> tuple[Carry, Metrics]:
+    def step(fit: Fit, pair: Pair, key: jax.Array) -> tuple[Fit, Metrics]:
+        ((sigma, psi), stats), states, _ = fit
         first, second = jax.random.split(key)
-        carry, labeled_metrics = of_sigma(carry, pair.labeled, first)
-        carry, metrics = of_psi(carry, pair.unlabeled, second)
-        return carry, {**labeled_metrics, **metrics}
+        on_labels = of_sigma(Weights(sigma, stats), pair.labeled, first, psi)
+        (sigma, stats), of_labels, _ = apply(Fit(Weights(sigma, stats), states[0]), on_labels, anchor=start.sigma)
+        on_others = of_psi(Weights(psi, stats), pair.unlabeled, second, sigma)
+        (psi, stats), of_others, _ = apply(Fit(Weights(psi, stats), states[1]), on_others, anchor=start.psi)
+        return Fit(Weights(Parts(sigma, psi), stats), (of_labels, of_others)), {**on_labels.metrics, **on_others.metrics}
 
     pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
-    trained = local.train((shared.weights, tuple(states)), of_both, pairs, train_key)
-    weights, states = trained.carry
-    return trained._replace(carry=(weights, tuple(map(client.stored, states))))
-
-
-def step_of_part(
-    task: Task, training: Training, gradient: GradientFn, index: int, rate: jax.Array, anchor: PyTree
-) -> Callable[[Carry, Batch, jax.Array], tuple[Carry, Metrics]]:
-    """The local step of one part, sigma (index 0) or psi (index 1); `anchor` is what FedProx's term pulls it towards."""
-
-    def step(carry: Carry, batch: Batch, key: jax.Array) -> tuple[Carry, Metrics]:
-        (parts, stats), states = carry
-        gradients = gradient(Weights(parts, stats), batch, key)
-        fit = Fit(Weights(parts[index], stats), states[index])
-        (part, stats), state = local.apply_gradients(task, training, fit, gradients, rate, anchor=anchor)
-        parts = Parts(*(part if i == index else other for i, other in enumerate(parts)))
-        states = tuple(state if i == index else other for i, other in enumerate(states))
-        return (Weights(parts, stats), states), gradients.metrics
-
-    return step
+    trained = local.train(Fit(shared.weights, tuple(map(client.start, start, optimizers))), step, pairs, train_key)
+    weights, states, _ = trained.carry
+    return trained._replace(carry=Fit(weights, tuple(map(client.stored, states))))

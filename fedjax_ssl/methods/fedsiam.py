@@ -15,6 +15,7 @@ clients are averaged by size (Eq. 2), each epoch has an order of its own, and th
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -26,9 +27,10 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights, networks
+from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import with_statistics
+from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Options, Positive, Weight
@@ -143,51 +145,23 @@ def train_client(
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.alpha_max)
 
-    gradient, start = client_gradient(task, options, examples, epochs), Fit(shared.weights, state.optimizer)
-    trained = train_pair(task, client, gradient, start, Steps(shared.learning_rate, schedule, alpha), train_key)
-    weights, optimizer = trained.carry
-    update, one = task.update(shared.weights, weights), networks.networks(shared.weights).target
-    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(one)).astype(jnp.int32)
-    metrics = {**local.client_metrics(trained, down=shared.weights, up=update), "comm/bytes_down": Sum(received)}
+    online, *targets = networks.each(shared.weights)
+    gradient, start = client_gradient(task, options, examples, epochs, alpha), Fit(online, state.optimizer, tuple(targets))
+    trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
+    new, optimizer, new_targets = trained.carry
+    weights = networks.join(new, *new_targets)
     state = FedSiamClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
-    return ClientOutput(update, weight, state, metrics), networks.networks(weights)
+    output = local.output_of(task, shared.weights, weights, trained, weight, state)
+    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
+    return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), networks.networks(weights)
 
 
-PairGradient = Callable[[Weights, Batch, jax.Array, Weights], tuple[Gradients, PyTree]]
-"""(online network, batch, key, target network) -> (gradients of the online network, batch statistics of the target or `()`)."""
+Alpha = Callable[[Batch], jax.Array]  # the target's decay after the step on a batch
 
 
-class Steps(NamedTuple):
-    """The steps of a training: the learning rate, the batches, and the target's decay after the step on a batch."""
-
-    learning_rate: jax.Array
-    schedule: batching.Schedule
-    alpha: Callable[[Batch], jax.Array]
-
-
-def train_pair(task: Task, training: Training, gradient: PairGradient, fit: Fit, steps: Steps, key: jax.Array) -> Trained:
-    """Trains the online network of `fit`, one network or a pair; a target follows every step. The result's carry is a Fit."""
-    online, target = networks.networks(fit.weights)
-    paired, anchor = networks.is_pair(fit.weights), online.params
-
-    def step(carry: tuple[Fit, PyTree], batch: Batch, key: jax.Array) -> tuple[tuple[Fit, PyTree], Metrics]:
-        one, target = carry
-        gradients, target_stats = gradient(one.weights, batch, key, target if paired else one.weights)
-        one = local.apply_gradients(task, training, one, gradients, steps.learning_rate, anchor=anchor)
-        if paired:
-            target = networks.follow(task, target, one.weights, target_stats, steps.alpha(batch))
-        return (one, target), gradients.metrics
-
-    start = training.start(online, fit.optimizer), target if paired else ()
-    trained = local.train(start, step, steps.schedule, key)
-    (online, optimizer), target = trained.carry
-    weights = networks.join(online, target) if paired else online
-    return trained._replace(carry=Fit(weights, training.stored(optimizer)))
-
-
-def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array) -> PairGradient:
-    """The gradient of L + beta_k J for the online network on a batch (Eq. 7).
+def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array, alpha: Alpha) -> GradientFn:
+    """The gradient of L + beta_k J for the online network on a batch (Eq. 7), whose companion is the target, if there is one.
 
     `epochs` are the client's local epochs before this training. If J has no weight, there is no forward pass of the target,
     whose statistics are then those of the online network.
@@ -197,7 +171,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
     scale = 1.0 / task.num_classes if released and options.consistency == "mse" else 1.0
     siamese = options.consistency_weight > 0
 
-    def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights) -> tuple[Gradients, PyTree]:
+    def gradient(online: Weights, batch: Batch, key: jax.Array, *targets: Weights) -> Gradients:
         at = batch.positions
         images, labels, labeled = examples.take(at), examples.labels[at], examples.labeled[at]
 
@@ -208,7 +182,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
 
         online_key, target_key = jax.random.split(key)
         if siamese:
-            target_logits, target_stats = logits(target, target_key)
+            target_logits, target_stats = logits(targets[0] if targets else online, target_key)
         used = labeled & batch.mask
         beta = options.consistency_weight * ema.ramp_up(epochs + batch.epoch + 1, RAMP_EPOCHS)
 
@@ -223,37 +197,36 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
             return supervised + beta * losses.masked_mean(j, batch.mask), (metrics, stats)  # Eq. 7
 
         grad, (metrics, stats) = jax.grad(loss, has_aux=True)(online.params)
-        return Gradients(grad, stats, metrics), target_stats if siamese else stats
+        follow = following(task, targets, target_stats if siamese else stats, alpha(batch))
+        return Gradients(grad, stats, metrics, follow=follow)
 
     return gradient
 
 
+def following(
+    task: Task, targets: tuple[Weights, ...], batch_stats: PyTree, alpha: jax.Array
+) -> Callable[[Weights], tuple[Weights, ...]]:
+    """How the target follows the online network, as `networks.follow` says, where there is one."""
+    return lambda online: tuple(networks.follow(task, target, online, batch_stats, alpha) for target in targets)
+
+
 def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
     """The server's work: the average (Eq. 2), training where it has labels (Eqs. 8, 9), and statistics of every network."""
-    usual = local.server_work(task, server)
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        if "server" not in task.labels_at:
-            return state, {}
-        order_key, train_key = jax.random.split(key)
-        training, on_labels = server.fine_tune, local.supervised_gradient(task, data.labeled)
-        schedule = training.schedule(order_key, data.labeled.mask)
+        online, *targets = networks.each(state.weights)
 
-        def gradient(online: Weights, batch: Batch, key: jax.Array, target: Weights) -> tuple[Gradients, PyTree]:
-            return on_labels(online, batch, key), ()
+        def gradient(steps: jax.Array, online: Weights, batch: Batch, key: jax.Array, *targets: Weights) -> Gradients:
+            alpha = ema.warm_decay(data.round * steps + batch.step + 1, alpha_max(data.round + 1))
+            gradients = local.supervised_gradient(task, data.labeled)(online, batch, key)
+            return gradients._replace(follow=following(task, targets, (), alpha))
 
-        def alpha(batch: Batch) -> jax.Array:
-            return ema.warm_decay(data.round * schedule.steps + batch.step + 1, alpha_max(data.round + 1))
-
-        steps = Steps(training.learning_rate(data.round), schedule, alpha)
-        trained = train_pair(task, training, gradient, Fit(state.weights, state.fine_tune), steps, train_key)
-        weights, optimizer = trained.carry
-        return state._replace(weights=weights, fine_tune=optimizer), {"server/loss": trained.metrics["loss"]}
+        start = Fit(online, state.fine_tune, tuple(targets))
+        end, metrics = local.train_server(task, server, lambda steps: partial(gradient, steps), start, data, key)
+        return state._replace(weights=networks.join(end.weights, *end.companions), fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
-        if not networks.is_pair(state.weights):
-            return usual.statistics(state, data)
-        both = (with_statistics(task, server.static_norm, one, data) for one in networks.networks(state.weights))
-        return state._replace(weights=networks.join(*both))
+        each = (with_statistics(task, server.static_norm, one, data) for one in networks.each(state.weights))
+        return state._replace(weights=networks.join(*each))
 
-    return usual._replace(train=train, statistics=statistics, average_with_server=None)
+    return local.server_work(task, server)._replace(train=train, statistics=statistics, average_with_server=None)

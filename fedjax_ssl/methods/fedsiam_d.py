@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from pydantic import Field
 
 from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
@@ -32,7 +31,7 @@ class FedSiamDOptions(FedSiamMTOptions):
     pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
 
-    def for_run(self, rounds: int, counts: np.ndarray, batch_size: int) -> Self:
+    def for_rounds(self, rounds: int) -> Self:
         """The options with `pi_rounds` and `end_round` as numbers of rounds, checked for the rectangle."""
         linear = self.curve == "linear"
         pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
@@ -83,7 +82,7 @@ def check_rectangle(pi_rounds: int, end_round: int, saved: float, rounds: int) -
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:
     """The share tau of online layers to upload in round `number`, from 1, of `rounds`: float32 scalar."""
-    pi_rounds, end_round = int(options.pi_rounds), int(options.end_round)  # numbers since `for_run`
+    pi_rounds, end_round = int(options.pi_rounds), int(options.end_round)  # numbers since `for_rounds`
     if options.curve == "linear":
         return siamese.linear_share(number, saved=options.saved, pi_rounds=pi_rounds, rounds=rounds)
     return siamese.rectangle_share(number, saved=options.saved, rounds=rounds, pi_rounds=pi_rounds, end_round=end_round)

@@ -123,22 +123,22 @@ def client_update(
     on_both = train_on_both(setup, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
 
     uploaded = _where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
-    weights, optimizer = uploaded.carry
+    weights, optimizer, _ = uploaded.carry
     took_part = uploaded.images > 0
-    update = task.update(shared.weights, _where(took_part, weights, shared.weights))
+    state = FedTriNetClientState(state.seen | took_part, _where(took_part, weights, state.last), new, weighed, optimizer)
     trained = uploaded._replace(images=on_labels.images + tuned.images + on_both.images)
-    sent = num_bytes(update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
+    weights, weight = _where(took_part, weights, shared.weights), jnp.where(took_part, 1.0, 0.0)
+    output = local.output_of(task, shared.weights, weights, trained, weight, state)
+    sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
     metrics = {
-        **local.client_metrics(trained, down=shared.weights, up=update),
+        **output.metrics,
         **pseudo_labels.diagnostics(new, shard.true_labels, new >= 0, shard.unlabeled.mask & second_phase),
         "client/threshold": mean(shared.threshold, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
         **pseudo_labels.examples(new, shard.unlabeled.mask & (new >= 0)),
     }
-    last = _where(took_part, weights, state.last)
-    state = FedTriNetClientState(state.seen | took_part, last, new, weighed, optimizer)
-    return ClientOutput(update, jnp.where(took_part, 1.0, 0.0), state, metrics)
+    return output._replace(metrics=metrics)
 
 
 def splice(task: Task, shared: Weights, last: Weights) -> Weights:

@@ -111,6 +111,6 @@ def test_the_configs_are_the_papers_and_the_released_codes(name):
 def test_ds_curve_saves_the_share_of_layers_that_is_asked_for(file, place):
     """Over a whole run, to within a round: that at an end of the curve, and what is cut."""
     run = settings(file, f"d,labels_at={place}")
-    options = run.method_options().for_run(run.rounds, np.ones((1, 2), int), 1)
+    options = run.method_options().for_rounds(run.rounds)
     shares = upload_share(options, run.rounds, jnp.arange(1, run.rounds + 1))
     np.testing.assert_allclose(jnp.sum(shares), (1 - options.saved) * run.rounds, atol=1)

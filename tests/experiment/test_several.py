@@ -132,12 +132,18 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
 
 def test_the_method_knows_the_clients_of_all_runs(monkeypatch):
     known = []
-    monkeypatch.setattr(AverageOptions, "for_run", lambda self, *given: known.append(given) or self)
+    monkeypatch.setattr(AverageOptions, "for_clients", lambda self, *given: known.append(given) or self)
     experiment = build(config(**DIRICHLET), IMAGES)
     counts = [tables["unlabeled"].count for tables in experiment.problem.tables]
-    (rounds, given, batch_size), *_ = known
-    assert (rounds, batch_size) == (3, experiment.settings.client.batch_size)
+    ((given, batch_size),) = known
+    assert batch_size == experiment.settings.client.batch_size
     np.testing.assert_array_equal(given[:, 1], np.concatenate(counts))
+
+
+def test_a_phase_that_varies_is_a_number_of_rounds_in_each_run():
+    experiment = varied("method.labeled_rounds", 0.25, 0.5, method="fedsem", labels_at="clients", rounds=4)
+    assert experiment.problem.numbers == (1, 2)
+    assert [run.name for run in experiment.runs] == ["0-labeled_rounds=0.25", "0-labeled_rounds=0.5"]
 
 
 def test_the_split_may_vary():

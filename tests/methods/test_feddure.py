@@ -34,7 +34,7 @@ def test_a_clients_own_batch_size_is_the_released_codes_rule(labeled, unlabeled,
 
 def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
     counts = np.array([[50, 450], [20, 400], [110, 1100], [10, 0]])
-    assert largest_batch(counts, 10) == FedDureOptions().for_run(3, counts, 10).largest_batch_size == 100
+    assert largest_batch(counts, 10) == FedDureOptions().for_clients(counts, 10).largest_batch_size == 100
     assert largest_batch(np.array([[5, 0]]), 10) == 1
 
 
