@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import pydantic
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, core_schema
 
 ModelT = TypeVar("ModelT", bound="Model")
-MANY = 2**31 - 1  # the largest whole number that a setting may have
+MANY, HUGE, TINY = 2**31 - 1, 1e38, 1e-37
+"""The largest whole number, and the largest and the smallest positive number, of a setting: int32 and float32 have them."""
 
 
 def _as_tuple(value: object) -> object:
@@ -25,18 +27,51 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+AsTuple = BeforeValidator(_as_tuple)
+
 Count = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[int, Field(ge=1, le=MANY)]
+Epochs = Annotated[int, Field(ge=0, le=10_000)]
+Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+Size = Annotated[int, Field(ge=0, le=1_000_000)]
+BatchSize = Annotated[Size, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=HUGE)]
+Rate = Annotated[float, Field(ge=TINY, le=HUGE)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Numbers = Annotated[tuple[Annotated[float, Field(ge=-HUGE, le=HUGE)], ...], AsTuple]
 
+<<<<<<< HEAD
 _ROUNDS = "a number of rounds after `Options.for_rounds`"
+=======
+REPEATS = "a factor of the examples of a training"
+Repeats = Annotated[int, Field(ge=1, le=1_000), REPEATS]
+_ROUNDS = "a number of rounds after `Options.for_run`"
+>>>>>>> settings39
 Phase = Annotated[float, Field(ge=0, le=MANY), _ROUNDS]
 """Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
 FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be
+
+
+class Known(NamedTuple):
+    """A text field's mark: its value is one of `names`, a table that may grow, or of `others`."""
+
+    names: Mapping[str, object] | Iterable[str]
+    others: tuple[str, ...] = ()
+
+    def words(self) -> list[str]:
+        """What is accepted now."""
+        return [*self.others, *self.names]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The check of a value that is text."""
+
+        def check(value: str) -> str:
+            if value not in self.words():
+                raise PydanticCustomError("unknown", "unknown")
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
 
 
 class Model(pydantic.BaseModel):
@@ -74,14 +109,23 @@ def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = Non
 
 def parse(model: type[ModelT], values: object, prefix: str = "") -> ModelT:
     """An instance of `model` from nested mappings; messages name the first wrong key, after a `prefix` such as `method.`."""
+    group = prefix.rstrip(".") or "the config"
     if not isinstance(values, Mapping):
-        raise ValueError(f"{prefix.rstrip('.') or 'the config'}: got {_shown(values)}, accepted: a group of keys")
-    if strange := [key for key in values if not isinstance(key, str)]:
-        raise ValueError(f"{prefix}{strange[0]!r}: got a key that is no text, accepted: {', '.join(model.model_fields)}")
+        raise ValueError(f"{group}: got {_shown(values)}, accepted: a group of keys")
     try:
-        return model.model_validate(dict(values))
+        if all(isinstance(key, str) for key in values):
+            return model.model_validate(dict(values))
     except pydantic.ValidationError as error:
-        raise ValueError(" ".join(_line(model, error, prefix).split())) from None
+        raise ValueError(one_line(_line(model, error, prefix))) from None
+    except UnicodeError:  # half of a pair of UTF-16
+        pass
+    raise ValueError(f"{group}: got a key that is no text, accepted: {', '.join(model.model_fields) or 'none'}")
+
+
+def one_line(text: object) -> str:
+    """A message on one line; of a long one the middle is left out."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}"
 
 
 def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, prefix: str) -> str:
@@ -102,10 +146,15 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
     got = _shown(first["input"])
     if field is None:
         return f"{key}: got {got}, accepted: {first['msg']}"
-    near = difflib.get_close_matches(str(first["input"]), literals(field.annotation), 1)
+    near = difflib.get_close_matches(got.strip("'"), choices(field), 1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    most = f" and <= {MANY}" if field.annotation is int and first["type"] == "less_than_equal" else ""
-    return f"{key}: got {got}, accepted: {accepted(field)}{most}{hint}"
+    most, least = (first.get("ctx", {}).get(sign) for sign in ("le", "ge"))
+    limit = ""
+    if most in (MANY, HUGE):  # which `accepted` leaves out
+        limit = f", at most {most}"
+    elif least == -HUGE or (least == TINY and first["input"] > 0):
+        limit = f", at least {least}"
+    return f"{key}: got {got}, accepted: {accepted(field)}{limit}{hint}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -140,29 +189,37 @@ def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tup
     """Every field with its dotted key, groups before their own fields."""
     for name, field in model.model_fields.items():
         yield prefix + name, field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
-            yield from fields_of(field.annotation, f"{prefix}{name}.")
+        if is_group(field):
+            yield from fields_of(field.annotation, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
-def literals(annotation: object) -> list[str]:
-    """The words that an annotation accepts; empty: it is no choice of words."""
-    return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
+def is_group(field: FieldInfo) -> bool:
+    """Whether a field is a group of keys."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel)
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """The words that a field accepts; empty: it is no choice of words."""
+    if get_origin(field.annotation) is Literal:
+        return [str(value) for value in get_args(field.annotation)]
+    return [word for mark in field.metadata if isinstance(mark, Known) for word in mark.words()]
 
 
 def accepted(field: FieldInfo) -> str:
     """What a field accepts, in words."""
     annotation = field.annotation
-    if words := literals(annotation):
+    if words := choices(field):
         return ", ".join(word or repr(word) for word in words)
     kind = get_origin(annotation) or annotation
     if kind not in (int, float):
         return _KINDS.get(kind, "a value" if kind is Union else "a group of keys")
     noun = _KINDS[kind]
     low, high = _bound(field, ge=">=", gt=">"), _bound(field, le="<=", lt="<")
-    high = None if high and high[1] == MANY else high
+    low = (">", 0) if low and low[1] == TINY else low
+    high = None if high and high[1] in (MANY, HUGE) else high
     if low and high and annotation is float:
         return f"{noun} in {'[' if '=' in low[0] else '('}{low[1]:g}, {high[1]:g}{']' if '=' in high[0] else ')'}"
-    bounds = [f"{sign} {bound:g}" for sign, bound in filter(None, (low, high))]
+    bounds = [f"{sign} {bound}" for sign, bound in filter(None, (low, high))]
     return " ".join([noun, " and ".join(bounds)]).strip()
 
 
@@ -172,12 +229,16 @@ def _bound(field: FieldInfo, **signs: str) -> tuple[str, float] | None:
     return found[-1] if found else None
 
 
+LONG = 800  # characters of a message
 _KINDS: dict[object, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "numbers, separated by commas",
 }  # fmt: skip
 
 
 def _shown(value: object) -> str:
-    """A value in a message, on one line and not too long."""
-    text = " ".join(repr(value).split())
+    """A value in a message, not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"{type(value).__name__} of many digits"
     return text if len(text) <= 80 else f"{text[:77]}..."

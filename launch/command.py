@@ -98,7 +98,9 @@ def refuse(error: Exception | str, status: int = 2) -> int:
     """Prints what is wrong in one line on standard error; returns the exit status."""
     if isinstance(error, BrokenPipeError):  # nothing is wrong: see `ended`
         raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    from fedjax_ssl.options import one_line
+
+    print(f"error: {one_line(error)}", file=sys.stderr)
     return status
 
 
@@ -182,10 +184,10 @@ def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
 
 def _made(path: str, argument: str | None) -> dict[str, Any]:
     """The nested dicts that a config file's `get_config` returns."""
-    file = pathlib.Path(path).expanduser()
-    if not file.suffix and not file.exists():
+    file = pathlib.Path(os.path.expanduser(path))  # unlike pathlib's, these functions take any text
+    if not file.suffix and not os.path.exists(file):
         file = CONFIGS / f"{path}.py"
-    if file.suffix != ".py" or not file.is_file():
+    if file.suffix != ".py" or not os.path.isfile(file):
         near = difflib.get_close_matches(file.stem, config_names(), 1)
         hint = f"; did you mean {near[0]}?" if near else f"; {FOR_EXAMPLE}"
         raise ValueError(f"--config: got {path}, accepted: the name of a config, or the path of a config file{hint}")
@@ -194,13 +196,13 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
         sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script
     try:
         names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {_where(error, file)}") from None
     if not callable(get_config := names.get("get_config")):
         raise ValueError(f"--config: got {path}, accepted: a config file, which defines get_config; {FOR_EXAMPLE}")
     try:
         config = get_config() if argument is None else get_config(argument)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {error if isinstance(error, WRONG_INPUT) else _where(error, file)}") from None
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
@@ -212,7 +214,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
 
 
-def _where(error: Exception, file: pathlib.Path) -> str:
+def _where(error: BaseException, file: pathlib.Path) -> str:
     """An error inside a config file, with the line of it."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if pathlib.Path(frame.filename) == file.absolute()]

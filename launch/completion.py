@@ -11,10 +11,11 @@ Exit status: 0 done; 2 wrong arguments.
 
 import argparse
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, get_origin
+from typing import Any
 
 from absl import flags
 
@@ -190,47 +191,30 @@ def _names(name: str) -> Iterable[str]:
 
 def _keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
     """The keys of all configs, those of each method, and the values of those that accept a few words."""
+    from fedjax_ssl import methods, models
     from fedjax_ssl.data.catalog import DATASETS
-    from fedjax_ssl.data.partition import PARTITIONS
-    from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
     from fedjax_ssl.data.sources import GENERIC
-    from fedjax_ssl.experiment.settings import Settings
-    from fedjax_ssl.local.task import NORMS
-    from fedjax_ssl.methods import METHODS, options_class
-    from fedjax_ssl.models import MODELS, accepted_options
+    from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 
-    general, choices = _leaves(Settings)
-    general = [key for key in general if key not in ("method", "model")]
-    general += ["model.name", "model.norm", "model.norm_momentum"]
-    general += [f"model.{key}" for name in MODELS for key in accepted_options(name)]
-    of_methods = {}
-    for name, factory in METHODS.items():
-        of_methods[name], own = _leaves(options_class(factory), "method.")
-        choices |= {key: _sorted([*choices.get(key, []), *values]) for key, values in own.items()}
-    views = {"weak": WEAK_VIEWS, "strong": STRONG_VIEWS, "labeled": LABELED_VIEWS}
-    named: dict[str, Iterable[str]] = {
-        **{f"data.{key}": ("default", *values) for key, values in views.items()},
-        **{f"data.{key}partition": PARTITIONS for key in ("", "labeled_", "unlabeled_")},
-        "data.name": (*DATASETS, *GENERIC, "synthetic"),
-        "method.name": METHODS,
-        "model.name": MODELS,
-        "model.norm": NORMS,
-    }
-    choices |= {key: list(values) for key, values in named.items()}
-    return [*_sorted(general), "method.name", "method.prox_mu"], of_methods, choices
+    kinds = [(Settings, ""), (ModelSettings, "model."), *((models.options_class(name), "model.") for name in models.MODELS)]
+    general = [leaf for kind, prefix in (*kinds, (MethodSettings, "method.")) for leaf in _leaves(kind, prefix)]
+    of_methods = {name: list(_leaves(methods.options_class(made), "method.")) for name, made in methods.METHODS.items()}
+    choices: dict[str, list[str]] = {"data.name": [*DATASETS, *GENERIC, "synthetic"]}
+    for key, words in itertools.chain(general, *of_methods.values()):
+        if words:
+            choices[key] = list(dict.fromkeys([*choices.get(key, []), *words]))
+    last = [key for key, _ in general if key.startswith("method.")]  # beside those of the methods
+    keys = _sorted({key for key, _ in general} - {"method", "model", *last})
+    return [*keys, *last], {name: [key for key, _ in own] for name, own in of_methods.items()}, choices
 
 
-def _leaves(model: Any, prefix: str = "") -> tuple[list[str], dict[str, list[str]]]:
-    """The keys of a model's fields, without groups, and the values of those that accept a few words."""
-    import pydantic
+def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
+    """The keys of a model's fields, without groups, and the few words that each accepts."""
+    from fedjax_ssl.options import choices, fields_of, is_group
 
-    from fedjax_ssl.options import fields_of, literals
-
-    kinds: dict[str, Any] = {prefix + key: field.annotation for key, field in fields_of(model)}
-    fields = {key: kind for key, kind in kinds.items() if get_origin(kind) or not issubclass(kind, pydantic.BaseModel)}
-    choices = {key: ["true", "false"] if kind is bool else literals(kind) for key, kind in fields.items()}
-    choices = {key: [one for one in values if one] for key, values in choices.items()}
-    return list(fields), {key: values for key, values in choices.items() if values}
+    for key, field in fields_of(model):
+        if not is_group(field):
+            yield prefix + key, ["true", "false"] if field.annotation is bool else [word for word in choices(field) if word]
 
 
 def _sorted(keys: Iterable[str]) -> list[str]:

@@ -10,13 +10,10 @@ import ast
 import inspect
 import operator
 import pathlib
-import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
-
-import pydantic
 
 from . import command
 
@@ -88,39 +85,21 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
 
 def _keys(settings: Any) -> Iterator[tuple[str, tuple[Any, str, str]]]:
     """Each key with its value, its meaning and what it accepts."""
-    from fedjax_ssl.data.partition import PARTITIONS
-    from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
-    from fedjax_ssl.local.task import NORMS
-    from fedjax_ssl.methods import METHODS
-    from fedjax_ssl.models import MODELS, accepted_options
-    from fedjax_ssl.options import accepted, fields_of
+    from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings
+    from fedjax_ssl.options import accepted, fields_of, is_group
 
-    words = {
-        "data.name": "a name of `python -m launch.explain datasets`, or another of TFDS",
-        "data.partition": ", ".join(PARTITIONS),
-        "data.labeled_partition": f"empty, {', '.join(PARTITIONS)}",
-        "data.unlabeled_partition": f"empty, {', '.join(PARTITIONS)}",
-        "data.weak": f"default, {', '.join(WEAK_VIEWS)}",
-        "data.strong": f"default, {', '.join(STRONG_VIEWS)}",
-        "data.labeled": f"default, {', '.join(LABELED_VIEWS)}",
-    }
-    method, model, options = settings.method, settings.model, settings.method_options()
-    yield "method.name", (method["name"], "The method.", ", ".join(METHODS))
-    yield "method.prox_mu", (method["prox_mu"], "Weight of FedProx's term in local training; 0: none.", "a number >= 0")
-    for key, field in fields_of(type(options)):
-        yield f"method.{key}", (operator.attrgetter(key)(options), field.description or "", accepted(field))
-    yield "model.name", (model["name"], "The network.", ", ".join(MODELS))
-    yield "model.norm", (model["norm"], "Which statistics batch norm evaluates with.", ", ".join(NORMS))
-    yield "model.norm_momentum", (model["norm_momentum"], "Share of a new batch in running statistics.", "a number in (0, 1]")
-    attributes = inspect.cleandoc(MODELS[model["name"]].module.__doc__ or "").partition("Attributes:\n")[2]
-    meanings = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", attributes, re.MULTILINE))
-    for key, accepts in accepted_options(model["name"]).items():
-        meaning = " ".join(meanings.get(key, "An option of the network.").split())
-        yield f"model.{key}", (model.get(key), meaning, accepts)
-    for key, field in fields_of(type(settings)):
-        value = operator.attrgetter(key)(settings)
-        if key not in ("method", "model") and not isinstance(value, pydantic.BaseModel):
-            yield key, (value, field.description or "", words.get(key, accepted(field)))
+    parts: list[tuple[str, Any]] = []
+    for group, kind, own in (
+        ("method", MethodSettings, settings.method_options()),
+        ("model", ModelSettings, settings.model_options()),
+    ):
+        values = getattr(settings, group)
+        parts += [(f"{group}.", kind(**{key: values[key] for key in kind.model_fields})), (f"{group}.", own)]
+    for prefix, part in (*parts, ("", settings)):
+        for key, field in fields_of(type(part)):
+            if not is_group(field) and key not in ("method", "model"):
+                value = operator.attrgetter(key)(part)
+                yield prefix + key, (value, field.description or "An option of the network.", accepted(field))
 
 
 def _shown(value: Any) -> str:

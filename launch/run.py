@@ -10,6 +10,7 @@ SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at on
 import contextlib
 import functools
 import logging
+import os
 import pathlib
 import signal
 import sys
@@ -66,7 +67,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             settings = Settings.from_dict(config.tree)
             trackers.names(settings.log_to)
             default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-            workdir, names = pathlib.Path(WORKDIR.value or default).expanduser(), [one.name for one in runs_of(settings)]
+            workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
             if not DRY_RUN.value:  # before anything there is read
                 until_the_end.enter_context(owner.owned([workdir / name for name in names]))
             noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)

@@ -16,6 +16,7 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
+from fedjax_ssl.experiment import sizes
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
@@ -25,7 +26,7 @@ from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.task import NORM_DEFAULTS, Task
 from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
-from fedjax_ssl.options import Options
+from fedjax_ssl.options import Options, one_line
 from fedjax_ssl.simulation.source import Problem
 
 
@@ -91,11 +92,13 @@ class Plan(NamedTuple):
                 **{key: settings.model[key] for key in NORM_DEFAULTS},
             )
 
-    def method(self) -> Method:
-        """The method."""
+    def method(self, task: Task | None = None) -> Method:
+        """The method, with the plan's task where it has been made."""
         settings, own = self.settings, self.settings.method
         client = _training(settings, settings.client)._replace(prox_mu=own.get("prox_mu", 0.0))
-        return methods.METHODS[own["name"]](task=self.task(), client=client, server=_server(settings), options=self.options)
+        return methods.METHODS[own["name"]](
+            task=task or self.task(), client=client, server=_server(settings), options=self.options
+        )
 
     def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples."""
@@ -146,6 +149,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
         if not size and not dataset.holds_features and max(dataset.train_images.shape[1:3]) < models.image_size(model):
             size = models.image_size(model)
         if size:
+            sizes.check_images(dataset, size)
             dataset = sources.padded(dataset, size)
     one = jax.ShapeDtypeStruct((1, *dataset.train_images.shape[1:]), dataset.train_images.dtype)
     shape = jax.eval_shape(views.plain, one).shape[1:]
@@ -185,7 +189,12 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
+<<<<<<< HEAD
     plan = plan._replace(options=plan.options.for_clients(counts, plan.settings.client.batch_size))
+=======
+    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
+    sizes.check_trainings(plan.settings, plan.options, data[0])
+>>>>>>> settings39
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
@@ -205,9 +214,12 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         on_host=settings.execution.data == "host",
         stop=settings.client.on_nonfinite == "stop",
     )
+    task = plan.task()
+    method = plan.method(task)
     with naming("model"):
-        weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))
-        num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
+        weights = jax.eval_shape(lambda key: task.init(key, plan.spec.image_shape), jax.random.key(0))
+    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
+    sizes.check_states(plan.settings, method, problem.spec, num_params, len(runs))
 
     def tiny_method() -> Method:
         return plan.with_tiny_network().method()
@@ -216,7 +228,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         runs,
         problem,
         layout,
-        plan.method(),
+        method,
         num_params,
         plan.views,
         plan.stored_shape,
@@ -234,13 +246,14 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
 
 @contextlib.contextmanager
 def naming(group: str) -> Iterator[None]:
-    """Within it, errors about an argument name its config key: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
+    """Within it, errors name their config key, in one line: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        separator = "." if re.match(r"\w+=", str(error)) else ": "
-        raise kind(f"{group}{separator}{error}") from error
+        line = one_line(error)
+        prefix = "" if line.startswith(f"{group}.") else f"{group}." if re.match(r"\w+=", line) else f"{group}: "
+        raise kind(prefix + line) from error
 
 
 def load_dataset(settings: Settings) -> sources.Dataset:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -13,27 +13,38 @@ from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import Split
 from fedjax_ssl.experiment.files import CHECKSUM
-from fedjax_ssl.local.task import NORM_DEFAULTS, NORMS
+from fedjax_ssl.local.task import NORMS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
-from fedjax_ssl.options import MANY, Count, Decay, Model, Numbers, Options, Positive, Rate, Weight, fields_of, parse
+from fedjax_ssl.options import (
+    MANY,
+    BatchSize,
+    Count,
+    Decay,
+    Epochs,
+    Known,
+    Model,
+    Numbers,
+    Options,
+    Positive,
+    Rate,
+    Size,
+    Steps,
+    Weight,
+    fields_of,
+    parse,
+)
 
 Seed = Annotated[int, Field(ge=0, le=MANY)]
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
-
-
-def one_of(key: str, got: object, accepted: Iterable[object]) -> None:
-    """Raises ValueError where `got` is none of the accepted words."""
-    accepted = list(accepted)
-    if not isinstance(got, str) or got not in accepted:
-        near = difflib.get_close_matches(str(got), [str(a) for a in accepted], 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{key}: got {got!r}, accepted: {', '.join(map(str, accepted))}{hint}")
+Scheme = Annotated[str, Known(PARTITIONS)]
+OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
+TRACKERS = ("wandb", "mlflow")
 
 
 class DataSettings(Model):
     """The dataset, its split and its views."""
 
-    name: str = Field(default="cifar10", description="A name that `fedjax_ssl.data.sources.load` takes.")
+    name: str = Field(default="cifar10", description="A name of `launch.explain datasets`, or another of TFDS.")
     data_dir: str = Field(
         default="",
         description="The folder of datasets, as TFDS prepared them or in original files; empty: FEDJAX_SSL_DATA, else "
@@ -51,18 +62,24 @@ class DataSettings(Model):
     exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
     labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
     reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
-    partition: str = Field(default="iid", description="How examples are spread over clients, a name of PARTITIONS.")
-    labeled_partition: str = Field(default="", description="How the clients' labeled set is spread; empty: as `partition`.")
-    unlabeled_partition: str = Field(default="", description="How the other examples are spread; empty: as `partition`.")
+    partition: Scheme = Field(default="iid", description="How examples are spread over clients.")
+    labeled_partition: OtherScheme = Field(default="", description="How the labeled set is spread; empty: as `partition`.")
+    unlabeled_partition: OtherScheme = Field(default="", description="How other examples are spread; empty: as `partition`.")
     alpha: Rate = Field(default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
     min_size: Count = Field(default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
     shards_per_client: Positive = Field(default=2, description="Shards of a client, for `shards`.")
     classes_per_client: Positive = Field(default=2, description="Classes of a client, for `class_shards` and `random_classes`.")
     mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
     std: Numbers = Field(default=(), description="Standard deviation, likewise.")
-    weak: str = Field(default="default", description="The weak view, a name of WEAK_VIEWS, or `default`: the dataset's own.")
-    strong: str = Field(default="default", description="The strong view, a name of STRONG_VIEWS, or `default`, likewise.")
-    labeled: str = Field(default="default", description="The labeled view, of LABELED_VIEWS, or `default`: the weak view.")
+    weak: Annotated[str, Known(WEAK_VIEWS, ("default",))] = Field(
+        default="default", description="The weak view; `default`: the dataset's own."
+    )
+    strong: Annotated[str, Known(STRONG_VIEWS, ("default",))] = Field(
+        default="default", description="The strong view; `default`: the dataset's own."
+    )
+    labeled: Annotated[str, Known(LABELED_VIEWS, ("default",))] = Field(
+        default="default", description="The view of labeled examples; `default`: the weak view."
+    )
     image_size: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
     )
@@ -74,13 +91,8 @@ class DataSettings(Model):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        one_of("data.partition", self.partition, PARTITIONS)
-        one_of("data.weak", self.weak, ("default", *WEAK_VIEWS))
-        one_of("data.strong", self.strong, ("default", *STRONG_VIEWS))
-        one_of("data.labeled", self.labeled, ("default", *LABELED_VIEWS))
         apart = {key: got for key in ("labeled_partition", "unlabeled_partition") if (got := getattr(self, key))}
         for key, got in apart.items():
-            one_of(f"data.{key}", got, PARTITIONS)
             if self.labels_at != "clients":
                 given = f"got {got!r} with data.labels_at={self.labels_at}"
                 raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
@@ -121,9 +133,9 @@ class ClientSettings(Model):
     """Local training."""
 
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the local steps.")
-    batch_size: Positive = Field(default=32, description="B, labeled examples of a step; unlabeled ones without labels.")
-    epochs: Count = Field(default=5, description="Local epochs, or 0.")
-    steps: Count = Field(default=0, description="Local steps, or 0.")
+    batch_size: BatchSize = Field(default=32, description="B, labeled examples of a step; unlabeled ones without labels.")
+    epochs: Epochs = Field(default=5, description="Local epochs, or 0.")
+    steps: Steps = Field(default=0, description="Local steps, or 0.")
     on_nonfinite: Literal["skip", "stop"] = Field(
         default="skip", description="A client whose results are not finite is left out, or ends the run before its round."
     )
@@ -135,10 +147,10 @@ class ServerSettings(Model):
     momentum: Decay = Field(default=0.5, description="Of the aggregated update.")
     learning_rate: Rate = Field(default=1.0, description="Of the aggregated update.")
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the supervised training.")
-    batch_size: Positive = Field(default=10, description="Of the supervised training.")
-    epochs: Count = Field(default=5, description="Its epochs per round, or 0.")
-    steps: Count = Field(default=0, description="Its steps per round, or 0.")
-    pretrain: Count = Field(default=1, description="How many such trainings come before round 1.")
+    batch_size: BatchSize = Field(default=10, description="Of the supervised training.")
+    epochs: Epochs = Field(default=5, description="Its epochs per round, or 0.")
+    steps: Steps = Field(default=0, description="Its steps per round, or 0.")
+    pretrain: Epochs = Field(default=1, description="How many such trainings come before round 1.")
     training: Literal["after", "parallel"] = Field(
         default="after", description="After the aggregation, or in parallel with the clients and then averaged with them."
     )
@@ -146,8 +158,8 @@ class ServerSettings(Model):
         default="cohort", description="Static batch-norm statistics are over labeled data, those and the next cohort's, or all."
     )
     sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
-    sbn_labeled_batch_size: Positive = Field(default=250, description="Their batch size on labeled data.")
-    sbn_unlabeled_batch_size: Positive = Field(default=250, description="Their batch size on unlabeled data.")
+    sbn_labeled_batch_size: BatchSize = Field(default=250, description="Their batch size on labeled data.")
+    sbn_unlabeled_batch_size: BatchSize = Field(default=250, description="Their batch size on unlabeled data.")
 
 
 class ExecutionSettings(Model):
@@ -169,8 +181,10 @@ class ExecutionSettings(Model):
     devices: Annotated[int, Field(ge=0, le=100_000)] = Field(
         default=0, description="Devices that share the work (`launch.run`: a CPU's cores); 0: the fewest as fast as all."
     )
-    batch_size: Count = Field(default=0, description="Examples per forward-only pass; 0: 250, or 25 for convolutions on a CPU.")
-    rounds_per_dispatch: Positive = Field(default=1, description="Rounds in one call of the program, for very short rounds.")
+    batch_size: Size = Field(default=0, description="Examples per forward-only pass; 0: 250, or 25 for convolutions on a CPU.")
+    rounds_per_dispatch: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=1, description="Rounds in one call of the program, for very short rounds."
+    )
     data: Literal["device", "host"] = Field(default="device", description="Where training images and client states are.")
 
 
@@ -184,11 +198,34 @@ class DiagnosticsSettings(Model):
     )
 
 
+class MethodSettings(Model):
+    """What every method has besides its own options."""
+
+    name: Annotated[str, Known(METHODS)] = Field(default="fl2", description="The method.")
+    prox_mu: Weight = Field(
+        default_factory=lambda known: PROX_MU.get(known.get("name", ""), 0.0),
+        description="Weight of FedProx's term in local training; 0: none.",
+    )
+
+
+class ModelSettings(Model):
+    """What every network has besides its own options."""
+
+    name: Annotated[str, Known(models.MODELS)] = Field(default="wide_resnet", description="The network.")
+    norm: Annotated[str, Known(NORMS)] = Field(default="static", description="Which statistics batch norm evaluates with.")
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.1, description="Share of a new batch in running statistics."
+    )
+
+
+_SHARED: dict[str, type[Model]] = {"method": MethodSettings, "model": ModelSettings}
+
+
 class Settings(Model):
     """All settings of an experiment."""
 
-    method: dict[str, Any] = Field(default={"name": "fl2", "prox_mu": 0.0}, description="`name`, `prox_mu` and its own.")
-    model: dict[str, Any] = Field(default={"name": "wide_resnet", **NORM_DEFAULTS}, description="Name, norm and own options.")
+    method: dict[str, Any] = Field(default=MethodSettings().model_dump(), description="`name`, `prox_mu` and its own.")
+    model: dict[str, Any] = Field(default=ModelSettings().model_dump(), description="Name, norm and own options.")
     data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
     client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
     server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
@@ -197,7 +234,7 @@ class Settings(Model):
     rounds: Positive = Field(default=800, description="How many rounds the run has.")
     cohort_size: Clients = Field(default=10, description="M, clients per round.")
     seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="How many seeds run together, from `seed` on.")
+    seeds: Annotated[int, Field(ge=1, le=1_000)] = Field(default=1, description="How many seeds run together, from `seed` on.")
     vary: str = Field(default="", description="The dotted key of a number that differs between runs.")
     values: Numbers = Field(default=(), description="The values of that number, each for all seeds.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
@@ -206,16 +243,23 @@ class Settings(Model):
     )
     checkpoint_every: Positive = Field(default=10, description="Rounds between checkpoints; one is always saved at the end.")
 
+    @pydantic.field_validator("method", "model", mode="before")
+    @classmethod
+    def _complete(cls, group: object, info: pydantic.ValidationInfo) -> object:
+        """The group with what it lacks of the keys that every method, or network, has."""
+        kind = _SHARED[str(info.field_name)]
+        if not isinstance(group, Mapping):
+            return group
+        shared = parse(kind, {key: group[key] for key in kind.model_fields if key in group}, f"{info.field_name}.")
+        return {**group, **shared.model_dump()}
+
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        one_of("method.name", self.method.get("name"), METHODS)
-        one_of("model.name", self.model.get("name"), models.MODELS)
-        one_of("model.norm", self.model.get("norm"), NORMS)
-        _number("model.norm_momentum", self.model.get("norm_momentum"), "a number in (0, 1]", lambda got: 0 < got <= 1)
-        _number("method.prox_mu", self.method.get("prox_mu"), "a number >= 0", lambda got: got >= 0)
         self.method_options()
-        own = {key: value for key, value in self.model.items() if key not in ("name", *NORM_DEFAULTS)}
-        models.check_options(self.model["name"], own)
+        self.model_options()
+        names = [name.strip() for name in self.log_to.split(",") if name.strip()]
+        if not {*names} <= {*TRACKERS}:
+            raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
         for group, got in (("client", self.client), ("server", self.server)):
             if (got.epochs > 0) == (got.steps > 0):
                 shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
@@ -241,14 +285,6 @@ class Settings(Model):
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Settings from nested mappings; missing keys have their defaults, unknown keys and wrong values raise ValueError."""
         given = {key: value for key, value in config.items() if key != CHECKSUM}  # a config.json as it lies in a folder, too
-        for group, defaults in (("method", {"name": "fl2"}), ("model", {"name": "wide_resnet", **NORM_DEFAULTS})):
-            if not isinstance(own := given.get(group, {}), Mapping):
-                raise ValueError(f"{group}: got {own!r}, accepted: a group of keys")
-            if strange := [key for key in own if not isinstance(key, str)]:
-                raise ValueError(f"{group}.{strange[0]!r}: got a key that is no text, accepted: the options' names")
-            given[group] = {**defaults, **own}
-        name = given["method"]["name"]
-        given["method"].setdefault("prox_mu", PROX_MU.get(name, 0.0) if isinstance(name, str) else 0.0)
         return parse(cls, given)
 
     @property
@@ -258,8 +294,7 @@ class Settings(Model):
 
     def method_options(self) -> Options:
         """The method's own options; ValueError for an unknown key or a wrong value."""
-        name = self.method["name"]
-        own = {key: value for key, value in self.method.items() if key not in ("name", "prox_mu")}
+        name, own = self.method["name"], self._own("method")
         options = options_class(METHODS[name])
         known = [key for key, _ in fields_of(options)]
         if strange := [key for key in own if key not in known and not difflib.get_close_matches(key, known, 1)]:
@@ -267,13 +302,14 @@ class Settings(Model):
             raise ValueError(f"method.{strange[0]}: not a key of method.name={name}, accepted: {accepted}")
         return parse(options, own, "method.")
 
+    def model_options(self) -> Options:
+        """The network's own options; ValueError for an unknown key or a wrong value."""
+        return parse(models.options_class(self.model["name"]), self._own("model"), "model.")
+
+    def _own(self, group: str) -> dict[str, Any]:
+        """The keys of `method` or `model` that not every method or network has."""
+        return {key: value for key, value in getattr(self, group).items() if key not in _SHARED[group].model_fields}
+
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of plain values."""
         return self.model_dump()
-
-
-def _number(key: str, got: Any, accepted: str, accepts: Callable[[float], bool]) -> None:
-    """Raises ValueError where `got` is not a finite number that is accepted."""
-    is_number = isinstance(got, int | float) and not isinstance(got, bool) and abs(got) < float("inf")
-    if not (is_number and accepts(got)):
-        raise ValueError(f"{key}: got {got!r}, accepted: {accepted}")

@@ -22,14 +22,14 @@ from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, ap
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
 from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
-from fedjax_ssl.options import Decay, Fraction, Options, Positive, Weight
+from fedjax_ssl.options import Decay, Fraction, Options, Repeats, Weight
 from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
 
 
 class CentralOptions(Options):
     """Settings of every method on pooled data."""
 
-    mu: Positive = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
+    mu: Repeats = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
     ema_decay: Decay = Field(default=0.999, description="Decay per step of the moving average of the parameters.")
 
 

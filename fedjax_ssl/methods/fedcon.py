@@ -29,14 +29,14 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import predictor
-from fedjax_ssl.options import Count, Fraction, Options, Positive
+from fedjax_ssl.options import Fraction, Options, Positive, Size
 from fedjax_ssl.ssl import ema, losses
 
 
 class FedConOptions(Options):
     """FedCon's own settings."""
 
-    head_hidden: Count = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
+    head_hidden: Size = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
     target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
     teacher_rate: Fraction = Field(default=4e-4, description="The decay of the server's average rises from 1 - this to 1.")
     ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")

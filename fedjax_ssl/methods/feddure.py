@@ -29,7 +29,7 @@ from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
-from fedjax_ssl.options import Count, Fraction, Options, Rate
+from fedjax_ssl.options import Fraction, Options, Rate, Size
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 from fedjax_ssl.ssl import regulators as f_reg
 
@@ -47,8 +47,8 @@ class FedDureOptions(Options):
     confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
     eta_w: Rate = Field(default=5e-4, description="Learning rate of F-reg.")
-    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
-    largest_batch_size: Count = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
+    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
+    largest_batch_size: Size = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size of a client."""

@@ -20,7 +20,7 @@ One is not copied, a mistake: it never resets the gradients of w_U.
 """
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Set
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Sum, mean
-from fedjax_ssl.options import Fraction, Options, Phase, Positive, Rate, Weight
+from fedjax_ssl.options import Fraction, Options, Phase, Rate, Steps, Weight
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
@@ -60,7 +60,7 @@ class FedLabelOptions(Options):
     normalize: Literal["batch", "passing"] = Field(
         default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
     )
-    unlabeled_steps: Positive = Field(default=10, description="Steps tau' of w_U.")
+    unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(default=10, description="Steps tau' of w_U.")
     unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U as a multiple of that of w_L.")
     proximity: Weight = Field(default=0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
     burn_in: Phase = Field(default=0.0, description="First rounds in which w_U is not trained (`released`: 50).")

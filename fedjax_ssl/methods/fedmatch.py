@@ -27,7 +27,7 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
-from fedjax_ssl.options import Count, Fraction, Options, Positive, Weight
+from fedjax_ssl.options import Fraction, Options, Positive, Size, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
 
@@ -37,7 +37,7 @@ class FedMatchOptions(Options):
     confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
     helpers: Positive = Field(default=2, description="Helpers H per client.")
     helper_period: Positive = Field(default=10, description="A cohort gets helpers in every round that is a multiple of this.")
-    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
+    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
     lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
     lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")
     lambda_a: Weight = Field(default=0.01, description="Weight of the cross-entropy of voted labels.")

@@ -19,7 +19,7 @@ from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
-from fedjax_ssl.options import FirstPhase, Options, Positive
+from fedjax_ssl.options import FirstPhase, Options, Repeats
 from fedjax_ssl.ssl import pseudo_labels
 
 
@@ -27,7 +27,7 @@ class FedSemOptions(Options):
     """FedSem's own settings."""
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
-    labeled_repeats: Positive = Field(default=1, description="Repeats of labels in epochs of phase 1 (`released`: 3 or 2).")
+    labeled_repeats: Repeats = Field(default=1, description="Repeats of labels in epochs of phase 1 (`released`: 3 or 2).")
 
 
 class FedSemBroadcast(NamedTuple):

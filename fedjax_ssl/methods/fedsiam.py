@@ -33,7 +33,7 @@ from fedjax_ssl.local.server import with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Options, Positive, Weight
+from fedjax_ssl.options import Options, Repeats, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
@@ -48,7 +48,7 @@ class FedSiamPiOptions(Options):
         default="paper",
         description="`released`: J's mean over classes, L over all of a batch; epochs count the current participation twice.",
     )
-    labeled_repeats: Positive = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
+    labeled_repeats: Repeats = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
 
 
 class FedSiamMTOptions(FedSiamPiOptions):

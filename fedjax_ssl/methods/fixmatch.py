@@ -20,7 +20,7 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_su
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import Count, Fraction, Options, Weight
+from fedjax_ssl.options import Fraction, Options, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
@@ -37,7 +37,7 @@ class FixMatchOptions(Options):
         description="Divisor of a batch's loss: its `accepted` examples ((FL)^2) or the whole `batch` (Eq. 4).",
     )
     unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
-    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
     batches: Literal["all", "accepted"] = Field(
         default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
     )

@@ -19,7 +19,7 @@ from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, Unlabeled
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.options import Count, Fraction, Options, Rate, Weight
+from fedjax_ssl.options import Fraction, Options, Rate, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
 
 
@@ -29,7 +29,7 @@ class UDAOptions(Options):
     temperature: Rate = Field(default=0.4, description="Temperature T of the target's logits; 1: not sharpened.")
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
-    unlabeled_batch_size: Count = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
     tsa: Literal["none", "linear", "log", "exp"] = Field(
         default="none", description="How the confidence rises above which a labeled example is left out (annealing)."
     )

@@ -5,13 +5,12 @@ from fedjax_ssl.models.network import ModelFns
 from fedjax_ssl.models.nnx_modules import from_nnx
 from fedjax_ssl.models.registry import (
     MODELS,
-    accepted_options,
     build,
-    check_options,
     default_options,
     feature_models,
     image_size,
     name_of,
+    options_class,
     predictor,
     register_model,
 )
@@ -19,14 +18,13 @@ from fedjax_ssl.models.registry import (
 __all__ = [
     "MODELS",
     "ModelFns",
-    "accepted_options",
     "build",
-    "check_options",
     "default_options",
     "feature_models",
     "from_nnx",
     "image_size",
     "name_of",
+    "options_class",
     "predictor",
     "register_model",
     "resolve_conv",

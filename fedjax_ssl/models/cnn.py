@@ -1,17 +1,20 @@
 """Plain convolutional networks: for the digits, for EMNIST, and the two of FedSiam, FedCon and FedTriNet."""
 
 import functools
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float
+from pydantic import Field
 
 from fedjax_ssl.arrays import Array, Features, Inputs, Logits, Mask
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense, dropout, max_pool
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.norm import BatchNorm
+
+_Dropout = Annotated[Literal["paper", "released"], Field(description="Dropout as in the paper, or as in its released code.")]
 
 
 class CNN(Network):
@@ -21,7 +24,7 @@ class CNN(Network):
     """
 
     shared_layers = ("Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1")
-    width: int = 16
+    width: Annotated[int, Field(ge=1, le=4096, description="Channels of the first convolution.")] = 16
 
     def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
         """The 4 `width` averages over each image."""
@@ -41,7 +44,7 @@ class EmnistCNN(Network):
     """
 
     shared_layers = ("Conv_0", "Conv_1")
-    variant: Literal["paper", "plain"] = "paper"
+    variant: Annotated[Literal["paper", "plain"], Field(description="With dropout, or without it.")] = "paper"
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
@@ -70,7 +73,7 @@ class MnistCNN(Network):
     """
 
     shared_layers = ("Conv_0", "Conv_1")
-    variant: Literal["paper", "released"] = "paper"
+    variant: _Dropout = "paper"
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
@@ -107,7 +110,7 @@ class CifarCNN(Network):
     """
 
     shared_layers = ("Conv_0", "BatchNorm_0", "Conv_1")
-    variant: Literal["paper", "released"] = "paper"
+    variant: _Dropout = "paper"
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:

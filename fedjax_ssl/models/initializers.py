@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import DTypeLike, Float
+from pydantic import Field
 
 from fedjax_ssl.arrays import Array, Key
 
 Initializer = Callable[..., Float[Array, "*_"]]
-InitializationName = Literal["torch", "flax", "kaiming"]
+InitializationName = Annotated[
+    Literal["torch", "flax", "kaiming"],
+    Field(description="How parameters start: as in PyTorch, as in Flax, or by He's rule as (FL)^2's code sets them."),
+]
 
 
 def _as_matrix(initializer: Initializer) -> Initializer:

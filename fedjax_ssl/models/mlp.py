@@ -1,6 +1,9 @@
 """Networks without convolutions, quick to compile, and BYOL's predictor."""
 
+from typing import Annotated
+
 from flax import linen as nn
+from pydantic import Field
 
 from fedjax_ssl.arrays import Features, Inputs, Mask, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS
@@ -21,7 +24,7 @@ class MLP(Network):
     """One hidden layer of ReLU units on the flattened input."""
 
     shared_layers = ("Dense_0",)
-    hidden: int = 64
+    hidden: Annotated[int, Field(ge=1, le=1_000_000, description="Units of the hidden layer.")] = 64
 
     def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
         """The hidden units."""

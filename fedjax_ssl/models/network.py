@@ -109,20 +109,20 @@ def pure(
     takes = arguments(type(module))
     forward = functools.partial(_forward, module, takes, conv, dtype)
 
-    def init(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
-        def variables(key: Key) -> PyTree:
-            images = jnp.zeros((1, *image_shape), dtype)
-            given: dict[str, Any] = {"train": False} if "train" in takes else {}
-            with nn.intercept_methods(aware_of(None, "xla")):
-                outputs, created = module.init_with_output(key, images, **given)
-            _check(type(module).__name__, outputs, created, image_shape, num_classes)
-            if unknown := set(first_blocks) - set(created.get("params", {})):
-                accepted = ", ".join(created.get("params", {}))
-                raise ValueError(f"first_blocks: got {', '.join(sorted(unknown))}, accepted: {accepted}")
-            return created
+    @functools.partial(jax.jit, static_argnums=1)  # computes only what the parameters depend on, not a forward pass
+    def variables(key: Key, image_shape: tuple[int, ...]) -> PyTree:
+        images = jnp.zeros((1, *image_shape), dtype)
+        given: dict[str, Any] = {"train": False} if "train" in takes else {}
+        with nn.intercept_methods(aware_of(None, "xla")):
+            outputs, created = module.init_with_output(key, images, **given)
+        _check(type(module).__name__, outputs, created, image_shape, num_classes)
+        if unknown := set(first_blocks) - set(created.get("params", {})):
+            accepted = ", ".join(created.get("params", {}))
+            raise ValueError(f"first_blocks: got {', '.join(sorted(unknown))}, accepted: {accepted}")
+        return created
 
-        # Under jit only what the parameters depend on is computed, not a forward pass.
-        created = jax.jit(variables)(key)
+    def init(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        created = variables(key, tuple(image_shape))
         return created.get("params", {}), created.get("batch_stats", {})
 
     @functools.cache

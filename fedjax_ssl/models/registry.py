@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import types
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
 import jax.numpy as jnp
+import pydantic
 from flax import linen as nn
 
 from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
@@ -20,6 +20,7 @@ from fedjax_ssl.models.network import ModelFns, arguments, pure
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
+from fedjax_ssl.options import AsTuple, Options, Positive, parse
 
 
 class Model(NamedTuple):
@@ -60,7 +61,7 @@ def register_model(
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_model: got the name {name!r}, accepted: a new name of letters, digits and underscores")
-    _options(module)
+    _options_class(_checked(module))
     MODELS[name] = Model(module, image_size, features, frozenset(first_blocks))
 
 
@@ -86,30 +87,22 @@ def build(
             raise ValueError(f"{', '.join(options)}: got options for a finished network, accepted: none")
         return name if isinstance(name, ModelFns) else pure(name, num_classes=num_classes, conv=conv, dtype=dtype)
     model = _find(name) if isinstance(name, str) else Model(name)
-    title = name if isinstance(name, str) else getattr(name, "__name__", str(name))
-    check_options(title, {"num_classes": num_classes, **options}, model.module)
+    if type(num_classes) is not int or num_classes < 1:
+        raise ValueError(f"num_classes: got {num_classes!r}, accepted: a whole number >= 1")
+    own = dict(parse(_options_class(_checked(model.module)), options))
     execution = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
     given = {f.name: execution[f.name] for f in dataclasses.fields(model.module) if f.name in execution}
-    module = model.module(num_classes=num_classes, **given, **options)
+    module = model.module(num_classes=num_classes, **given, **own)
     return pure(module, num_classes=num_classes, conv=conv, dtype=dtype, first_blocks=model.first_blocks)
 
 
-def check_options(name: str, options: Mapping[str, object], module: Any = None) -> None:
-    """ValueError where network `name` of MODELS, or this module, has no such option, or none of such a value."""
-    module = module or _find(name).module
-    known, accepted = _options(module), get_type_hints(module)
-    for option, value in options.items():
-        if option not in {"num_classes", *known}:
-            raise ValueError(f"model.{option}={value!r}: no option of {name}; accepted: {', '.join(known) or 'none'}")
-        if not _fits(value, accepted[option]):
-            raise ValueError(f"model.{option}={value!r} for {name}: accepted: {_described(accepted[option])}")
+class NetworkOptions(Options, arbitrary_types_allowed=True):
+    """The base of a network's own options."""
 
 
-def accepted_options(name: str) -> dict[str, str]:
-    """What each option of network `name` of MODELS accepts, in words."""
-    module = _find(name).module
-    hints = get_type_hints(module)
-    return {option: _described(hints[option]) for option in _options(module)}
+def options_class(name: str) -> type[Options]:
+    """The class of the own options of network `name` of MODELS; ValueError for an unknown name."""
+    return _options_class(_checked(_find(name).module))
 
 
 def name_of(module: type[nn.Module]) -> str:
@@ -124,7 +117,7 @@ def name_of(module: type[nn.Module]) -> str:
 
 def default_options(name: str) -> dict[str, Any]:
     """The options of network `name` of MODELS, with their defaults; ValueError for an unknown name."""
-    return _options(_find(name).module)
+    return dict(options_class(name)())
 
 
 def image_size(name: str) -> int:
@@ -142,20 +135,34 @@ def predictor(hidden: int) -> ModelFns:
     return pure(Predictor(hidden))
 
 
-def _options(module: object) -> dict[str, Any]:
-    """The options of a module's class with their defaults; ValueError where it is not as `register_model` describes."""
+def _checked(module: object) -> Any:
+    """A module's class; ValueError where it is not as `register_model` describes."""
     if not (isinstance(module, type) and issubclass(module, nn.Module)):
         got = f"class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise ValueError(f"model: got {got}, accepted: a class of flax.linen modules, or from_nnx of a flax.nnx module")
-    fields = {field.name: field for field in dataclasses.fields(module)}
-    if "num_classes" not in fields:
+    if "num_classes" not in (field.name for field in dataclasses.fields(module)):
         raise ValueError(f"{module.__name__}: got no field num_classes, accepted: `num_classes: int` among its fields")
     arguments(module)
-    options = {name: field for name, field in fields.items() if name not in {"num_classes", "conv", "dtype", "parent", "name"}}
-    missing = dataclasses.MISSING
-    if without := [name for name, field in options.items() if field.default is field.default_factory is missing]:
-        raise ValueError(f"{module.__name__}: got {', '.join(without)} without a default, accepted: options with defaults")
-    return {n: f.default_factory() if f.default is missing else f.default for n, f in options.items()}  # type: ignore[operator]
+    return module
+
+
+@functools.cache
+def _options_class(module: Any) -> type[Options]:
+    """The class of a module's options: its fields, with the types, bounds and descriptions of their annotations.
+
+    A plain `int` is 1 or more. ValueError for an option without a default.
+    """
+    missing, hints, options = dataclasses.MISSING, get_type_hints(module, include_extras=True), {}
+    for field in dataclasses.fields(module):
+        if field.name in ("num_classes", "conv", "dtype", "parent", "name"):
+            continue
+        if field.default is field.default_factory is missing:
+            accepted = "options with defaults"
+            raise ValueError(f"{module.__name__}: got {field.name} without a default, accepted: {accepted}")
+        default = field.default_factory() if field.default is missing else field.default  # type: ignore[operator]
+        kind: Any = Positive if hints[field.name] is int else hints[field.name]
+        options[field.name] = (Annotated[kind, AsTuple] if get_origin(kind) is tuple else kind, default)
+    return pydantic.create_model(module.__name__, __base__=NetworkOptions, **options)  # type: ignore[call-overload]
 
 
 def _find(name: str) -> Model:
@@ -167,27 +174,3 @@ def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
     if got not in accepted:
         nearest = difflib.get_close_matches(str(got), accepted, n=1, cutoff=0.0)
         raise ValueError(f"{what}={got!r}: unknown; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
-
-
-def _fits(got: object, wanted: Any) -> bool:
-    """Whether `got` is of the annotated type: one of a Literal's values, an integer >= 1, ..."""
-    origin = get_origin(wanted)
-    if origin is Literal:
-        return any(type(got) is type(value) and got == value for value in get_args(wanted))
-    if origin in (Union, types.UnionType):
-        return any(_fits(got, each) for each in get_args(wanted))
-    if wanted is float:
-        return type(got) in (int, float)
-    if wanted is int:
-        return type(got) is int and got >= 1
-    if isinstance(wanted, type) and origin is None:
-        return type(got) is wanted
-    return not isinstance(origin, type) or isinstance(got, origin)
-
-
-def _described(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return f"one of {', '.join(map(str, get_args(wanted)))}"
-    if wanted is int:
-        return "an integer >= 1"
-    return f"a {wanted.__name__}" if get_origin(wanted) is None else str(wanted)

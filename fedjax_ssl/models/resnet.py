@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
+from pydantic import Field
 
 from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
@@ -58,7 +59,7 @@ class ResNet(Network):
     11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
     """
 
-    depth: Literal[18, 34, 50] = 18
+    depth: Annotated[Literal[18, 34, 50], Field(description="Layers; 50 has bottleneck blocks.")] = 18
     initialization: InitializationName = "torch"
 
     @nn.nowrap

@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
+from pydantic import Field
 
 from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, Initialization
@@ -31,8 +32,11 @@ class ResNet9(Network):
     Initialization `paper` is that of the variant's own code.
     """
 
-    variant: Literal["feddure", "fedmatch", "semifl"] = "feddure"
-    initialization: Literal["paper", "torch", "flax", "kaiming"] = "paper"
+    variant: Annotated[Literal["feddure", "fedmatch", "semifl"], Field(description="Whose network.")] = "feddure"
+    initialization: Annotated[
+        Literal["paper", "torch", "flax", "kaiming"],
+        Field(description="How parameters start: as in the variant's own code, as in PyTorch, as in Flax, or by He's rule."),
+    ] = "paper"
 
     @nn.nowrap
     def first_blocks(self) -> frozenset[str]:

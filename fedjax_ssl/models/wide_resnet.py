@@ -1,10 +1,11 @@
 """Wide residual networks for small images, in the form that (FL)^2 and SemiFL train (Zagoruyko & Komodakis, 2016)."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
+from pydantic import Field
 
 from fedjax_ssl.arrays import Features, Inputs, Maps, Mask, NewMaps
 from fedjax_ssl.models.layers import check_images
@@ -47,14 +48,16 @@ class WideResNet(Network):
     slope .1, and only the first stage's shortcut does. The parameters are the same.
     """
 
-    depth: int = 28
-    width: int = 2
-    variant: Literal["fl2", "fixmatch"] = "fl2"
+    depth: Annotated[int, Field(ge=10, le=100, description="Layers, 6 n + 4 for n blocks in each of three stages.")] = 28
+    width: Annotated[int, Field(ge=1, le=64, description="Factor of the channels 16, 32 and 64 of the stages.")] = 2
+    variant: Annotated[
+        Literal["fl2", "fixmatch"], Field(description="(FL)^2's and SemiFL's, or with FixMatch's leaky ReLU and shortcuts.")
+    ] = "fl2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth % 6 != 4 or self.depth < 10:
-            raise ValueError(f"depth={self.depth} for wide_resnet: accepted: 6 n + 4 with n >= 1 (10, 16, 22, 28, ...)")
+        if self.depth % 6 != 4:
+            raise ValueError(f"depth={self.depth} for wide_resnet: accepted: 6 n + 4 (10, 16, 22, 28, ...)")
 
     @nn.nowrap
     def first_blocks(self) -> frozenset[str]:

@@ -46,6 +46,14 @@ def check(needed: int, arguments: int, devices: int) -> None:
         raise OutOfMemoryError(f"a round needs {needed / 1e9:.3g} GB of a device, and may have {there / 1e9:.3g} GB of it")
 
 
+def available(*, on_host: bool) -> int:
+    """The bytes that arrays may have in the host's memory, or in that of all devices together; 0 if unknown."""
+    devices = jax.devices()
+    if on_host or devices[0].platform == "cpu":
+        return int(FREE_SHARE * _free_bytes())
+    return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
 def _free_bytes() -> int:
     """Free memory of the machine, or of its container where that is less; 0 if unknown."""
     try:

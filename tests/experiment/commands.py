@@ -35,7 +35,7 @@ FIXMATCH = CONFIG.replace('"average"', '"fixmatch"').replace('"rounds"', '"metho
 
 def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_command) -> subprocess.CompletedProcess:
     """What `python -m PROGRAM ARGUMENTS` does and prints; JAX's devices and its cache are those of the tests."""
-    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2)]
     logger, root = logging.getLogger("fedjax_ssl"), logging.getLogger()
     level, handlers = logger.level, root.handlers
     root.handlers = []

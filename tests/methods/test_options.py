@@ -14,9 +14,14 @@ RANGES = {
     "fedlabel.burn_in=-1.0 fedsiam_d.pi_rounds=-1.0 freematch_central.fairness_weight=-0.1",
     RATE: "semifl.mixup_alpha=0.0 uda.temperature=0.0 feddure.eta_s=0.0 feddure.eta_w=-1.0 fedlabel.unlabeled_rate=0.0 "
     "fedsem.labeled_rounds=0.0 fedtrinet.labeled_rounds=0.0",
-    POSITIVE: "fedmatch.helpers=0 fedmatch.helper_period=0 fedcon.ramp_rounds=0 fedlabel.unlabeled_steps=0 "
-    "fedsiam_pi.labeled_repeats=0 fedsem.labeled_repeats=0 fixmatch_central.mu=0",
-    "a whole number >= 0": "fixmatch.unlabeled_batch_size=-1 fedcon.head_hidden=-1 feddure.unlabeled_batch_size=-1",
+    POSITIVE: "fedmatch.helpers=0 fedmatch.helper_period=0 fedcon.ramp_rounds=0",
+    "a number >= 0, at most 1e+38": "fl2.rho=1e39",
+    "a number > 0, at least 1e-37": "uda.temperature=1e-38",
+    "a whole number >= 1, at most 2147483647": "fedmatch.helpers=2147483648",
+    "a whole number >= 1 and <= 10000000": "fedlabel.unlabeled_steps=0",
+    "a whole number >= 1 and <= 1000": "fedsiam_pi.labeled_repeats=0 fedsem.labeled_repeats=1001 fixmatch_central.mu=0",
+    "a whole number >= 0 and <= 1000000": "fixmatch.unlabeled_batch_size=-1 fedcon.head_hidden=1000001 "
+    "feddure.unlabeled_batch_size=-1",
     "a number in [0, 1]": "semifl.confidence=1.5 uda.confidence=nan fedmatch.confidence=1.5 fedcon.target_decay=1.5 "
     "fedcon.teacher_rate=-0.1 fedsiam_d.saved=1.5",
     "a number in [0, 1)": "fixmatch_central.ema_decay=1.0 freematch_central.threshold_decay=1.0",

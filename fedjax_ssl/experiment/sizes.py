@@ -1,0 +1,55 @@
+"""Whether an experiment fits into memory and into whole numbers of 32 bits, before anything is compiled."""
+
+import math
+
+import jax
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.experiment.settings import ClientSettings, ServerSettings, Settings
+from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.metrics import num_bytes
+from fedjax_ssl.options import MANY, REPEATS, Options
+from fedjax_ssl.simulation import memory
+
+MOST_PARAMETERS = 2**27 - 1  # an int32 counts the bytes of a client's messages, which may be four networks
+
+
+def check_images(dataset: Dataset, size: int) -> None:
+    """Raises ValueError where the images of a dataset do not fit into memory once they have `size` x `size` pixels."""
+    images = len(dataset.train_images) + len(dataset.test_images)
+    _check(f"data.image_size: got {size}, with which {images:,} images", images * size**2 * dataset.train_images.shape[-1])
+
+
+def check_trainings(settings: Settings, options: Options, data: FederatedData) -> None:
+    """Raises ValueError where a round's training, of a client or of the server, has more examples than an int32 counts."""
+    repeats = (getattr(options, name) for name, field in type(options).model_fields.items() if REPEATS in field.metadata)
+    factor = math.prod(repeats)
+    for name, table in (("client", data.client_data), ("server", data.server)):
+        own: ClientSettings | ServerSettings = getattr(settings, name)
+        examples = factor * (own.steps * own.batch_size or own.epochs * int(table.count.max()))
+        if examples > MANY:
+            key, got = ("steps", own.steps) if own.steps else ("epochs", own.epochs)
+            raise ValueError(
+                f"{name}.{key}: got {got}, which train on {examples:,} examples a round, accepted: at most {MANY:,}"
+            )
+
+
+def check_states(settings: Settings, method: Method, spec: DataSpec, num_params: int, num_runs: int) -> None:
+    """Raises ValueError where the network, or the states of the server and of all clients, are too large."""
+    options = " ".join(f"{key}={value}" for key, value in settings.model_options())
+    network = f"{settings.model['name']} {options}".rstrip()
+    if num_params > MOST_PARAMETERS:
+        got = f"got {network}, which has {num_params:,} parameters"
+        raise ValueError(f"model.name: {got}, accepted: a network of at most {MOST_PARAMETERS:,}")
+    states = jax.eval_shape(lambda key: method.init(key, spec), jax.random.key(0))
+    server, clients = map(num_bytes, states)
+    _check(f"model.name: got {network}, with which the server's state", num_runs * server, on_host=False)
+    each = f"got {spec.num_clients:,} clients, whose states of {clients / spec.num_clients / 1e6:.3g} MB each"
+    _check(f"data.num_clients: {each}", num_runs * clients, on_host=settings.execution.data == "host")
+
+
+def _check(what: str, needed: int, *, on_host: bool = True) -> None:
+    there = memory.available(on_host=on_host)
+    if 0 < there < needed:
+        raise ValueError(f"{what} take {needed / 1e9:,.3g} GB, accepted: what fits into {there / 1e9:.3g} GB of memory")
