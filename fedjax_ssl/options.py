@@ -41,13 +41,9 @@ Rate = Annotated[float, Field(ge=TINY, le=HUGE)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Numbers = Annotated[tuple[Annotated[float, Field(ge=-HUGE, le=HUGE)], ...], AsTuple]
 
-<<<<<<< HEAD
-_ROUNDS = "a number of rounds after `Options.for_rounds`"
-=======
 REPEATS = "a factor of the examples of a training"
 Repeats = Annotated[int, Field(ge=1, le=1_000), REPEATS]
-_ROUNDS = "a number of rounds after `Options.for_run`"
->>>>>>> settings39
+_ROUNDS = "a number of rounds after `Options.for_rounds`"
 Phase = Annotated[float, Field(ge=0, le=MANY), _ROUNDS]
 """Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
 FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be

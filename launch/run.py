@@ -8,6 +8,7 @@ SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at on
 """
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from . import command
+from . import command, streams
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
         from fedjax_ssl.experiment.stop import Stop
 
-        with Stop.on_signals() as stop:
+        with streams.lasting(), Stop.on_signals() as stop:
             status = _run(config, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
@@ -56,6 +57,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     from fedjax_ssl.experiment import build, estimate, extension, owner, run, trackers
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
+    from fedjax_ssl.experiment.files import failure
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.experiment.writers import AboveTheBar
@@ -69,7 +71,8 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
             workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
             if not DRY_RUN.value:  # before anything there is read
-                until_the_end.enter_context(owner.owned([workdir / name for name in names]))
+                say = functools.partial(print, file=sys.stderr)
+                until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
             noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
             experiment = build.build(settings, layout=noted)
             if DRY_RUN.value:
@@ -85,6 +88,8 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
                 run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
         except command.WRONG_INPUT as error:
             waiting.buffer.clear()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error)
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
@@ -98,6 +103,8 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
         except run.RefusedError as error:
             return command.refuse(error)
+        except OSError as error:
+            return command.refuse(failure(error, workdir), status=1)
         except (DivergedError, StoppedError) as error:
             return command.refuse(error, status=1)
         except RuntimeError as error:

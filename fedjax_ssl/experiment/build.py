@@ -189,12 +189,8 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
-<<<<<<< HEAD
     plan = plan._replace(options=plan.options.for_clients(counts, plan.settings.client.batch_size))
-=======
-    plan = plan._replace(options=plan.options.for_run(config.rounds, counts, plan.settings.client.batch_size))
     sizes.check_trainings(plan.settings, plan.options, data[0])
->>>>>>> settings39
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
