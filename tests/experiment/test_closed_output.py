@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as in `| head`: most commands end quietly, and a run goes on. So it does on a full disk."""
+"""Output that nobody reads any more (`| head`): most commands end quietly, and a run goes on. So it does after a full disk."""
 
 import contextlib
 import errno
