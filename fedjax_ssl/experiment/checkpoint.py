@@ -84,7 +84,9 @@ class Checkpoints(AbstractContextManager):
             folder.rename(self.folder / str(round))
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise _storage_error(error, self.folder / str(round)) from error
+            if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's: a full disk is its ValueError
+                raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+            raise
         sync(self.folder)
         for old in sorted(self.rounds())[:-KEPT]:
             self._delete(old)
@@ -177,14 +179,6 @@ class Checkpoints(AbstractContextManager):
     def _delete(self, round: int) -> None:
         """Deletes a checkpoint, of which a kill leaves no half by its name."""
         shutil.rmtree((self.folder / str(round)).rename(self.folder / f"{round}{UNFINISHED}"))
-
-
-def _storage_error(error: BaseException, path: pathlib.Path) -> BaseException:
-    """TensorStore's ValueError for what the system refuses (a full disk) as the OSError that it is."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if isinstance(error, OSError) or code is None:
-        return error
-    return OSError(int(code[1]), os.strerror(int(code[1])), str(path))
 
 
 def _without_orbax_chatter(record: logging.LogRecord) -> bool:

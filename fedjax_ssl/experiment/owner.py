@@ -140,8 +140,9 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
 
 
 def _leave(folder: pathlib.Path, me: Owner) -> None:
-    if _read(folder) == me:
-        (folder / OWNER).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a later process finds that this one has ended
+        if _read(folder) == me:
+            (folder / OWNER).unlink()
 
 
 @contextlib.contextmanager

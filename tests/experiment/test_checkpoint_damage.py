@@ -17,6 +17,8 @@ import pytest
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from tests.experiment.test_checkpoint import ROOT, assert_same, environment, folders, restore, save_all, state_of
 
+pytestmark = pytest.mark.reliability
+
 
 def data_files(checkpoint: pathlib.Path) -> list[pathlib.Path]:
     """The checkpoint's files, the largest first."""

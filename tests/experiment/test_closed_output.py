@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as in `| head`: most commands end quietly, and a run goes on. So it does on a full disk."""
+"""Output that nobody reads any more (`| head`): most commands end quietly, and a run goes on. So it does after a full disk."""
 
 import contextlib
 import errno
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
     with disk.failing(tmp_path / "all", 10**9) as calls:
         launch(config, f"--workdir={tmp_path / 'all'}")
     writes = [number for number, name in enumerate(calls) if name == "write"]
-    for number in writes[3 :: len(writes) // 4]:
+    for number in writes[3 :: len(writes) // 2]:
         workdir = tmp_path / str(number)
         with disk.failing(workdir, number, errno.ENOSPC):
             done = launch(config, f"--workdir={workdir}")

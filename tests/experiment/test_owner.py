@@ -207,9 +207,6 @@ def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_pat
 
 def test_a_wait_for_a_sign_of_life_is_said_at_once(tmp_path, config, no_locks, quick):
     claimed(tmp_path, 7, host="there", machine="another")
-    done = launch(config, f"--workdir={tmp_path}", "--stop_after=1", "--config.rounds=x")
-    assert done.returncode == 2
-    assert "waiting" not in done.stderr
     done = launch(config, f"--workdir={tmp_path}", "--config.rounds=1")
     assert done.returncode == 0
     assert done.stderr.startswith(f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}\n")

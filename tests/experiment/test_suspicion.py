@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from fedjax_ssl.experiment import files
@@ -156,6 +157,22 @@ def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, 
     assert launch(config, f"--workdir={another}").returncode == 0
     shutil.copy(another / "metrics.jsonl", folder)
     assert "summary.json is not the summary of the log beside it: put" in refused(config, f"--workdir={folder}")
+
+
+def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_path, config):
+    images = np.random.default_rng(0).integers(0, 256, (110, 8, 8), np.uint8)
+    arrays = {"x_train": images[:80], "y_train": np.arange(80) % 10, "x_test": images[80:], "y_test": np.arange(30) % 10}
+    np.savez(tmp_path / "here.npz", **arrays)
+    arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.data.name=npz")
+    assert launch(*arguments, f"--config.data.path={tmp_path / 'here.npz'}", "--stop_after=2").returncode == 0
+    arrays["x_train"][7, 3, 3] += 1
+    np.savez(tmp_path / "there.npz", **arrays)
+    said = refused(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
+    assert f"{tmp_path / 'run'}: its run began with other data than these; put them back, or use --overwrite" in said
+    (tmp_path / "here.npz").replace(tmp_path / "there.npz")
+    done = launch(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
+    assert done.returncode == 0, done.stderr
+    assert "going on after round 2" in done.stderr
 
 
 def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
