@@ -106,7 +106,7 @@ def traffic(experiment: Experiment) -> tuple[int, int]:
 
 def _first_run(problem: Problem, method: Method) -> tuple[DeviceSource, tuple[RunInputs, jax.Array, tuple[Pool, Pool]]]:
     """The source of a problem's first run with another method, and the arguments of its `initialize`."""
-    source = DeviceSource(problem._replace(method=lambda _: method))
+    source = DeviceSource(problem._replace(method=lambda _: method, system=None))  # all that clients would do
     return source, (RunInputs(problem.tables[0], None), jax.random.key(problem.seeds[0]), source.pools)
 
 

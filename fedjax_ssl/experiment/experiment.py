@@ -199,7 +199,8 @@ def divergence(number: int, metrics: Row, cohort_size: int) -> str:
     if metrics["server/non_finite"]:
         todo = "lower client.optimizer.learning_rate or server.optimizer.learning_rate, or set their clip_norm"
         return f"round {number}: the global model holds NaN or infinity; {todo}"
-    if metrics["client/non_finite"] == cohort_size:  # the model would not change
+    answered = cohort_size - metrics.get("sim/dropped", 0) - metrics.get("sim/absent", 0)
+    if 0 < metrics["client/non_finite"] == answered:  # the model would not change
         todo = "lower client.optimizer.learning_rate, or set client.optimizer.clip_norm"
-        return f"round {number}: all {cohort_size} clients returned NaN or infinity; {todo}"
+        return f"round {number}: all {answered} clients returned NaN or infinity; {todo}"
     return ""

@@ -1,4 +1,4 @@
-"""Marks in a traced program, for `fedjax_ssl.simulation.costs`: where examples pass through a network, and a training's steps."""
+"""Marks in a traced program, for `fedjax_ssl.simulation.costs`: where examples pass through a network, and training steps."""
 
 from __future__ import annotations
 

@@ -111,10 +111,10 @@ def _results(made_from: Source) -> list[Item]:
 
 
 def _curves(made_from: Source) -> list[Item]:
-    """Accuracy against the chosen axis, and against bytes."""
+    """Accuracy against the chosen axis, against bytes, and against simulated seconds where runs have them."""
     level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
     pictures: list[Item] = []
-    for kind in dict.fromkeys((made_from.x, "bytes")):
+    for kind in dict.fromkeys((made_from.x, "bytes", "simulated")):
         if drawn := lines(made_from.grouped.groups, ACCURACY, kind, 100):
             labels = (statistics.AXES[kind], "test accuracy, %")
             pictures.append(figures.curves(f"accuracy_{kind}", f"Test accuracy against {kind}", drawn, labels, level))
@@ -125,7 +125,7 @@ def _curves(made_from: Source) -> list[Item]:
         "group's runs have a value."
     )
     if made_from.x != "rounds":
-        words += f" A point is one round: its place on the axis is the mean {made_from.x} of the runs."
+        words += " A point is one round: its place on the axis is the mean of the runs."
     return [Words((words,)), *pictures]
 
 
