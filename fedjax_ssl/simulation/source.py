@@ -258,7 +258,7 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
         return examples._replace(index=index)
 
     clients, server = jax.tree.map(fetch, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
-    return RoundData(images, clients, server)
+    return rows._replace(images=images, clients=clients, server=server)
 
 
 def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:
