@@ -134,6 +134,6 @@ def choose(
     metrics: Metrics = {
         "client/upload_fraction": mean(chosen, jnp.broadcast_to(took_part[:, None], chosen.shape)),
         "client/upload_bytes_fraction": mean(added / sizes.sum(), took_part),
-        "comm/bytes_up": Sum(jnp.where(took_part, sizes.sum() + added, 0).astype(jnp.int32)),
+        "comm/bytes_up": Sum((sizes.sum() + added).astype(jnp.int32)),
     }
     return state._replace(own=window), mean_of_stack(Aggregate(filled, stacked.weight)), metrics

@@ -24,6 +24,8 @@ from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, sl
 
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
 FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each
+SENT = "internal/sent"  # a metric: whether a client sent its results, which one of weight 0 does not
+UPLOAD = ("comm/bytes_up", "client/upload")  # how the names of metrics begin that are of clients that sent their results
 
 
 class RunState(NamedTuple):
@@ -177,14 +179,21 @@ def run_round(ready: Round, execution: Execution, *, record: bool = False) -> tu
     )
     key = rng.round_key(state.key, "server", cohort.round)
     server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
-    of_clients = {name: x for name, x in output.metrics.items() if method.requires.clients or name != "client/participants"}
+    found: ClientMetrics = {**output.metrics, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+    metrics = {name: _of_senders(name, metric, output.metrics[SENT][0]) for name, metric in found.items() if name != SENT}
+    if not method.requires.clients:
+        del metrics["client/participants"]
     if system is not None and system.is_timed:
-        waited = of_clients.pop(SECONDS)
-        of_clients["sim/seconds"] = Sum(jnp.max(waited[0]))
-        if record:
-            of_clients["client/seconds"] = Each(waited[0])
-    metrics: ClientMetrics = {**of_clients, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+        waited = metrics.pop(SECONDS)[0]
+        metrics |= {"sim/seconds": Sum(jnp.max(waited)), **({"client/seconds": Each(waited)} if record else {})}
     return RunState(server, output.client_states, state.round + 1, state.key), metrics
+
+
+def _of_senders(name: str, metric: Mean | Sum | Each, sent: jax.Array) -> Mean | Sum | Each:
+    """A metric [M] of uploads without the clients that sent nothing; any other one as it is."""
+    if not name.startswith(UPLOAD) or isinstance(metric, Each) or metric[0].ndim == 0:
+        return metric
+    return jax.tree.map(lambda x: jnp.where(sent > 0, x, 0), metric)
 
 
 def unrecorded(metrics: ClientMetrics) -> dict[str, Mean | Sum]:
@@ -201,7 +210,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round that returns NaN, infinity or a negative weight.
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. What
-    is recorded of it is NaN, and decides nothing.
+    is recorded of it is NaN, and decides nothing. A client whose own weight is 0 sends nothing; all else stays as it says.
     """
     for name, metric in output.metrics.items():
         if not isinstance(metric, Mean | Sum | Each):
@@ -238,6 +247,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
             "client/non_finite": Sum((~sound).astype(jnp.int32)),
             "client/participants": Sum((weight > 0).astype(jnp.int32)),
             FAULT: Sum(fault),
+            SENT: Sum((output.weight != 0).astype(jnp.int32)),
         },
     )
 

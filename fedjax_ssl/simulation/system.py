@@ -78,14 +78,15 @@ def allowance(system: System, slot: Slot, output: ClientOutput, passes: Passes) 
 def transfers(output: ClientOutput) -> tuple[Number, Number]:
     """Bytes down and up; the size of the update where a client does not say what it sends, as the server counts that."""
     totals = {name: metric.total for name, metric in output.metrics.items() if isinstance(metric, Sum)}
-    return totals.get("comm/bytes_down", 0), totals.get("comm/bytes_up", num_bytes(output.update))
+    up = totals.get("comm/bytes_up", num_bytes(output.update))
+    return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)
 
 
 def arrived(system: System, slot: Slot, output: ClientOutput, passes: Passes, old_state: PyTree) -> ClientOutput:
     """What arrives of a client's results, and what it costs.
 
-    An update that does not arrive has weight 0, and the client's state stays as it was. A client that cannot be reached costs
-    nothing, one that drops out its download, and one that is late all but its upload.
+    An update that does not arrive has weight 0, and so costs no upload, and the client's state stays as it was. A client that
+    cannot be reached costs nothing, one that drops out its download, one that is late its download and its passes.
     """
     down, up = transfers(output)
     spent = seconds(slot.profile, down, passes, up)
@@ -100,7 +101,7 @@ def arrived(system: System, slot: Slot, output: ClientOutput, passes: Passes, ol
             return Each(where(arrives, metric.value, jnp.nan))
         if isinstance(metric, Mean):
             return Mean(*(where(arrives, x) for x in metric))
-        return Sum(where({"comm/bytes_down": slot.there, "comm/bytes_up": arrives}.get(name, works), metric.total))
+        return Sum(where(slot.there if name == "comm/bytes_down" else works, metric.total))
 
     asked = slot.there | (system.participation != "available")
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))

@@ -92,9 +92,42 @@ def test_a_negative_weight_leaves_a_client_out_and_a_weight_of_0_does_not_reset_
     idle = round_module.contain(broken("weight", 0.0), OLD)
     assert (idle.weight, idle.metrics["client/non_finite"].total, idle.metrics["client/participants"].total) == (0, 0, 0)
     assert idle.client_state == {"a": 3, "b": 5}
+    assert [x.metrics[round_module.SENT].total for x in (got, idle)] == [1, 0]
     sound = round_module.contain(broken("weight", 2.0), OLD)
     assert (sound.weight, sound.update["w"], sound.metrics["client/participants"].total) == (2, 1, 1)
     assert sound.metrics["client/loss"] == Mean(4, 1)
+
+
+def of_uploads(count) -> dict:
+    """A client's metrics of what it sends and receives."""
+    names = ("comm/bytes_up", "comm/bytes_down")
+    return {"client/upload_fraction": Mean(count, jnp.ones(())), **{name: Sum(jnp.int32(4)) for name in names}}
+
+
+@pytest.mark.parametrize("name", ["vmap", "chunked", "sharded"])
+def test_a_client_of_weight_0_books_no_upload_wherever_it_is_counted(name):
+    base, idle = toy.method(), 4  # in round 1's cohort
+
+    def client_update(shared, own, state, shard, key):
+        output = base.client_update(shared, own, state, shard, key)
+        weight = jnp.where(own == idle, 0.0, output.weight)
+        return output._replace(weight=weight, metrics={**output.metrics, **of_uploads(output.weight)})
+
+    def server_update(server, aggregate, data, key):
+        server, metrics = base.server_update(server, aggregate, data, key)
+        of_all = {"client/upload_bytes": Sum(jnp.arange(5)), "client/upload_rounds": Sum(jnp.int32(1))}
+        return server, {**metrics, **of_all}
+
+    problem = toy.problem(made=base._replace(client_update=client_update, server_update=server_update))
+    cohort = sample(jax.random.key(0), jnp.int32(0), problem.spec, 9).ids.tolist()
+    _, state, (row,) = toy.run(problem, toy.EXECUTIONS[name], 1)
+    assert idle in cohort
+    assert (row["client/participants"], row["client/non_finite"]) == (4, 0)
+    assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (4 * 4, 5 * 4)
+    assert row["client/upload_fraction"] == pytest.approx(np.mean([toy.SIZES[k] for k in cohort if k != idle]))
+    assert row["client/upload_bytes"] == 0 + 1 + 2 + 3 + 4 - cohort.index(idle)
+    assert row["client/upload_rounds"] == 1
+    assert state.clients[idle] == 1  # its state is what it says
 
 
 def test_a_round_in_which_nobody_takes_part_says_so(caplog):
