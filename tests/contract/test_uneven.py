@@ -10,7 +10,6 @@ from tests import engine, tiny
 
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 CASES = [case for case in tiny.CASES if case[0] not in WITHOUT_CLIENTS]
-FAST = (("fl2", "server"),)
 DEADLINE = 10.0
 SYSTEM = {
     "participation": "available", "trace": "diurnal", "round_s": 100.0, "period_s": 300.0, "window_s": 1.0, "dropout": 0.3,
@@ -29,7 +28,8 @@ def uneven(method, labels_at):
     return dataclasses.replace(experiment, problem=experiment.problem._replace(tables=({**tables, "profiles": profiles},)))
 
 
-@pytest.mark.parametrize("case", tiny.params(CASES, fast=FAST, other="ci"))
+@pytest.mark.ci
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_a_method_keeps_its_promises(case):
     simulator, states, rows = engine.simulate(uneven(*case), "chunked", rounds=3)
     first, second, third = rows
