@@ -280,7 +280,8 @@ def _system(settings: Settings) -> System | None:
     if given.participation == "uniform" and not (given.trace or given.dropout or given.is_timed):
         return None
     own = {key: getattr(given, key) for key in ("participation", "round_s", "period_s", "dropout")}
-    return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=given.late == "shortened")
+    shortens = given.deadline_s > 0 and given.late == "shortened"
+    return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=shortens)
 
 
 def _profiles(settings: Settings) -> profiles.Profiles:

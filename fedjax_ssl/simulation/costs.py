@@ -49,9 +49,9 @@ def with_passes(
 ) -> Callable[..., tuple[PyTree, Passes]]:
     """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned.
 
-    With an `allowance` its loops of `local.train` take no step with which all steps together would be more than so many forward
-    passes, as `Passes.as_forward` counts them. It is a float32 scalar, given what the function returns and passes without any
-    step; a compiler leaves out of that second run what the allowance does not read.
+    With an `allowance` its trainings (`local.train`) end before the step with which all their steps together would cost more,
+    in forward passes as `Passes.as_forward` counts them. The allowance is a float32 scalar, computed from what the function
+    returns and passes without any step: a second run, of which a compiler keeps what the allowance reads.
     """
 
     @functools.wraps(function)

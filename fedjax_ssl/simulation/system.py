@@ -58,8 +58,8 @@ def are_there(system: System, windows: jax.Array | None, round: jax.Array, size:
 def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> Slot:
     """The cohort's clients in a round, with leading axis M; `key` is the run's root key."""
     keys = rng.client_keys(key, cohort.round, cohort.ids, "dropout")
-    there = jnp.asarray(cohort.there)  # for mypy: there is a trace, or all are there
-    return Slot(profiles, there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
+    assert cohort.there is not None  # `cohort.draw` says who is
+    return Slot(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
 
 
 def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Number) -> jax.Array:
@@ -70,9 +70,8 @@ def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Num
 def allowance(system: System, slot: Slot, output: ClientOutput, passes: Passes) -> jax.Array:
     """Forward passes for which a client's training has time; the arguments are of a round without any step."""
     down, up = transfers(output)
-    return (
-        system.deadline_s - seconds(slot.profile, down, passes, jnp.maximum(up, num_bytes(output.update)))
-    ) * slot.profile.speed
+    needed = seconds(slot.profile, down, passes, jnp.maximum(up, num_bytes(output.update)))
+    return (system.deadline_s - needed) * slot.profile.speed
 
 
 def transfers(output: ClientOutput) -> tuple[Number, Number]:
