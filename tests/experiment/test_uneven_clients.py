@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from fedjax_ssl.experiment import provenance
+from fedjax_ssl.experiment import estimate, provenance
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import divergence
 from fedjax_ssl.experiment.settings import Settings
@@ -63,6 +63,13 @@ def test_each_seed_has_devices_of_its_own_that_its_run_alone_has_too():
     np.testing.assert_array_equal(second.windows, alone.problem.tables[0]["profiles"].windows)
     assert not np.array_equal(first.speed, second.speed)
     assert np.isinf(first.up).all()
+
+
+@pytest.mark.ci
+def test_an_estimate_is_of_all_that_clients_would_do():
+    even, uneven = experiment(), experiment(dropout=1.0, speed=1.0, deadline_s=1.0, late="shortened")
+    assert estimate.counted(uneven) == estimate.counted(even)
+    assert estimate.traffic(uneven) == estimate.traffic(even)
 
 
 def test_a_method_without_clients_has_none_that_are_uneven():

@@ -15,7 +15,8 @@ from fedjax_ssl.local.client import client_metrics
 from fedjax_ssl.local.marks import mark
 from fedjax_ssl.method import ClientOutput, DataSpec
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.simulation import cohort, rng, system
+from fedjax_ssl.simulation import cohort, rng, source, system
+from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.system import System
 from tests import engine, toy
@@ -203,6 +204,21 @@ def test_going_on_from_a_state_gives_the_same_bits():
         again, got = simulator.round(again)
         assert got == row
     assert engine.same_bits(again, state)
+
+
+def test_clients_who_are_not_heard_of_compute_nothing_and_those_who_will_not_be_there_are_not_read():
+    problem = problem_of()
+    made = source.DeviceSource(problem)
+    state = RunState({"w": jnp.zeros(())}, jnp.zeros(7, jnp.int32), jnp.int32(0), jax.random.key(SEED))
+    ready = made.open(state, source.RunInputs(problem.tables[0], None), made.pools)
+    sizes, ids = np.array(toy.SIZES), np.asarray(ready.cohort.ids)
+    works = [reached(0, RULES, WINDOWS)[k] and stays(state.key, 0, k, RULES.dropout) for k in ids]
+    assert 0 < sum(works) < 7
+    np.testing.assert_array_equal(ready.inputs.rows.unlabeled.count, sizes[ids] * works)
+    following = np.asarray(cohort.sample(state.key, jnp.int32(1), problem.spec, 9).ids)
+    np.testing.assert_array_equal(
+        ready.data.server.next_cohort.count, sizes[following] * np.array(reached(1, RULES, WINDOWS))[following]
+    )
 
 
 # --- who is drawn ------------------------------------------------------------------------------------------------------
