@@ -149,15 +149,13 @@ def test_each_of_several_clients_ends_its_training_in_its_own_time():
     assert passes.backward.tolist() == [6 * ROWS, 3 * ROWS, 0, 0]
 
 
-def test_other_loops_run_to_their_end():
-    def of_parts(w, _):  # a step that goes through its batch in two parts
-        return jax.lax.fori_loop(0, 2, lambda _, w: step(w), w), None
+def test_loops_inside_of_a_step_and_other_loops_run_to_their_end():
+    def of_two(w, batch, key):  # a step that is a training of two steps
+        return trained(w, 2)[0], {}
 
-    parts = with_passes(
-        lambda w: train(w, lambda w, b, k: (of_parts(w, b)[0], {}), Steps(3), KEY).carry, lambda *_: jnp.float32(70)
-    )
+    nested = with_passes(lambda w: train(w, of_two, Steps(3), KEY).carry, lambda *_: jnp.float32(80))
     plain = with_passes(lambda w: jax.lax.fori_loop(0, 9, lambda _, w: step(w), w), lambda *_: jnp.float32(0))
-    assert int(parts(WEIGHTS)[1].backward) == 4 * ROWS  # two whole steps
+    assert int(nested(WEIGHTS)[1].backward) == 4 * ROWS  # two whole steps of 30, though five inner ones would fit
     assert int(plain(WEIGHTS)[1].backward) == 9 * ROWS
 
 
