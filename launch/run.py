@@ -54,7 +54,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
     from fedjax_ssl.experiment import build, estimate, extension, owner, run, trackers
-    from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.experiment.runs import runs_of
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.experiment.writers import AboveTheBar
@@ -97,7 +97,7 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
         except run.RefusedError as error:
             return command.refuse(error)
-        except DivergedError as error:
+        except (DivergedError, StoppedError) as error:
             return command.refuse(error, status=1)
         except RuntimeError as error:
             if not memory.is_short(error):

@@ -206,6 +206,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         rounds=settings.rounds,
         on_host=settings.execution.data == "host",
         system=system,
+        stop=settings.client.on_nonfinite == "stop",
     )
     with naming("model"):
         weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))

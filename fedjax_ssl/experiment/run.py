@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
-from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.divergence import REASON, DivergedError, StoppedError
+from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
@@ -25,8 +26,9 @@ from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard", CLIENTS)
-ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to")
-"""Keys that may change between a run's parts: where its data lie and its metrics go. The data's digest is in `run.json`."""
+ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
+"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
+data's digest is in `run.json`."""
 _log = logging.getLogger(__name__)
 
 
@@ -135,9 +137,9 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
 
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
-    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before, and
-    RefusedError where a file is damaged, every checkpoint is corrupt, the log is not that of the checkpoint, or the data are
-    others.
+    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before;
+    StoppedError, once the state is saved, where a client ends the run; and RefusedError where a file is damaged, every
+    checkpoint is corrupt, the log is not that of the checkpoint, or the data are others.
     """
     paths, rounds = folders(experiment, workdir), experiment.settings.rounds
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
@@ -180,7 +182,11 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
         steps = experiment.steps(state, last)
         together = settings.execution.rounds_per_dispatch  # the state is that after a dispatch
         while (done < end and stop.signal is None) or done % together:
-            state, rows = next(steps, (state, None))
+            try:
+                state, rows = next(steps, (state, None))
+            except StoppedError as error:
+                _save(experiment, opened, done, error.state)
+                raise
             if rows is None:  # all have diverged
                 break
             done = rows[0]["round"]
@@ -238,7 +244,7 @@ def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
 
 
 def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
-    if state is None:  # stopped before it began
+    if state is None or not done:  # stopped before round 1 was finished
         return
     for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
         if not folder.diverged:

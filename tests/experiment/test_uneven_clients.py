@@ -8,8 +8,9 @@ import pytest
 from configs import digits
 from fedjax_ssl.experiment import estimate, provenance
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.experiment import divergence
+from fedjax_ssl.experiment.divergence import divergence
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.simulation.round import FAULT
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
@@ -100,7 +101,8 @@ def test_what_a_missing_file_says(tmp_path, key):
 
 
 def test_a_run_has_diverged_when_all_clients_that_were_heard_of_returned_nan():
-    row = {"server/non_finite": 0, "client/non_finite": 2, "sim/dropped": 2, "sim/absent": 1}
-    assert "all 2 clients returned NaN" in divergence(7, row, 5)
-    assert not divergence(7, row | {"sim/absent": 0}, 5)
-    assert not divergence(7, row | {"client/non_finite": 0, "sim/absent": 3}, 5)
+    settings = Settings.from_dict({"cohort_size": 5})
+    row = {"server/non_finite": 0, "client/non_finite": 2, "sim/dropped": 2, "sim/absent": 1, FAULT: {3: 1, 4: 1}}
+    assert "all 2 clients returned NaN" in divergence(7, row, settings)
+    assert not divergence(7, row | {"sim/absent": 0}, settings)
+    assert not divergence(7, row | {"client/non_finite": 0, "sim/absent": 3, FAULT: {}}, settings)
