@@ -18,7 +18,7 @@ from typing import Any
 
 from . import arguments, command
 
-AXES = ("rounds", "bytes", "seconds", "passes")
+AXES = ("rounds", "bytes", "seconds", "passes", "simulated")
 LISTED = "files.txt"
 """The names of what a report has written into its folder, so that the next one removes what it does not write."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int32, UInt8
 
 from fedjax_ssl.arrays import Stored as Array
+from fedjax_ssl.data.profiles import Profiles
 
 Images = UInt8[Array, "N H W ch"] | Float32[Array, "N V D"]
 """Images, or of texts V stored views of D features."""
@@ -45,6 +46,7 @@ class FederatedData(NamedTuple):
     unlabeled: Table
     client_data: Table  # all examples of each client, each once, its labeled ones first
     pooled: Table  # every unlabeled training example, also those that no client has, one row
+    profiles: Profiles | None = None  # the clients' devices; None: all alike
 
     @property
     def num_clients(self) -> int:

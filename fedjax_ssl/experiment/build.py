@@ -13,7 +13,7 @@ import optax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.data import presets, sources, split
+from fedjax_ssl.data import presets, profiles, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.experiment import sizes
@@ -28,6 +28,7 @@ from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.options import Options, one_line
 from fedjax_ssl.simulation.source import Problem
+from fedjax_ssl.simulation.system import System
 
 
 def build(
@@ -198,16 +199,22 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
 def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
     """The experiment of runs whose data are split."""
     is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # programs do not read a split's numbers
+    system = _system(settings) if plan.method().requires.clients else None
+    tables = [{name: getattr(own, name) for name in TABLES} for own in data]
+    if system is not None:
+        for own, run in zip(tables, runs, strict=True):
+            own["profiles"] = _profiles(run.settings)
     problem = Problem(
         method=lambda number: plan.varied(settings.vary, number).method(),
         train=data[0].train,
         test=data[0].test,
-        tables=tuple({name: getattr(own, name) for name in TABLES} for own in data),
+        tables=tuple(tables),
         seeds=tuple(run.settings.seed for run in runs),
         numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
         spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
         rounds=settings.rounds,
         on_host=settings.execution.data == "host",
+        system=system,
         stop=settings.client.on_nonfinite == "stop",
     )
     task = plan.task()
@@ -279,6 +286,32 @@ def _check_scenario(settings: Settings, method: Method) -> None:
     sbn_data = settings.server.sbn_data
     if data.labels_at == "clients" and settings.model["norm"] == "static" and sbn_data != "cohort":
         raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
+
+
+def _system(settings: Settings) -> System | None:
+    """The rules of uneven clients; None where nothing makes them uneven."""
+    given = settings.system
+    if given.participation == "uniform" and not (given.trace or given.dropout or given.is_timed):
+        return None
+    own = {key: getattr(given, key) for key in ("participation", "round_s", "period_s", "dropout")}
+    shortens = given.deadline_s > 0 and given.late == "shortened"
+    return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=shortens)
+
+
+def _profiles(settings: Settings) -> profiles.Profiles:
+    """The clients' devices, by the seed or from files."""
+    given, seed, num_clients = settings.system, settings.seed, settings.data.num_clients
+    medians = given.speed, given.up, given.down
+    with naming("system.file"):
+        rates = profiles.read_rates(given.file, num_clients) if given.file else None
+    rates = rates or profiles.lognormal(seed, num_clients, medians, given.speed_sigma, given.bandwidth_sigma)
+    if not given.trace:
+        return profiles.Profiles(*rates)
+    if given.trace == "diurnal":
+        times = {"window": given.window_s, "spread": given.spread_s, "period": given.period_s}
+        return profiles.Profiles(*rates, profiles.diurnal(seed, num_clients, **times))
+    with naming("system.trace"):
+        return profiles.Profiles(*rates, profiles.read_windows(given.trace, num_clients, given.period_s))
 
 
 def _server(settings: Settings) -> Server:

@@ -34,11 +34,12 @@ def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> s
     if metrics["server/non_finite"]:
         groups = ["client", *at_server] if "client/participants" in metrics else ["server"]
         return f"round {number}: the global model holds NaN or infinity; {remedy(settings, groups)}"
-    if metrics["client/non_finite"] == settings.cohort_size:  # the model would not change
+    heard_of = settings.cohort_size - metrics.get("sim/dropped", 0) - metrics.get("sim/absent", 0)
+    if 0 < metrics["client/non_finite"] == heard_of:  # the model would not change
         faults = functools.reduce(operator.or_, metrics[FAULT].values())
         of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
         todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
-        return f"round {number}: all {settings.cohort_size} clients returned {reason(faults)}; {todo}"
+        return f"round {number}: all {heard_of} clients returned {reason(faults)}; {todo}"
     return ""
 
 

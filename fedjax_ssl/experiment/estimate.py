@@ -30,7 +30,6 @@ from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
 """Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
-BACKWARD = 2  # a backward pass has the arithmetic of so many forward passes
 SLOW = 3e10  # floating-point operations a second, fewer than any machine of today does
 WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
 
@@ -51,7 +50,7 @@ def estimate(experiment: Experiment) -> Estimate:
     settings, problem = experiment.settings, experiment.problem
     of_round, before = counted(experiment)
     evaluation = len(problem.test.labels) * len(experiment.method.predict)
-    examples = _as_forward(before) + settings.rounds * _as_forward(of_round)
+    examples = before.as_forward + settings.rounds * of_round.as_forward
     examples += -(-settings.rounds // settings.eval_every) * evaluation
     forward = _forward_flops(experiment)
     flops = len(experiment.runs) * examples * forward
@@ -64,7 +63,7 @@ def may_be_long(experiment: Experiment) -> bool:
     settings, data, client = experiment.settings, experiment.problem.data, experiment.settings.client
     per_client = client.steps * client.batch_size + client.epochs * float(np.mean(data.labeled.count + data.unlabeled.count))
     examples = len(experiment.runs) * settings.rounds * settings.cohort_size * per_client
-    return examples * (1 + BACKWARD) * _forward_flops(experiment) / SLOW > WORTH_S
+    return examples * Passes(1, 1).as_forward * _forward_flops(experiment) / SLOW > WORTH_S
 
 
 def counted(experiment: Experiment) -> tuple[Passes, Passes]:
@@ -107,7 +106,7 @@ def traffic(experiment: Experiment) -> tuple[int, int]:
 
 def _first_run(problem: Problem, method: Method) -> tuple[DeviceSource, tuple[RunInputs, jax.Array, tuple[Pool, Pool]]]:
     """The source of a problem's first run with another method, and the arguments of its `initialize`."""
-    source = DeviceSource(problem._replace(method=lambda _: method))
+    source = DeviceSource(problem._replace(method=lambda _: method, system=None))  # all that clients would do
     return source, (RunInputs(problem.tables[0], None), jax.random.key(problem.seeds[0]), source.pools)
 
 
@@ -150,17 +149,13 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} seconds"
 
 
-def _as_forward(passes: Passes) -> int:
-    return passes.forward + BACKWARD * passes.backward
-
-
 def described(experiment: Experiment) -> Iterator[str]:
     """Lines that say what an experiment is and costs, as `launch.run --dry_run` prints them; compiles a round."""
     settings, problem, found = experiment.settings, experiment.problem, estimate(experiment)
     data, spec, runs = problem.data, problem.spec, len(experiment.runs)
     per_client = {name: np.asarray(table.count) for name, table in (("labeled", data.labeled), ("unlabeled", data.unlabeled))}
     counts = ", ".join(f"{x.min():,} to {x.max():,} {name}" for name, x in per_client.items())
-    per_round = _as_forward(found.round) * found.forward_flops
+    per_round = found.round.as_forward * found.forward_flops
     shape = " x ".join(map(str, spec.image_shape))
     examples = f"{len(data.train.labels):,} training and {len(data.test.labels):,} test examples, {shape}"
     yield f"data      {settings.data.name}: {examples}, {spec.num_classes} classes"

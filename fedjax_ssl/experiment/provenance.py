@@ -13,6 +13,7 @@ from importlib import metadata
 import jax
 import numpy as np
 
+from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
@@ -34,7 +35,8 @@ def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout)
 
 def widths(experiment: Experiment) -> dict[str, int]:
     """The number of columns of each index table, which several runs pad to the largest of them."""
-    return {name: int(table.index.shape[1]) for name, table in experiment.problem.tables[0].items()}
+    tables = experiment.problem.tables[0]
+    return {name: int(tables[name].index.shape[1]) for name in TABLES}
 
 
 def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
@@ -94,7 +96,7 @@ def data_digests(experiment: Experiment) -> list[str]:
     problem, digests = experiment.problem, []
     for tables in problem.tables:
         digest = hashlib.blake2b(digest_size=16)
-        for array in (*problem.train, *problem.test, *(x for table in tables.values() for x in table)):
+        for array in (*problem.train, *problem.test, *jax.tree.leaves(list(tables.values()))):
             array = np.ascontiguousarray(array)
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.data)

@@ -21,6 +21,7 @@ from fedjax_ssl.options import (
     Count,
     Decay,
     Epochs,
+    Fraction,
     Known,
     Model,
     Numbers,
@@ -162,6 +163,67 @@ class ServerSettings(Model):
     sbn_unlabeled_batch_size: BatchSize = Field(default=250, description="Their batch size on unlabeled data.")
 
 
+class SystemSettings(Model):
+    """System heterogeneity: clients that are slow, late, away or drop out, in simulated seconds. By default there is none."""
+
+    participation: Literal["uniform", "weighted", "available"] = Field(
+        default="uniform",
+        description="Who is drawn: all alike, by number of examples, or all alike among those that the trace has at that time.",
+    )
+    trace: str = Field(
+        default="", description="When clients can be reached: a CSV file `client,start,end`, or `diurnal`; empty: always."
+    )
+    round_s: Rate = Field(default=600.0, description="Seconds of the trace from one round's begin to the next one's.")
+    period_s: Rate = Field(default=86_400.0, description="Seconds after which the trace repeats.")
+    window_s: Rate = Field(default=28_800.0, description="`diurnal`: for how long a client can be reached each day.")
+    spread_s: Weight = Field(
+        default=10_800.0, description="`diurnal`: standard deviation of when that begins, about 20 of 24 hours."
+    )
+    dropout: Fraction = Field(
+        default=0.0, description="Probability that a client drops out of a round after it has received the model."
+    )
+    speed: Weight = Field(
+        default=0.0, description="Examples that a client passes forward in a second, median over clients; 0: any number."
+    )
+    speed_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.0, description="Standard deviation of its logarithm over clients."
+    )
+    up: Weight = Field(default=0.0, description="Bytes that a client sends in a second, median over clients; 0: any number.")
+    down: Weight = Field(default=0.0, description="Bytes that it receives in a second, likewise.")
+    bandwidth_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.0, description="Standard deviation of the logarithms of both over clients."
+    )
+    file: str = Field(
+        default="",
+        description="In place of these five: a CSV file `client,examples_per_s,up_bytes_per_s,down_bytes_per_s`.",
+    )
+    deadline_s: Weight = Field(default=0.0, description="Seconds after which the server waits for no client; 0: it waits.")
+    late: Literal["dropped", "shortened"] = Field(
+        default="dropped",
+        description="A client that would miss the deadline is dropped, or takes fewer local steps, so that it ends in time.",
+    )
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds are simulated."""
+        return bool(self.file or self.speed or self.up or self.down)
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.participation == "available" and not self.trace:
+            raise ValueError("system.participation: got available without system.trace, accepted: a trace, or another word")
+        medians = {key: getattr(self, key) for key in ("speed", "up", "down")}
+        if self.file and any(medians.values()):
+            key, got = next((key, got) for key, got in medians.items() if got)
+            raise ValueError(f"system.{key}: got {got:g} with system.file={self.file}, accepted: 0, or no file")
+        if self.deadline_s and not self.is_timed:
+            accepted = "0, or system.speed, system.up, system.down or system.file"
+            raise ValueError(f"system.deadline_s: got {self.deadline_s:g} where no client needs time, accepted: {accepted}")
+        if self.window_s > self.period_s:
+            raise ValueError(f"system.window_s: got {self.window_s:g}, accepted: at most system.period_s = {self.period_s:g}")
+        return self
+
+
 class ExecutionSettings(Model):
     """How the work is laid out on devices. It changes time and memory, and results by rounding alone."""
 
@@ -229,6 +291,7 @@ class Settings(Model):
     data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
     client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
     server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
+    system: SystemSettings = Field(default=SystemSettings(), description="Clients that are slow, late, away or drop out.")
     execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
     diagnostics: DiagnosticsSettings = Field(default=DiagnosticsSettings(), description="What is recorded of each client.")
     rounds: Positive = Field(default=800, description="How many rounds the run has.")

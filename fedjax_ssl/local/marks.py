@@ -1,4 +1,4 @@
-"""Marks in a traced program where examples pass through a network, for `fedjax_ssl.simulation.costs` to count."""
+"""Marks in a traced program, for `fedjax_ssl.simulation.costs`: where examples pass through a network, and training steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float
 
-from fedjax_ssl.arrays import Array
+from fedjax_ssl.arrays import Array, Count
 
-FORWARD, BACKWARD = "fedjax_ssl.forward", "fedjax_ssl.backward"
+FORWARD, BACKWARD, STEP = "fedjax_ssl.forward", "fedjax_ssl.backward", "fedjax_ssl.step"
 
 
 @jax.custom_vjp
@@ -20,6 +20,11 @@ def mark(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def mark_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
     """The mask of a batch, unchanged, with the mark of a forward pass whose outputs nobody reads, but its statistics."""
     return checkpoint_name(mask[:, None], FORWARD)[:, 0]
+
+
+def mark_step(step: Count) -> Count:
+    """The number of a training's step, unchanged, with the mark of a loop that may end early: a client may be out of time."""
+    return checkpoint_name(step, STEP)
 
 
 @jax.custom_vjp

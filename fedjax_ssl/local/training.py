@@ -15,6 +15,7 @@ from jaxtyping import Bool, Shaped
 
 from fedjax_ssl.arrays import Array, Count, Key, Mask, Number, PyTree, Scalar
 from fedjax_ssl.data import batching
+from fedjax_ssl.local.marks import mark_step
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.metrics import Metrics
@@ -126,7 +127,7 @@ def train(carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metric
         return new, metrics, batch.real
 
     def body(s: Count, trained: Trained) -> Trained:
-        new, metrics, images = numbered(s, trained.carry)
+        new, metrics, images = numbered(mark_step(s), trained.carry)
         return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images)
 
     _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # 0 has the type of the loop's counter

@@ -1,7 +1,8 @@
 """How many examples a client passes through networks, counted while its program runs.
 
 `with_passes` follows a traced program's loops and branches: a loop counts as often as it runs, a branch if it is taken. What it
-looks for are the marks that `fedjax_ssl.local.task.Task` sets; a method's author need not know of them.
+looks for are the marks that `fedjax_ssl.local` sets, in a Task and in `train`; a method's author need not know of them. As it
+counts while the program runs, it can also end a training when an allowance is used up.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local.marks import BACKWARD, FORWARD
+from fedjax_ssl.local.marks import BACKWARD, FORWARD, STEP
 
 Value = jax.typing.ArrayLike  # of a program's variable
+Left = jax.Array | None  # forward passes that training steps may still take, float32 scalar, < 0: over; None: any number
 
 
 class Passes(NamedTuple):
@@ -27,6 +29,11 @@ class Passes(NamedTuple):
 
     forward: Any = 0
     backward: Any = 0
+
+    @property
+    def as_forward(self) -> Any:
+        """The forward passes that have as much arithmetic: a backward pass counts as two."""
+        return self.forward + 2 * self.backward
 
     def plus(self, other: Passes) -> Passes:
         """Both together."""
@@ -37,28 +44,39 @@ class Passes(NamedTuple):
         return Passes(jnp.asarray(self.forward, jnp.int32), jnp.asarray(self.backward, jnp.int32))
 
 
-def with_passes(function: Callable[..., PyTree]) -> Callable[..., tuple[PyTree, Passes]]:
-    """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned."""
+def with_passes(
+    function: Callable[..., PyTree], allowance: Callable[[PyTree, Passes], jax.Array] | None = None
+) -> Callable[..., tuple[PyTree, Passes]]:
+    """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned.
+
+    With an `allowance` its trainings (`local.train`) end before the step with which all their steps together would cost more,
+    in forward passes as `Passes.as_forward` counts them. The allowance is a float32 scalar, computed from what the function
+    returns and passes without any step: a second run, of which a compiler keeps what the allowance reads.
+    """
 
     @functools.wraps(function)
     def counted(*args: PyTree) -> tuple[PyTree, Passes]:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        outputs, passes = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs), passes.arrays()
+
+        def run(left: Left) -> tuple[PyTree, Passes]:
+            outputs, passes, _ = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), left)
+            return jax.tree.unflatten(jax.tree.structure(shapes), outputs), passes.arrays()
+
+        return run(None if allowance is None else allowance(*run(jnp.float32(-1))))
 
     return counted
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value]) -> tuple[list[Value], Passes]:
-    """Runs a program operation by operation: (its results, its passes)."""
+def _run(jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], left: Left) -> tuple[list[Value], Passes, Left]:
+    """Runs a program operation by operation: (its results, its passes, what is left of the allowance)."""
     values: dict[Var, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     total = Passes()
     for eqn in _used(jaxpr):
         inputs = [x.val if isinstance(x, Literal) else values[x] for x in eqn.invars]
-        outputs, passes = _run_equation(eqn, inputs)
+        outputs, passes, left = _run_equation(eqn, inputs, left)
         values.update(zip(eqn.outvars, outputs, strict=True))
         total = total.plus(passes)
-    return [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars], total
+    return [x.val if isinstance(x, Literal) else values[x] for x in jaxpr.outvars], total, left
 
 
 def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
@@ -72,18 +90,18 @@ def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return used[::-1]
 
 
-def _run_equation(eqn: JaxprEqn, inputs: list[Value]) -> tuple[list[Value], Passes]:
+def _run_equation(eqn: JaxprEqn, inputs: list[Value], left: Left) -> tuple[list[Value], Passes, Left]:
     if (passes := _marked(eqn)) is not None:
-        return inputs, passes
+        return inputs, passes, left
     if not any(map(_has_marks, _inner(eqn))):
         bound = eqn.primitive.get_bind_params(eqn.params)
         subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # up to JAX 0.11, and after it
         outputs = eqn.primitive.bind(*subfuns, *inputs, **params)
-        return list(outputs) if eqn.primitive.multiple_results else [outputs], Passes()
+        return list(outputs) if eqn.primitive.multiple_results else [outputs], Passes(), left
     if eqn.primitive.name in _LOOPS_AND_BRANCHES:
-        return _LOOPS_AND_BRANCHES[eqn.primitive.name](eqn.params, inputs)
+        return _LOOPS_AND_BRANCHES[eqn.primitive.name](eqn.params, inputs, left)
     (inner,) = _inner(eqn)  # a call: of a jitted function, or of one with a derivative of its own
-    return _run(inner.jaxpr, inner.consts, inputs)
+    return _run(inner.jaxpr, inner.consts, inputs, left)
 
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
@@ -104,47 +122,67 @@ def _has_marks(program: ClosedJaxpr) -> bool:
     return any(_marked(eqn) is not None or any(map(_has_marks, _inner(eqn))) for eqn in program.jaxpr.eqns)
 
 
-def _scan(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
+Carry = tuple[list[Value], Passes, Left]  # a loop's own carry, the passes so far, and what is left of the allowance
+
+
+def _iteration(body: ClosedJaxpr, fixed: Sequence[Value], carry: Carry, xs: Sequence[Value] = ()) -> tuple[Carry, list[Value]]:
+    """One iteration of a loop: its carry, and its other results. A step of a training is undone where it is not allowed."""
+    values, passes, left = carry
+    is_step = left is not None and _is_step(body)
+    outputs, more, after = _run(body.jaxpr, body.consts, [*fixed, *values, *xs], None if is_step else left)
+    new, ys = outputs[: len(values)], outputs[len(values) :]
+    if is_step:
+        after = left - more.as_forward
+        fits = after >= 0
+        new = [jnp.where(fits, x, old) for x, old in zip(new, values, strict=True)]
+        more, after = Passes(*(jnp.where(fits, x, 0) for x in more)), jnp.where(fits, after, -1.0)
+    return (new, passes.plus(more).arrays(), after), ys
+
+
+def _is_step(body: ClosedJaxpr) -> bool:
+    """Whether a loop's body is a step of `local.train`."""
+    return any(eqn.primitive.name == "name" and eqn.params["name"] == STEP for eqn in body.jaxpr.eqns)
+
+
+def _scan(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
     body = params["jaxpr"]
     if "ft_in" in params:  # from JAX 0.12 on
         consts, carry, xs = map(list, params["ft_in"].update(inputs).unpack())
     else:
         ends = params["num_consts"], params["num_consts"] + params["num_carry"]
         consts, carry, xs = inputs[: ends[0]], inputs[ends[0] : ends[1]], inputs[ends[1] :]
-    num_carry = len(carry)
 
-    def step(carry: tuple[list[Value], Passes], xs: list[Value]) -> tuple[tuple[list[Value], Passes], list[Value]]:
-        outputs, passes = _run(body.jaxpr, body.consts, [*consts, *carry[0], *xs])
-        return (outputs[:num_carry], carry[1].plus(passes).arrays()), outputs[num_carry:]
+    def step(carry: Carry, xs: list[Value]) -> tuple[Carry, list[Value]]:
+        return _iteration(body, consts, carry, xs)
 
-    (carry, total), ys = jax.lax.scan(
-        step, (carry, Passes().arrays()), xs, params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    (carry, total, left), ys = jax.lax.scan(
+        step, (carry, Passes().arrays(), left), xs, params["length"], reverse=params["reverse"], unroll=params["unroll"]
     )
-    return [*carry, *ys], total
+    return [*carry, *ys], total, left
 
 
-def _while(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
+def _while(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
 
-    def step(carry: tuple[list[Value], Passes]) -> tuple[list[Value], Passes]:
-        outputs, passes = _run(body.jaxpr, body.consts, [*inputs[first:second], *carry[0]])
-        return outputs, carry[1].plus(passes).arrays()
+    def goes_on(carry: Carry) -> jax.Array:
+        more = jaxpr_as_fun(condition)(*inputs[:first], *carry[0])[0]
+        return more if carry[2] is None or not _is_step(body) else more & (carry[2] >= 0)
 
-    def goes_on(carry: tuple[list[Value], Passes]) -> jax.Array:
-        return jaxpr_as_fun(condition)(*inputs[:first], *carry[0])[0]
+    def step(carry: Carry) -> Carry:
+        return _iteration(body, inputs[first:second], carry)[0]
 
-    return jax.lax.while_loop(goes_on, step, (inputs[second:], Passes().arrays()))
+    return jax.lax.while_loop(goes_on, step, (inputs[second:], Passes().arrays(), left))
 
 
-def _cond(params: dict[str, Any], inputs: list[Value]) -> tuple[list[Value], Passes]:
-    def branch(program: ClosedJaxpr, *args: Value) -> tuple[list[Value], Passes]:
-        outputs, passes = _run(program.jaxpr, program.consts, args)
-        return outputs, passes.arrays()
+def _cond(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
+    def branch(program: ClosedJaxpr, left: Left, *args: Value) -> Carry:
+        outputs, passes, left = _run(program.jaxpr, program.consts, args, left)
+        return outputs, passes.arrays(), left
 
     index, *args = inputs
-    return jax.lax.switch(index, [functools.partial(branch, program) for program in params["branches"]], *args)
+    return jax.lax.switch(index, [functools.partial(branch, program) for program in params["branches"]], left, *args)
 
 
 _LOOPS_AND_BRANCHES = {"scan": _scan, "while": _while, "cond": _cond}

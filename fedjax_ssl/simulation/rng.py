@@ -9,7 +9,7 @@ import jax
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """The key of a named stream (`init`, `prepare`, `cohort`, `client`, `server`), from a run's root key."""
+    """The key of a named stream (`init`, `prepare`, `cohort`, `client`, `dropout`, `server`), from a run's root key."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
@@ -18,6 +18,6 @@ def round_key(key: jax.Array, name: str, round: jax.Array) -> jax.Array:
     return jax.random.fold_in(stream(key, name), round)
 
 
-def client_keys(key: jax.Array, round: jax.Array, ids: jax.Array) -> jax.Array:
-    """Keys [M] of the clients `ids` int32 [M] in a round."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(round_key(key, "client", round), ids)
+def client_keys(key: jax.Array, round: jax.Array, ids: jax.Array, name: str = "client") -> jax.Array:
+    """Keys [M] of the clients `ids` int32 [M] in a round, of a named stream."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(round_key(key, name, round), ids)

@@ -7,6 +7,7 @@ server                     = server_update(server, aggregate)
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
+from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, slots
 
 FAULTS = ("the update", "the weight", "the client state", "a metric", "a negative weight")
 FAULT = "internal/fault"  # a metric: which of FAULTS are in a client's results, one bit for each; but for the last: not finite
@@ -41,6 +43,7 @@ class RoundData(NamedTuple):
     images: Array  # uint8 [N, H, W, ch]: the training pool, or the round's own images where the pool stays on the host
     clients: Shard  # with leading axis M
     server: ServerData
+    profiles: PyTree = None  # of the clients' devices, with leading axis M, where they are uneven
 
 
 class ClientInputs(NamedTuple):
@@ -50,6 +53,7 @@ class ClientInputs(NamedTuple):
     state: PyTree
     rows: Shard
     key: jax.Array
+    slot: PyTree = None  # a Slot, where clients are uneven
 
 
 class Round(NamedTuple):
@@ -60,6 +64,7 @@ class Round(NamedTuple):
     data: RoundData
     state: RunState  # the state before the round; its `clients` are the cohort's alone, with leading axis M
     message: tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
+    system: System | None = None  # None: all clients take part and need no time
 
     @property
     def shared(self) -> tuple[PyTree, jax.Array]:
@@ -68,9 +73,14 @@ class Round(NamedTuple):
 
     @property
     def inputs(self) -> ClientInputs:
-        """What differs from client to client."""
+        """What differs from client to client. Clients who cannot be reached or drop out have no data: they compute nothing."""
         keys = rng.client_keys(self.state.key, self.cohort.round, self.cohort.ids)
-        return ClientInputs(self.message[1], self.state.clients, self.data.clients, keys)
+        inputs = ClientInputs(self.message[1], self.state.clients, self.data.clients, keys)
+        if self.system is None:
+            return inputs
+        slot = slots(self.system, self.state.key, self.cohort, self.data.profiles)
+        works, (labeled, unlabeled, true_labels) = slot.there & slot.stays, inputs.rows
+        return inputs._replace(slot=slot, rows=Shard(kept(labeled, works), kept(unlabeled, works), true_labels))
 
 
 def assemble(
@@ -104,10 +114,11 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
             true_labels=labels[pooled.index],
-            next_cohort=_rows(data.client_data, next_cohort.ids, None),
+            next_cohort=kept(_rows(data.client_data, next_cohort.ids, None), next_cohort.there),
             round=cohort.round,
             rounds=cohort.rounds,
         ),
+        profiles=jax.tree.map(lambda x: x[cohort.ids], data.profiles),
     )
 
 
@@ -115,6 +126,11 @@ def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Exa
     """Rows `which` of an index table, as Examples without images."""
     index, count = table.index[which], table.count[which]
     return Examples(None, index, count, None if labels is None else labels[index])
+
+
+def kept(examples: Examples, which: Array | None) -> Examples:
+    """Examples [M, n] of the clients in `which` bool [M], and none of the others; None: of all."""
+    return examples if which is None else examples._replace(count=examples.count * which)
 
 
 def attach(tree: PyTree, images: jax.Array) -> PyTree:
@@ -135,7 +151,8 @@ def run_round(
     `record` they have what is recorded of each client, too; else it is no part of the program. With `stop` the state stays as
     it was if any client is left out.
     """
-    method, cohort, data, state, _ = ready
+    method, cohort, data, state, _, system = ready
+    inputs = ready.inputs
 
     def update(shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         output = run_client(method, shared, inputs)
@@ -145,18 +162,22 @@ def run_round(
     def client(shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         if not method.requires.clients:
             return contain(run_client(method, shared, inputs), inputs.state)
-        output, passes = with_passes(update)(shared, inputs)
+        allowed = partial(allowance, system, inputs.slot) if system is not None and system.shortens else None
+        output, passes = with_passes(update, allowed)(shared, inputs)
         costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
         of_client: ClientMetrics = {**output.metrics, **costs}
-        return contain(output._replace(metrics=of_client), inputs.state)
+        output = output._replace(metrics=of_client)
+        if system is not None:
+            output = arrived(system, inputs.slot, output, passes, inputs.state)
+        return contain(output, inputs.state)
 
     output = run_cohort(
         client,
         ready.shared,
-        ready.inputs,
+        inputs,
         aggregator=method.aggregator,
         execution=execution,
-        work=data.clients.labeled.count + data.clients.unlabeled.count,
+        work=inputs.rows.labeled.count + inputs.rows.unlabeled.count,
         record=record,
     )
     key = rng.round_key(state.key, "server", cohort.round)
@@ -165,6 +186,9 @@ def run_round(
     metrics = {name: _of_senders(name, metric, output.metrics[SENT][0]) for name, metric in found.items() if name != SENT}
     if not method.requires.clients:
         del metrics["client/participants"]
+    if system is not None and system.is_timed:
+        waited = metrics.pop(SECONDS)[0]
+        metrics |= {"sim/seconds": Sum(jnp.max(waited)), **({"client/seconds": Each(waited)} if record else {})}
     new = RunState(server, output.client_states, state.round + 1, state.key)
     if stop:
         is_sound = jnp.all(output.metrics[FAULT][0] == 0)

@@ -18,10 +18,11 @@ from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.simulation import rng
-from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.cohort import draw
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.round import Round, RoundData, RunState, assemble, gather, prepare
+from fedjax_ssl.simulation.system import System
 
 DRAWN = 64  # rounds whose cohorts the host draws by one call
 
@@ -32,12 +33,13 @@ class Problem(NamedTuple):
     method: Callable[[Number | None], Method]  # of a run's number, a traced float32 scalar, or None where there is none
     train: Pool  # all runs share both pools
     test: Pool
-    tables: tuple[Mapping[str, Table], ...]  # each run's index tables, by name, all of the same shapes
+    tables: tuple[Mapping[str, PyTree], ...]  # each run's index tables and profiles, by name, all of the same shapes
     seeds: tuple[int, ...]
     numbers: tuple[float, ...] | None  # one per run, or None
     spec: DataSpec
     rounds: int  # how many rounds a run has
     on_host: bool = False  # whether training images and client states stay on the host; for one run
+    system: System | None = None  # how uneven clients are treated; needs `profiles` among the tables
     stop: bool = False  # whether a round in which a client is left out leaves the state as it was
 
     @property
@@ -74,7 +76,7 @@ class DeviceSource:
         """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
         method, spec, data = self._problem.method(inputs.number), self._problem.spec, FederatedData(*pools, **inputs.tables)
         server, clients = method.init(rng.stream(key, "init"), spec)
-        first = self._cohort(key, jnp.zeros((), jnp.int32))
+        first = self._cohort(key, jnp.zeros((), jnp.int32), data)
         server, metrics = prepare(method, server, gather(data, first, first), key)
         if self.shards > 1:
             number = jax.lax.axis_index(CLIENTS)
@@ -84,8 +86,8 @@ class DeviceSource:
     def open(self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Round:
         """The next round, assembled."""
         method, data = self._problem.method(inputs.number), FederatedData(*pools, **inputs.tables)
-        cohort, next_cohort = (self._cohort(state.key, r) for r in (state.round, state.round + 1))
-        return assemble(method, state, cohort, next_cohort, data, self._take)
+        cohort, next_cohort = (self._cohort(state.key, r, data) for r in (state.round, state.round + 1))
+        return assemble(method, state, cohort, next_cohort, data, self._take)._replace(system=self._problem.system)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
         """The state of all clients after a round, from that of its cohort."""
@@ -108,8 +110,8 @@ class DeviceSource:
         """The state after a round is what its program returns."""
         return after
 
-    def _cohort(self, key: jax.Array, number: jax.Array) -> Cohort:
-        return sample(key, number, self._problem.spec, self._problem.rounds)
+    def _cohort(self, key: jax.Array, number: jax.Array, data: FederatedData) -> Cohort:
+        return draw(key, number, self._problem.spec, self._problem.rounds, self._problem.system, data)
 
     def _take(self, x: jax.Array, ids: jax.Array) -> jax.Array:
         """The rows `ids` [M, ...], of which each device has a part."""
@@ -136,14 +138,15 @@ class HostSource:
 
     def __init__(self, problem: Problem, place: Sharding) -> None:
         self._problem, self._place, self._method, self._data = problem, place, problem.first_method, problem.data
-        self.tables: tuple[Mapping[str, Table], ...] = ({},)
+        self.tables: tuple[Mapping[str, PyTree], ...] = ({},)
         self.pools: tuple[None, Pool] = (None, problem.test)
         self.shards = 1
         self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)
         self._ahead: tuple[int, Cohort, RoundData] | None = None
-        self._drawn: dict[int, np.ndarray] = {}
+        self._drawn: dict[int, Cohort] = {}
         self._key = jax.random.key(problem.seeds[0])
-        self._draw = jax.jit(jax.vmap(lambda r: sample(self._key, r, problem.spec, problem.rounds).ids))
+        rules = problem.spec, problem.rounds, problem.system, self._data
+        self._draw = jax.jit(jax.vmap(lambda number: draw(self._key, number, *rules)))
 
     def initialize(self, server: PyTree, key: jax.Array, data: RoundData) -> tuple[RunState, Metrics]:
         """The state before round 1, but for the clients' own, from the server's before `prepare`."""
@@ -152,7 +155,8 @@ class HostSource:
 
     def open(self, state: RunState, cohort: Cohort, data: RoundData) -> Round:
         """The next round, assembled."""
-        return Round(self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort))
+        message = self._method.broadcast(state.server, None, cohort)
+        return Round(self._method, cohort, data, state, message, self._problem.system)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
         """The state of the cohort after a round; `store` writes it to the host's."""
@@ -211,8 +215,8 @@ class HostSource:
         first = number // DRAWN * DRAWN
         if first not in self._drawn:
             drawn = self._draw(first + np.arange(DRAWN, dtype=np.int32))
-            self._drawn = {**dict(list(self._drawn.items())[-1:]), first: np.asarray(drawn)}
-        return Cohort(self._drawn[first][number - first], np.asarray(number, np.int32), np.int32(self._problem.rounds))
+            self._drawn = {**dict(list(self._drawn.items())[-1:]), first: jax.device_get(drawn)}
+        return jax.tree.map(lambda x: x[number - first], self._drawn[first])
 
 
 def source_of(problem: Problem, execution: Execution, place: Sharding) -> DeviceSource | HostSource:
@@ -255,7 +259,7 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
         return examples._replace(index=index)
 
     clients, server = jax.tree.map(fetch, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
-    return RoundData(images, clients, server)
+    return rows._replace(images=images, clients=clients, server=server)
 
 
 def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:

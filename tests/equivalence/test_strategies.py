@@ -70,13 +70,13 @@ def test_three_rounds_of_every_method_agree(case, strategy):
 def test_a_permuted_cohort_gives_the_same_rounds(monkeypatch, strategy):
     # In chunks of 2 of 5 clients, others then share a chunk, and another one is repeated as padding.
     experiment, states, _ = reference("fl2", "server", rounds=3)
-    sample = source.sample
+    draw = source.draw
 
     def permuted(*args):
-        cohort = sample(*args)
+        cohort = draw(*args)
         return cohort._replace(ids=cohort.ids[::-1])
 
-    monkeypatch.setattr(source, "sample", permuted)
+    monkeypatch.setattr(source, "draw", permuted)
     assert_agree(states[3], engine.simulate(experiment, strategy, rounds=3)[1][3], 1e-4)
 
 

@@ -82,7 +82,9 @@ def test_axes_are_in_the_units_that_they_say():
     np.testing.assert_allclose(statistics.axis(columns, "bytes"), [1.5, 3, 6])
     np.testing.assert_allclose(statistics.axis(columns, "passes"), [0.15, 0.3, 0.6])
     np.testing.assert_array_equal(statistics.axis(columns, "seconds"), [3, 5, NAN])  # round 3 is missing
-    assert np.isnan(statistics.axis({"round": np.arange(1.0, 3)}, "bytes")).all()
+    np.testing.assert_array_equal(statistics.axis(columns | {"sim/seconds": np.array([7.0, 5, 6])}, "simulated"), [7, 12, NAN])
+    for kind in ("bytes", "simulated"):
+        assert np.isnan(statistics.axis({"round": np.arange(1.0, 3)}, kind)).all()
 
 
 def test_a_curve_has_the_rounds_in_which_all_runs_have_a_value():

@@ -149,15 +149,16 @@ def _results(made_from: Source) -> list[Item]:
 
 
 def _accuracy(made_from: Source) -> list[Item]:
-    """Accuracy against the chosen axis, and against bytes."""
+    """Accuracy against the chosen axis, against bytes, and against simulated seconds where runs have them."""
     level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
-    pictures = [one for kind in dict.fromkeys((made_from.x, "bytes")) for one in curves(made_from, TEST, kind, level)]
+    kinds = dict.fromkeys((made_from.x, "bytes", "simulated"))
+    pictures = [one for kind in kinds for one in curves(made_from, TEST, kind, level)]
     words = (
         "Lines are means over runs, bands one sample standard deviation to either side, in the rounds in which all of a "
         "group's runs have a value."
     )
     if made_from.x != "rounds":
-        words += f" A point is one round: its place on the axis is the mean {made_from.x} of the runs."
+        words += " A point is one round: its place on the axis is the mean of the runs."
     return [Words((words,)), *pictures] if pictures else []
 
 

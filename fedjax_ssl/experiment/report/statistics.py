@@ -6,7 +6,9 @@ import numpy as np
 from jaxtyping import Float
 
 Columns = Mapping[str, Float[np.ndarray, " T"]]
-AXES = {"rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes"}
+AXES = {
+    "rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes", "simulated": "simulated seconds",
+}  # fmt: skip
 """What curves are drawn against, and the axis' label."""
 
 
@@ -48,15 +50,16 @@ def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], targe
 def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
     """What a run has spent after each row, by a name in AXES: rounds, bytes up and down, seconds of rounds, or passes.
 
-    Bytes are in units of 10^6, passes of 10^3. Seconds are the sum of `time/round_s`, NaN from the first missing round on.
+    Bytes are in units of 10^6, passes of 10^3. Seconds are the sum of `time/round_s`, simulated ones of `sim/seconds`, NaN from
+    the first missing round on.
     """
     rounds = columns["round"]
     if kind == "rounds":
         return rounds
     none = np.full_like(rounds, np.nan)
-    if kind == "seconds":
+    if kind in ("seconds", "simulated"):
         known = rounds == np.arange(1, len(rounds) + 1)
-        return np.cumsum(np.where(known, columns.get("time/round_s", none), np.nan))
+        return np.cumsum(np.where(known, columns.get("time/round_s" if kind == "seconds" else "sim/seconds", none), np.nan))
     first, second, unit = {
         "bytes": ("comm/bytes_up", "comm/bytes_down", 1e6),
         "passes": ("cost/forward_passes", "cost/backward_passes", 1e3),

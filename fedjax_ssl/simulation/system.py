@@ -1,0 +1,117 @@
+"""System heterogeneity: who can be reached, who drops out or is late, and how many simulated seconds a round takes.
+
+A client that takes part receives the model, trains, and sends its update:
+
+    seconds = bytes down / down + (forward + 2 backward passes) / speed + bytes up / up
+
+with the bytes and passes of its metrics, whatever its method is. Time of day in round r is r round_s: rounds begin at regular
+times, however long the simulated ones take, so that a cohort depends on seed and round alone.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.arrays import Number, PyTree
+from fedjax_ssl.data.profiles import Profiles
+from fedjax_ssl.method import ClientOutput, Cohort
+from fedjax_ssl.metrics import Each, Mean, Sum, num_bytes
+from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.costs import Passes
+
+SECONDS = "internal/seconds"  # a metric: how long the server waits for a client
+ROUNDING = 1e-6  # of seconds in float32, relative: a client that plans to end at the deadline is in time
+
+
+class System(NamedTuple):
+    """The rules that are the same for all clients."""
+
+    participation: str = "uniform"  # who is drawn: `uniform`, `weighted` by data size, or uniformly among those `available`
+    round_s: float = 600.0  # seconds of the trace from one round's begin to the next
+    period_s: float = 86_400.0  # seconds after which the trace repeats
+    dropout: float = 0.0  # the probability that a client drops out after it has received the model
+    deadline_s: float = math.inf  # seconds after which the server waits for nobody
+    is_timed: bool = False  # whether clients need time at all
+    shortens: bool = False  # whether a slow client takes fewer steps, to end at the deadline; else its update is dropped
+
+
+class Slot(NamedTuple):
+    """One client of a cohort, or with leading axis M all of them."""
+
+    profile: Profiles
+    there: jax.Array  # whether it can be reached
+    stays: jax.Array  # whether it does not drop out
+
+
+def are_there(system: System, windows: jax.Array | None, round: jax.Array, size: int) -> jax.Array:
+    """Which of `size` clients with windows [size, I, 2] can be reached in a round (int32 scalar, from 0): bool [size]."""
+    if windows is None:
+        return jnp.ones(size, bool)
+    time = jnp.mod(round * jnp.float32(system.round_s), system.period_s)
+    begin, end = windows[..., 0], windows[..., 1]
+    later = time + system.period_s  # a window may end after the period
+    return jnp.any(((begin <= time) & (time < end)) | ((begin <= later) & (later < end)), axis=-1)
+
+
+def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> Slot:
+    """The cohort's clients in a round, with leading axis M; `key` is the run's root key."""
+    keys = rng.client_keys(key, cohort.round, cohort.ids, "dropout")
+    assert cohort.there is not None  # `cohort.draw` says who is
+    return Slot(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
+
+
+def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Number) -> jax.Array:
+    """How long a client takes for a round, float32 scalar."""
+    return bytes_down / profile.down + passes.as_forward / profile.speed + bytes_up / profile.up
+
+
+def allowance(system: System, slot: Slot, output: ClientOutput, passes: Passes) -> jax.Array:
+    """Forward passes for which a client's training has time; the arguments are of a round without any step."""
+    down, up = transfers(output)
+    needed = seconds(slot.profile, down, passes, jnp.maximum(up, num_bytes(output.update)))
+    return (system.deadline_s - needed) * slot.profile.speed
+
+
+def transfers(output: ClientOutput) -> tuple[Number, Number]:
+    """Bytes down and up; the size of the update where a client does not say what it sends, as the server counts that."""
+    totals = {name: metric.total for name, metric in output.metrics.items() if isinstance(metric, Sum)}
+    up = totals.get("comm/bytes_up", num_bytes(output.update))
+    return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)
+
+
+def arrived(system: System, slot: Slot, output: ClientOutput, passes: Passes, old_state: PyTree) -> ClientOutput:
+    """What arrives of a client's results, and what it costs.
+
+    An update that does not arrive has weight 0, and so costs no upload, and the client's state stays as it was. A client that
+    cannot be reached costs nothing, one that drops out its download, one that is late its download and its passes.
+    """
+    down, up = transfers(output)
+    spent = seconds(slot.profile, down, passes, up)
+    works = slot.there & slot.stays
+    arrives = works & (spent <= system.deadline_s * (1 + ROUNDING))
+
+    def where(condition: jax.Array, new: jax.Array, old: PyTree = 0) -> jax.Array:
+        return jnp.where(condition, new, old).astype(new.dtype)
+
+    def of(name: str, metric: Mean | Sum | Each) -> Mean | Sum | Each:
+        if isinstance(metric, Each):
+            return Each(where(arrives, metric.value, jnp.nan))
+        if isinstance(metric, Mean):
+            return Mean(*(where(arrives, x) for x in metric))
+        return Sum(where(slot.there if name == "comm/bytes_down" else works, metric.total))
+
+    asked = slot.there | (system.participation != "available")
+    waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
+    return ClientOutput(
+        update=jax.tree.map(lambda x: where(arrives, x), output.update),
+        weight=where(arrives, output.weight),
+        client_state=jax.tree.map(lambda x, old: where(arrives, x, old), output.client_state, old_state),
+        metrics={
+            **{name: of(name, metric) for name, metric in output.metrics.items()},
+            "sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)),
+            "sim/absent": Sum((~slot.there).astype(jnp.int32)),
+            **({SECONDS: Sum(waited)} if system.is_timed else {}),
+        },
+    )
