@@ -37,8 +37,9 @@ def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
     platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
     try:
         found = Layout(**noted["layout"])
-        got = f"{found.devices * found.runs_at_once} devices"
-        if found.devices * found.runs_at_once <= available and platform == here:
+        needed = found.devices * found.runs_at_once
+        got, fits = f"{needed} devices", needed == available if jax.process_count() > 1 else needed <= available
+        if fits and platform == here:
             return found
     except (KeyError, TypeError):  # fields of another version
         got = "a layout that this version does not know"
@@ -63,10 +64,11 @@ def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def machine() -> dict[str, str | int]:
-    """What the rounding of results depends on: platform, processor, cores, and the versions of JAX and of this package."""
-    platform = jax.default_backend()
+    """What the rounding of results depends on: platform, processor, cores, processes, versions of JAX and of this package."""
+    platform, processes = jax.default_backend(), jax.process_count()
     kind = jax.devices()[0].device_kind if platform != "cpu" else processor()
-    return {"platform": platform, "processor": kind, "cores": cores(), "jax": jax.__version__, "fedjax_ssl": sources()}
+    here = {"platform": platform, "processor": kind, "cores": cores(), "processes": processes}
+    return {**here, "jax": jax.__version__, "fedjax_ssl": sources()}
 
 
 def data_digests(experiment: Experiment) -> list[str]:
