@@ -16,16 +16,17 @@ import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.experiment.experiment import COSTS, Experiment
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.task import NORM_DEFAULTS
+from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes
-from fedjax_ssl.simulation import rng
-from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.costs import Passes, with_passes
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.memory import OutOfMemoryError
-from fedjax_ssl.simulation.round import RunState, attach, gather, prepare, run_round
+from fedjax_ssl.simulation.round import RunState, run_client, run_round
+from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
 """Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
@@ -68,46 +69,46 @@ def may_be_long(experiment: Experiment) -> bool:
 
 def counted(experiment: Experiment) -> tuple[Passes, Passes]:
     """Examples that pass the network in round 1 of the first run, at clients and server, and before it."""
-    problem, method, size = experiment.problem, experiment.tiny_method(), experiment.layout.batch_size
+    size = experiment.layout.batch_size
+    source, arguments = _first_run(experiment.problem, experiment.tiny_method())
 
-    def program(data: PyTree, key: jax.Array) -> tuple[Passes, Passes]:
-        first, second = (sample(key, jnp.int32(number), problem.spec, problem.rounds) for number in (0, 1))
-        server, clients = method.init(rng.stream(key, "init"), problem.spec)
-        before = gather(data, first, first)
-        (server, _), preparing = with_passes(lambda server: prepare(method, server, before, key))(server)
-        message = method.broadcast(server, clients, first)
-        state = RunState(server, jax.tree.map(lambda x: x[first.ids], clients), jnp.int32(0), key)
+    def program(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[Passes, Passes]:
+        (state, _), preparing = with_passes(source.initialize)(inputs, key, pools)
+        ready = source.open(state, inputs, pools)
 
         def of_round(state: RunState) -> PyTree:
-            rows = gather(data, first, second)
-            return run_round(method, state, message, first, rows, Execution(chunk_size=1, batch_size=size))
+            return run_round(ready._replace(state=state), Execution(chunk_size=1, batch_size=size))
 
-        (_, metrics), at_server = with_passes(of_round)(state)  # the clients count by their metrics
+        (_, metrics), at_server = with_passes(of_round)(ready.state)  # the clients count by their metrics
         at_clients = (jnp.sum(metrics[name].total) if name in metrics else 0 for name in COSTS[2:])
         return Passes(*at_clients).plus(at_server), preparing
 
     with forward_batches_of(size):
-        found = jax.device_get(jax.jit(program)(problem.data, jax.random.key(problem.seeds[0])))
+        found = jax.device_get(jax.jit(program)(*arguments))
     of_round, preparing = (Passes(*map(int, passes)) for passes in found)
     return of_round, preparing
 
 
 def traffic(experiment: Experiment) -> tuple[int, int]:
     """The most bytes that the clients of a round send and receive, by the shapes of what they do."""
-    problem, method = experiment.problem, experiment.method
+    method = experiment.method._replace(prepare=lambda server, data, key: (server, {}))  # which is slow to trace
+    source, arguments = _first_run(experiment.problem, method)
 
-    def of_cohort(data: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-        cohort = sample(key, jnp.int32(0), problem.spec, problem.rounds)
-        server, clients = method.init(key, problem.spec)
-        shared, own = method.broadcast(server, clients, cohort)
-        rows = gather(data, cohort, cohort)
-        one = jax.tree.map(lambda x: x[0], (own, jax.tree.map(lambda x: x[cohort.ids], clients), rows.clients))
-        output = method.client_update(shared, one[0], one[1], attach(one[2], rows.images), key)
-        return output.update, (shared, one[0])
+    def of_client(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[PyTree, PyTree]:
+        state, _ = source.initialize(inputs, key, pools)
+        ready = source.open(state, inputs, pools)
+        own = jax.tree.map(lambda x: x[0], ready.inputs)
+        return run_client(ready.method, ready.shared, own).update, (ready.shared[0], own.own)
 
-    shapes = jax.eval_shape(of_cohort, problem.data, jax.random.key(0))
-    up, down = (problem.spec.cohort_size * num_bytes(tree) for tree in shapes)
+    shapes = jax.eval_shape(of_client, *arguments)
+    up, down = (experiment.problem.spec.cohort_size * num_bytes(tree) for tree in shapes)
     return up, down
+
+
+def _first_run(problem: Problem, method: Method) -> tuple[DeviceSource, tuple[RunInputs, jax.Array, tuple[Pool, Pool]]]:
+    """The source of a problem's first run with another method, and the arguments of its `initialize`."""
+    source = DeviceSource(problem._replace(method=lambda _: method))
+    return source, (RunInputs(problem.tables[0], None), jax.random.key(problem.seeds[0]), source.pools)
 
 
 def forward_flops(model: Mapping[str, Any], num_classes: int, shape: tuple[int, ...]) -> float:

@@ -43,9 +43,9 @@ def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
     number = None if problem.numbers is None else jnp.full((), 0.0).at[...].set(np.float32(problem.numbers[0]))
 
     def round_(state: RunState, inputs: RunInputs, pools: tuple) -> tuple:
-        method, cohort, rows, of_cohort, message = source.open(state, inputs, pools)
-        new, metrics = run_round(method, of_cohort, message, cohort, rows, execution)
-        return source.close(state, new, cohort), metrics
+        ready = source.open(state, inputs, pools)
+        new, metrics = run_round(ready, execution)
+        return source.close(state, new, ready.cohort), metrics
 
     def shaped(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)

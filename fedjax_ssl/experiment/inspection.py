@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float32, Int32
 from fedjax_ssl.data.federated import FederatedData, Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Each
-from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.round import RunState, attach, gather
+from fedjax_ssl.simulation.round import RunState, assemble, run_client
 from fedjax_ssl.simulation.source import Problem
 
 
@@ -34,16 +33,11 @@ class Inspection(NamedTuple):
 
 def examples_program(problem: Problem, execution: Any) -> Program:
     """What the method says of a client's examples, `example/...`, at the start of the next round; its training is not run."""
-    method = problem.first_method
 
     def examples(state: RunState, ids: jax.Array, tables: Any, pools: tuple[Pool, Pool]) -> dict[str, jax.Array]:
         cohort = Cohort(ids, state.round, problem.rounds)
-        shared, own = method.broadcast(state.server, state.clients, cohort)
-        data = gather(FederatedData(*pools, **tables), cohort, cohort)
-        first_own, rows = jax.tree.map(lambda x: x[0], (own, data.clients))
-        of_client = jax.tree.map(lambda x: x[ids[0]], state.clients)
-        key = rng.client_keys(state.key, state.round, ids)[0]
-        output = method.client_update(shared, first_own, of_client, attach(rows, data.images), key)
+        ready = assemble(problem.first_method, state, cohort, cohort, FederatedData(*pools, **tables))
+        output = run_client(ready.method, ready.shared, jax.tree.map(lambda x: x[0], ready.inputs))
         named = {name: metric for name, metric in output.metrics.items() if name.startswith("example/")}
         return {name.partition("/")[2]: metric.value for name, metric in named.items() if isinstance(metric, Each)}
 

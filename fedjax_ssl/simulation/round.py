@@ -20,7 +20,6 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 
-Message = tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
 FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
 FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each
 
@@ -49,6 +48,47 @@ class ClientInputs(NamedTuple):
     state: PyTree
     rows: Shard
     key: jax.Array
+
+
+class Round(NamedTuple):
+    """A round that is ready to run: `run_round` needs nothing else."""
+
+    method: Method
+    cohort: Cohort
+    data: RoundData
+    state: RunState  # the state before the round; its `clients` are the cohort's alone, with leading axis M
+    message: tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
+
+    @property
+    def shared(self) -> tuple[PyTree, jax.Array]:
+        """What all clients have alike: the broadcast's first part, and the images."""
+        return self.message[0], self.data.images
+
+    @property
+    def inputs(self) -> ClientInputs:
+        """What differs from client to client."""
+        keys = rng.client_keys(self.state.key, self.cohort.round, self.cohort.ids)
+        return ClientInputs(self.message[1], self.state.clients, self.data.clients, keys)
+
+
+def assemble(
+    method: Method,
+    state: RunState,
+    cohort: Cohort,
+    next_cohort: Cohort,
+    data: FederatedData,
+    take: Callable[[jax.Array, jax.Array], jax.Array] = lambda x, ids: x[ids],
+) -> Round:
+    """The round of a cohort, from the state and the data of all clients; `take` gives rows of the client states."""
+    message = method.broadcast(state.server, state.clients, cohort)
+    of_cohort = state._replace(clients=jax.tree.map(lambda x: take(x, cohort.ids), state.clients))
+    return Round(method, cohort, gather(data, cohort, next_cohort), of_cohort, message)
+
+
+def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
+    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
+    message, images = shared
+    return method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
 
 
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
@@ -84,42 +124,31 @@ def attach(tree: PyTree, images: jax.Array) -> PyTree:
     return jax.tree.map(with_images, tree, is_leaf=lambda x: isinstance(x, Examples))
 
 
-def run_round(
-    method: Method,
-    state: RunState,
-    message: Message,
-    cohort: Cohort,
-    data: RoundData,
-    execution: Execution,
-    *,
-    record: bool = False,
-) -> tuple[RunState, ClientMetrics]:
-    """One round, once the cohort's client states and data are gathered: the state after it, and its metrics.
+def run_round(ready: Round, execution: Execution, *, record: bool = False) -> tuple[RunState, ClientMetrics]:
+    """One round: the state after it, and its metrics.
 
-    The `clients` of both states are the cohort's alone, with leading axis M, which the clients' metrics have as well. With
+    The `clients` of that state are the cohort's alone, with leading axis M, which the clients' metrics have as well. With
     `record` they have what is recorded of each client, too; else it is no part of the program.
     """
-    shared, own = message
+    method, cohort, data, state, _ = ready
 
-    def update(*args: PyTree) -> ClientOutput:
-        output = method.client_update(*args)
+    def update(shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
+        output = run_client(method, shared, inputs)
         keep: Callable[[ClientMetrics], ClientMetrics] = recorded if record else unrecorded
         return output._replace(metrics=keep(output.metrics))
 
-    def client(common: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
-        shared, images = common
-        args = shared, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key
+    def client(shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
         if not method.requires.clients:
-            return contain(method.client_update(*args), inputs.state)
-        output, passes = with_passes(update)(*args)
+            return contain(run_client(method, shared, inputs), inputs.state)
+        output, passes = with_passes(update)(shared, inputs)
         costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
         of_client: ClientMetrics = {**output.metrics, **costs}
         return contain(output._replace(metrics=of_client), inputs.state)
 
     output = run_cohort(
         client,
-        (shared, data.images),
-        ClientInputs(own, state.clients, data.clients, rng.client_keys(state.key, cohort.round, cohort.ids)),
+        ready.shared,
+        ready.inputs,
         aggregator=method.aggregator,
         execution=execution,
         work=data.clients.labeled.count + data.clients.unlabeled.count,

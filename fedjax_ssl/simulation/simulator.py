@@ -83,9 +83,9 @@ class Simulator:
         problem, source, specs = self.problem, self._source, self._specs
 
         def one(state: RunState, data: tuple[Any, ...], record: bool) -> tuple[RunState, tuple[Cohort, ClientMetrics]]:
-            method, cohort, rows, of_cohort, message = source.open(state, *data)
-            new, metrics = run_round(method, of_cohort, message, cohort, rows, execution, record=record)
-            return source.close(state, new, cohort), (cohort, metrics)
+            ready = source.open(state, *data)
+            new, metrics = run_round(ready, execution, record=record)
+            return source.close(state, new, ready.cohort), (ready.cohort, metrics)
 
         def rounds(state: RunState, *data: Any, record: bool = False) -> tuple[RunState, Cohort, ClientMetrics]:
             if execution.rounds == 1:

@@ -21,7 +21,7 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.round import Message, RoundData, RunState, gather, prepare
+from fedjax_ssl.simulation.round import Round, RoundData, RunState, assemble, gather, prepare
 
 DRAWN = 64  # rounds whose cohorts the host draws by one call
 
@@ -80,16 +80,11 @@ class DeviceSource:
             clients = jax.tree.map(lambda x: x.reshape(self.shards, -1, *x.shape[1:])[number], clients)
         return RunState(server, clients, jnp.zeros((), jnp.int32), key), metrics
 
-    def open(
-        self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]
-    ) -> tuple[Method, Cohort, RoundData, RunState, Message]:
-        """A round's method, cohort, data, state of the cohort's clients alone, and broadcast."""
-        method = self._problem.method(inputs.number)
+    def open(self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Round:
+        """The next round, assembled."""
+        method, data = self._problem.method(inputs.number), FederatedData(*pools, **inputs.tables)
         cohort, next_cohort = (self._cohort(state.key, r) for r in (state.round, state.round + 1))
-        message = method.broadcast(state.server, state.clients, cohort)
-        of_cohort = state._replace(clients=jax.tree.map(lambda x: self._take(x, cohort.ids), state.clients))
-        data = FederatedData(*pools, **inputs.tables)
-        return method, cohort, gather(data, cohort, next_cohort), of_cohort, message
+        return assemble(method, state, cohort, next_cohort, data, self._take)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
         """The state of all clients after a round, from that of its cohort."""
@@ -154,9 +149,9 @@ class HostSource:
         server, metrics = prepare(self._method, server, data, key)
         return RunState(server, (), jnp.zeros((), jnp.int32), key), metrics
 
-    def open(self, state: RunState, cohort: Cohort, data: RoundData) -> tuple[Method, Cohort, RoundData, RunState, Message]:
-        """A round's method, cohort, data, state and broadcast."""
-        return self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort)
+    def open(self, state: RunState, cohort: Cohort, data: RoundData) -> Round:
+        """The next round, assembled."""
+        return Round(self._method, cohort, data, state, self._method.broadcast(state.server, None, cohort))
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
         """The state of the cohort after a round; `store` writes it to the host's."""
