@@ -37,7 +37,7 @@ def fetched(tree: PyTree) -> PyTree:
     """Arrays in NumPy, the whole of each in every process; typed keys stay JAX's, on a device of the process."""
 
     def whole(x: jax.Array) -> np.ndarray:
-        if not (x.is_fully_addressable or x.is_fully_replicated):
+        if isinstance(x.sharding, NamedSharding) and not (x.is_fully_addressable or x.is_fully_replicated):
             # One leaf at a time: for a moment each device has the whole of it.
             x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
         return np.asarray(x)
