@@ -35,8 +35,7 @@ class Checkpoints(AbstractContextManager):
         # What killed processes left. The manager's own option removes it in the background, even after it has been closed.
         for unfinished in [] if read_only else self.folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=read_only, create=False, multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={jax.process_index()}) if jax.process_count()>1 else ocp.options.MultiprocessingOptions())
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=read_only)
         self._manager, self._read_only = ocp.CheckpointManager(self.folder, options=options), read_only
         self.log = ""
         """The log's digest in the checkpoint that was restored last; empty: it has none."""

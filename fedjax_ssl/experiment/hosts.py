@@ -16,17 +16,17 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import tqdm
 
-from fedjax_ssl.simulation.distributed import exchanged
+from fedjax_ssl.simulation.distributed import exchanged, meet
 
 LAUNCHERS = "Slurm, Open MPI, Kubernetes and Cloud TPU"
 NO_LAUNCHER = f"--coordinator: missing, accepted: HOST:PORT of process 0, or nothing under {LAUNCHERS}"
-BEAT, DEAD_AFTER, BACKSTOP, SAID_AFTER = 5.0, 30.0, 50, 10.0
-"""Seconds: between a process's signs of life; without one until it counts as dead; the same for JAX, which then aborts all
-processes with a stack trace; until a process says that it waits for others."""
+BEAT, DEAD_AFTER, BACKSTOP, SAID_AFTER = 4.0, 20.0, 60, 10.0
+"""Seconds: between a process's signs of life; without one until it counts as dead; the same for JAX, which ends the others with
+a stack trace; until a process says that it waits for the others."""
 AT_ONCE, DAY = 5_000, 24 * 3_600_000
 """Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
-ALIVE, ENDED, STATUS = "fedjax_ssl/alive/", "fedjax_ssl/ended", "fedjax_ssl/status"
-"""Keys that all processes can read: each one's signs of life, the first to end alone, and the status with which all end."""
+ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"
+"""Keys that all processes can read: the signs of life; who has ended, empty where all have, and with which status."""
 GOES_ON = "the same command goes on from the newest checkpoint"
 Result = TypeVar("Result")
 
@@ -57,6 +57,7 @@ def connected(place: Place | None) -> Any:
         waiting.cancel()
     if jax.process_index() > 0:
         logging.disable(logging.WARNING)  # process 0 says it
+    meet()
     from jax._src.distributed import global_state  # JAX has no public name for the client; Orbax takes it from here, too
 
     return global_state.client
@@ -64,22 +65,23 @@ def connected(place: Place | None) -> Any:
 
 def run(work: Callable[[], int], client: Any) -> int:
     """The exit status of `work` in process 0, in all processes: they end together, or the first one that fails ends all."""
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(client, over), daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(client,), daemon=True)
+    watch.start()
     try:
         status = work()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find
+            time.sleep(DEAD_AFTER + 2 * BEAT)
         traceback.print_exc()
         status = 1
-    if jax.process_index() == 0:
-        client.key_value_set(STATUS, str(status))
     try:
-        client.wait_at_barrier(f"{STATUS}/all", AT_ONCE if status else DAY)
+        client.wait_at_barrier(ENDED, AT_ONCE if status else DAY)
     except jax.errors.JaxRuntimeError:  # the others go on, and would wait for this process
-        over.set()
         _end_all(client, status)
-    status = int(client.blocking_key_value_get(STATUS, AT_ONCE))
-    over.set()
+    if jax.process_index() == 0:
+        client.key_value_set(ENDED, json.dumps(["", status]))
+    watch.join()
+    _, status = json.loads(client.blocking_key_value_get(ENDED, AT_ONCE))
     jax.distributed.shutdown()
     return status
 
@@ -110,7 +112,7 @@ def check_alike(what: Callable[[], dict[str, Any]]) -> None:
             )
 
 
-def _watch(client: Any, over: threading.Event) -> None:
+def _watch(client: Any) -> None:
     """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
     seen: dict[str, tuple[str, float]] = {}
     for beat in itertools.count():
@@ -118,8 +120,6 @@ def _watch(client: Any, over: threading.Event) -> None:
             client.key_value_set(f"{ALIVE}{jax.process_index()}", f"{name()} {beat}", allow_overwrite=True)
             whose, status = json.loads(client.blocking_key_value_get(ENDED, int(1000 * BEAT)))
         except jax.errors.JaxRuntimeError as error:
-            if over.is_set():
-                return
             if "DEADLINE_EXCEEDED" not in str(error):
                 _say(f"process 0 has died; {GOES_ON}")
                 os._exit(1)
@@ -127,7 +127,7 @@ def _watch(client: Any, over: threading.Event) -> None:
                 _say(f"{dead} has died, without a sign of life for {DEAD_AFTER:.0f} s; {GOES_ON}")
                 _end_all(client, 1)
         else:
-            if over.is_set():
+            if whose in ("", name()):
                 return
             if jax.process_index() == 0:
                 _say(f"{whose} has ended with status {status}; {GOES_ON}")

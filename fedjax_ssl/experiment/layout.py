@@ -90,7 +90,7 @@ def _check_processes(settings: Settings, num_runs: int) -> None:
     """Raises ValueError for what several processes cannot do: all of their devices share the clients of one run."""
     given, here = settings.execution, f"in {jax.process_count()} processes"
     if num_runs > 1:
-        raise ValueError(f"{'seeds' if settings.seeds > 1 else 'vary'}: got {num_runs} runs {here}, accepted: one run")
+        raise ValueError(f"seeds, vary: got {num_runs} runs {here}, accepted: one run")
     if given.data == "host":
         raise ValueError(f"execution.data: got host {here}, accepted: device")
     if given.strategy not in ("auto", "sharded"):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from fedjax_ssl.arrays import PyTree
 
@@ -55,6 +55,14 @@ def from_first(tree: PyTree) -> PyTree:
         return np.asarray(multihost_utils.broadcast_one_to_all(content)).view(x.dtype).reshape(x.shape)
 
     return jax.tree.map(lambda x: _of_data(sent, x), tree)
+
+
+def meet() -> None:
+    """Lets devices find each other. Do this at first: processes that need it later may be minutes apart, and Gloo waits 30 s."""
+    multihost_utils.sync_global_devices("fedjax_ssl")
+    everywhere = Mesh(jax.devices(), "all")
+    ones = put(np.ones(jax.device_count()), NamedSharding(everywhere, PartitionSpec("all")))
+    jax.block_until_ready(jax.jit(jnp.sum, out_shardings=NamedSharding(everywhere, PartitionSpec()))(ones))
 
 
 def exchanged(value: Any) -> list[Any]:
