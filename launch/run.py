@@ -90,7 +90,7 @@ def _run(config: command.Config, place: Any, stop: Any, waiting: MemoryHandler) 
 
 def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate, hosts, run
-    from fedjax_ssl.experiment.experiment import DivergedError
+    from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
@@ -117,8 +117,8 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
         except run.RefusedError as error:
             return command.refuse(error)
-        except DivergedError as error:
-            return command.refuse(error, status=1)
+        except (DivergedError, StoppedError) as error:
+            return command.refuse(error, status=1) if is_first() else 1
         except RuntimeError as error:
             if not memory.is_short(error):
                 raise

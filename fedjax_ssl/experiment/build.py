@@ -199,6 +199,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
         rounds=settings.rounds,
         on_host=settings.execution.data == "host",
+        stop=settings.client.on_nonfinite == "stop",
     )
     with naming("model"):
         weights = jax.eval_shape(lambda key: plan.task().init(key, plan.spec.image_shape), jax.random.key(0))

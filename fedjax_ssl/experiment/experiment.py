@@ -13,13 +13,14 @@ import numpy as np
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment import inputs, inspection
+from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
 from fedjax_ssl.experiment.evaluation import predictions
 from fedjax_ssl.experiment.inspection import Inspection
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
-from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.round import FAULT, RunState
 from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.source import Problem
 
@@ -27,12 +28,6 @@ Row = dict[str, Any]
 COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
 TOTALS = (*COSTS, "time/total_s", "time/compile_s")
 """What adds up over a run's rounds, resumes included."""
-REASON = "diverged"
-"""The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
-
-
-class DivergedError(RuntimeError):
-    """The global model, or the update of every client of a round, has NaN or infinity."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,6 +83,7 @@ class Experiment:
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
         dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
+        StoppedError ends a run with `client.on_nonfinite=stop`.
         A row has what each client did under `clients`, arrays [M], in the rounds that `diagnostics.clients_every` says.
         """
         one = len(self.runs) == 1
@@ -113,21 +109,24 @@ class Experiment:
             every = self.settings.diagnostics.clients_every
             is_recorded = every > 0 and first % every == 0  # then a dispatch is one round
             state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""], record=is_recorded)
+            if self.settings.client.on_nonfinite == "stop":
+                check_clients(first, found[0][0], state)
             compiling = self.simulator.compile_s - compiled_before
             seconds = (time.perf_counter() - start - compiling) / len(found)
             for number, metrics in enumerate(found, start=first):
                 evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
                 accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
                 spent = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
-                parts = zip(metrics, accuracies, rows, before, strict=True)
-                rows = [self._row(number, of_run | accuracy, seconds, spent, *so_far) for of_run, accuracy, *so_far in parts]
+                parts = zip(self.runs, metrics, accuracies, rows, before, strict=True)
+                rows = [self._row(run, number, new | eval, seconds, spent, *so_far) for run, new, eval, *so_far in parts]
                 yield state, rows
 
-    def _row(self, number: int, metrics: Row, seconds: float, spent: Row, last: Row, before: Row) -> Row:
+    @staticmethod
+    def _row(run: Run, number: int, metrics: Row, seconds: float, spent: Row, last: Row, before: Row) -> Row:
         """A run's row of a round; `last` is that of the round before, and `before` the last one before this process."""
-        if reason := last.get(REASON) or divergence(number, metrics, self.problem.spec.cohort_size):
+        if reason := last.get(REASON) or divergence(number, metrics, run.settings):
             return {"round": number, REASON: reason}
-        row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images")}
+        row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images", FAULT)}
         row["time/round_s"] = seconds
         if images := metrics.get("perf/client_images", 0):
             row["perf/client_images_per_s"] = images / seconds
@@ -192,14 +191,3 @@ class Experiment:
     @functools.cached_property
     def _predict(self) -> Callable:
         return jax.jit(next(iter(self.method.predict.values())))
-
-
-def divergence(number: int, metrics: Row, cohort_size: int) -> str:
-    """Why a run has diverged in round `number`, by the simulator's metrics; empty: it has not."""
-    if metrics["server/non_finite"]:
-        todo = "lower client.optimizer.learning_rate or server.optimizer.learning_rate, or set their clip_norm"
-        return f"round {number}: the global model holds NaN or infinity; {todo}"
-    if metrics["client/non_finite"] == cohort_size:  # the model would not change
-        todo = "lower client.optimizer.learning_rate, or set client.optimizer.clip_norm"
-        return f"round {number}: all {cohort_size} clients returned NaN or infinity; {todo}"
-    return ""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
-from fedjax_ssl.experiment.experiment import REASON, TOTALS, DivergedError, Experiment, Row
+from fedjax_ssl.experiment.divergence import REASON, DivergedError, StoppedError
+from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import flattened
@@ -26,8 +27,9 @@ from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard", CLIENTS)
-ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to")
-"""Keys that may change between a run's parts: where its data lie and its metrics go. The data's digest is in `run.json`."""
+ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
+"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
+data's digest is in `run.json`."""
 _log = logging.getLogger(__name__)
 
 
@@ -136,11 +138,11 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
 
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
-    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before, and
-    RefusedError where a file is damaged, every checkpoint is corrupt, the log is not that of the checkpoint, or the data are
-    others.
+    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before;
+    StoppedError, once the state is saved, where a client ends the run; and RefusedError where a file is damaged, every
+    checkpoint is corrupt, the log is not that of the checkpoint, or the data are others.
 
-    Of several processes the first one alone has the folders, and raises; the others run the same rounds.
+    Of several processes the first one alone has the folders; the others run the same rounds.
     """
     end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
     if not is_first():
@@ -218,9 +220,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
 def _rounds(
     experiment: Experiment, done: int, state: RunState | None, last: list[Row], stop: Stop, end: int
 ) -> Iterator[tuple[int, list[Row], list[RunState]]]:
-    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, the states where they are saved).
+    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, the states if they are to be saved).
 
-    Where a signal comes before the first of them, that is the state before it, without rows. Ends where all runs have diverged.
+    It ends where all runs have diverged. Where a client ends the run, the last state comes without rows.
     """
     settings = experiment.settings
     if state is None:
@@ -229,10 +231,14 @@ def _rounds(
         state, first = experiment.start()
         last = [row | known for row, known in zip(first, last, strict=True)]
     steps, together = experiment.steps(state, last), settings.execution.rounds_per_dispatch
-    if stopped := stop.agreed():
-        yield done, [], experiment.simulator.split(state)
+    stopped = stop.agreed()
     while not (stopped or done >= end) or done % together:  # the state is that after a dispatch
-        state, rows = next(steps, (state, []))
+        try:
+            state, rows = next(steps, (state, []))
+        except StoppedError as error:
+            if done:
+                yield done, [], experiment.simulator.split(error.state)
+            raise
         if not rows:
             return
         done, stopped = rows[0]["round"], stop.agreed()

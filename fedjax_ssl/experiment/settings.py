@@ -124,6 +124,9 @@ class ClientSettings(Model):
     batch_size: Positive = Field(default=32, description="B, labeled examples of a step; unlabeled ones without labels.")
     epochs: Count = Field(default=5, description="Local epochs, or 0.")
     steps: Count = Field(default=0, description="Local steps, or 0.")
+    on_nonfinite: Literal["skip", "stop"] = Field(
+        default="skip", description="A client whose results are not finite is left out, or ends the run before its round."
+    )
 
 
 class ServerSettings(Model):
@@ -227,6 +230,9 @@ class Settings(Model):
             accepted = "0, or execution.rounds_per_dispatch=1"
             shown = f"got {every} with execution.rounds_per_dispatch={together}"
             raise ValueError(f"diagnostics.clients_every: {shown}, accepted: {accepted}")
+        if self.client.on_nonfinite == "stop" and (together > 1 or self.is_several):
+            other = f"execution.rounds_per_dispatch={together}" if together > 1 else "several runs"
+            raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
         if self.cohort_size > self.data.num_clients:
             raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
         return self

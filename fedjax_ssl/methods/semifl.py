@@ -22,7 +22,7 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, semi_supervised, substream
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import ClientMetrics, Mean, Sum, mean, num_bytes
+from fedjax_ssl.metrics import ClientMetrics, Mean, mean
 from fedjax_ssl.options import Fraction, Options, Rate
 from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
 
@@ -66,11 +66,9 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
                 **pseudo_labels.examples(label, accepted, confidence),
             }
             gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
-        schedule, takes_part = client.schedule(order_key, drawn), jnp.any(drawn)
-        weight = jnp.where(takes_part, 1.0, 0.0)
+        schedule, weight = client.schedule(order_key, drawn), jnp.where(jnp.any(drawn), 1.0, 0.0)
         output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
-        bytes_up = Sum(jnp.where(takes_part, jnp.int32(num_bytes(output.update)), 0))
-        return output._replace(metrics={**metrics, **output.metrics, "comm/bytes_up": bytes_up})
+        return output._replace(metrics={**metrics, **output.metrics})
 
     return local.averaging_method(task, client, server, client_update)
 

@@ -13,7 +13,7 @@ from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort, Method
 from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum, mean, reduce
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
-from fedjax_ssl.simulation.round import FAULT, FAULTS
+from fedjax_ssl.simulation.round import FAULT, reason
 from fedjax_ssl.ssl import losses
 
 Row = dict[str, Any]
@@ -22,20 +22,21 @@ _log = logging.getLogger(__name__)
 
 
 def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Row:
-    """A round's metrics as Python numbers.
+    """A round's metrics as Python numbers; where clients were left out, their ids and bits of FAULT as a dict under FAULT.
 
     The log names clients that were left out, and a round in which nobody took part. It calls the run `label`; None: no log.
     """
     metrics = dict(metrics)
-    fault_bits = metrics.pop(FAULT)
-    assert isinstance(fault_bits, Sum)
-    row = reduce(metrics)
+    of_clients = metrics.pop(FAULT)
+    assert isinstance(of_clients, Sum)
+    row: Row = reduce(metrics)
+    faults = {int(client): int(fault) for client, fault in zip(cohort.ids, of_clients.total, strict=True) if fault}
+    if faults:
+        row[FAULT] = faults
     where = f"{label}, round {cohort.round + 1}" if label else f"round {cohort.round + 1}"
     if label is not None:
-        for client, fault in zip(cohort.ids, fault_bits.total, strict=True):
-            if fault:
-                why = ", ".join(name for bit, name in enumerate(FAULTS) if fault >> bit & 1)
-                _log.warning("%s: client %d was left out: NaN, infinity or less than 0 in %s", where, client, why)
+        for client, fault in faults.items():
+            _log.warning("%s: client %d was left out: %s", where, client, reason(fault))
         if row.get("client/participants") == 0:
             _log.warning("%s: no client took part, so that there was nothing to average", where)
     return row

@@ -20,8 +20,10 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 
-FAULTS = ("the update", "the weight", "a negative weight", "the client state", "a metric")
-FAULT = "internal/fault"  # a metric: which of FAULTS are wrong in a client's results, one bit for each
+FAULTS = ("the update", "the weight", "the client state", "a metric", "a negative weight")
+FAULT = "internal/fault"  # a metric: which of FAULTS are in a client's results, one bit for each; but for the last: not finite
+SENT = "internal/sent"  # a metric: whether a client sent its results, which one of weight 0 does not
+UPLOAD = ("comm/bytes_up", "client/upload")  # how the names of metrics begin that are of clients that sent their results
 
 
 class RunState(NamedTuple):
@@ -124,11 +126,14 @@ def attach(tree: PyTree, images: jax.Array) -> PyTree:
     return jax.tree.map(with_images, tree, is_leaf=lambda x: isinstance(x, Examples))
 
 
-def run_round(ready: Round, execution: Execution, *, record: bool = False) -> tuple[RunState, ClientMetrics]:
+def run_round(
+    ready: Round, execution: Execution, *, record: bool = False, stop: bool = False
+) -> tuple[RunState, ClientMetrics]:
     """One round: the state after it, and its metrics.
 
     The `clients` of that state are the cohort's alone, with leading axis M, which the clients' metrics have as well. With
-    `record` they have what is recorded of each client, too; else it is no part of the program.
+    `record` they have what is recorded of each client, too; else it is no part of the program. With `stop` the state stays as
+    it was if any client is left out.
     """
     method, cohort, data, state, _ = ready
 
@@ -156,9 +161,29 @@ def run_round(ready: Round, execution: Execution, *, record: bool = False) -> tu
     )
     key = rng.round_key(state.key, "server", cohort.round)
     server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
-    of_clients = {name: x for name, x in output.metrics.items() if method.requires.clients or name != "client/participants"}
-    metrics: ClientMetrics = {**of_clients, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
-    return RunState(server, output.client_states, state.round + 1, state.key), metrics
+    found: ClientMetrics = {**output.metrics, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
+    metrics = {name: _of_senders(name, metric, output.metrics[SENT][0]) for name, metric in found.items() if name != SENT}
+    if not method.requires.clients:
+        del metrics["client/participants"]
+    new = RunState(server, output.client_states, state.round + 1, state.key)
+    if stop:
+        is_sound = jnp.all(output.metrics[FAULT][0] == 0)
+        new = jax.tree.map(lambda after, before: jnp.where(is_sound, after, before), new, state)
+    return new, metrics
+
+
+def _of_senders(name: str, metric: Mean | Sum | Each, sent: jax.Array) -> Mean | Sum | Each:
+    """A metric [M] of uploads without the clients that sent nothing; any other one as it is."""
+    if not name.startswith(UPLOAD) or isinstance(metric, Each) or metric[0].ndim == 0:
+        return metric
+    return jax.tree.map(lambda x: jnp.where(sent > 0, x, 0), metric)
+
+
+def reason(fault: int) -> str:
+    """What is wrong in a client's results, in words, by the bits of FAULT."""
+    *numbers, negative = (name if fault >> bit & 1 else "" for bit, name in enumerate(FAULTS))
+    not_finite = ", ".join(filter(None, numbers))
+    return " and ".join(filter(None, (not_finite and f"NaN or infinity in {not_finite}", negative)))
 
 
 def unrecorded(metrics: ClientMetrics) -> dict[str, Mean | Sum]:
@@ -175,7 +200,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round that returns NaN, infinity or a negative weight.
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. What
-    is recorded of it is NaN, and decides nothing.
+    is recorded of it is NaN, and decides nothing. A client whose own weight is 0 sends nothing; all else stays as it says.
     """
     for name, metric in output.metrics.items():
         if not isinstance(metric, Mean | Sum | Each):
@@ -185,9 +210,9 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     faults = (
         ~_all_finite(output.update),
         ~jnp.isfinite(output.weight),
-        output.weight < 0,
         ~_all_finite(output.client_state),
         ~_all_finite(unrecorded(output.metrics)),
+        output.weight < 0,
     )
     fault = sum(bad.astype(jnp.int32) << bit for bit, bad in enumerate(faults))
     sound = fault == 0
@@ -212,6 +237,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
             "client/non_finite": Sum((~sound).astype(jnp.int32)),
             "client/participants": Sum((weight > 0).astype(jnp.int32)),
             FAULT: Sum(fault),
+            SENT: Sum((output.weight != 0).astype(jnp.int32)),
         },
     )
 

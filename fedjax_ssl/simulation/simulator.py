@@ -84,7 +84,7 @@ class Simulator:
 
         def one(state: RunState, data: tuple[Any, ...], record: bool) -> tuple[RunState, tuple[Cohort, ClientMetrics]]:
             ready = source.open(state, *data)
-            new, metrics = run_round(ready, execution, record=record)
+            new, metrics = run_round(ready, execution, record=record, stop=problem.stop)
             return source.close(state, new, ready.cohort), (ready.cohort, metrics)
 
         def rounds(state: RunState, *data: Any, record: bool = False) -> tuple[RunState, Cohort, ClientMetrics]:

@@ -38,6 +38,7 @@ class Problem(NamedTuple):
     spec: DataSpec
     rounds: int  # how many rounds a run has
     on_host: bool = False  # whether training images and client states stay on the host; for one run
+    stop: bool = False  # whether a round in which a client is left out leaves the state as it was
 
     @property
     def num_runs(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.experiment import DivergedError
+from fedjax_ssl.experiment.divergence import DivergedError
 from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
 from fedjax_ssl.experiment.runs import runs_of

@@ -1,11 +1,13 @@
 """FedSiam by its ablations, and what Pi, MT and D have in common."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.local import Weights, networks
-from tests import tiny
+from tests import engine, tiny
 from tests.golden.test_fedsiam_client import TASK
 from tests.methods.clients import Client, norm, same
 
@@ -32,6 +34,20 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     assert [row["client/upload_bytes_fraction"] for row in rows] == pytest.approx([0, 0, (size + 4) / size])
     assert rows[-1]["client/loss"] < rows[0]["client/loss"]
     assert not any("server/loss" in row for row in rows)
+
+
+@pytest.mark.ci
+def test_a_client_without_data_sends_nothing_of_d():
+    experiment = tiny.experiment("fedsiam_d", network="linear", cohort_size=8, method__pi_rounds=0)  # all clients
+    (tables,), problem = experiment.problem.tables, experiment.problem
+    emptied = tables["unlabeled"]._replace(count=np.r_[0, tables["unlabeled"].count[1:]])
+    problem = problem._replace(tables=({**tables, "unlabeled": emptied},))
+    _, _, (row,) = engine.simulate(SimpleNamespace(problem=problem), "scan")
+    size = 4 * experiment.num_params
+    layers, rest = divmod(row["comm/bytes_up"] - 7 * (size + 4), size)  # besides the target, and the distance of one layer
+    assert (row["client/participants"], rest) == (7, 0)
+    assert 0 <= layers <= 7
+    assert row["comm/bytes_down"] == 8 * (2 * size + 4)
 
 
 def test_without_siamese_networks_unlabeled_images_do_not_train():

@@ -17,47 +17,99 @@ from fedjax_ssl.simulation.execution import Execution, deal, run_cohort
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import engine, toy
 
-WAYS = [*((name, False) for name in toy.EXECUTIONS), ("vmap", True), ("sharded", True)]
-"""Strategies, and whether the data stay on the host."""
-BAD = 4
-"""A client that takes part in two of the first three rounds."""
+WAYS = [
+    *((name, False, (0,)) for name in toy.EXECUTIONS),
+    ("vmap", True, (0,)),
+    ("sharded", True, (0,)),
+    ("chunked", False, (4, 5)),
+]
+"""Strategies, whether the data stay on the host, and the seeds of runs."""
+REASONS = ("NaN or infinity in the update", "NaN or infinity in the weight", "a negative weight",
+           "NaN or infinity in the client state", "NaN or infinity in a metric")  # fmt: skip
+"""What is wrong with clients 0 to 4, of nine."""
+
+
+def with_bad_clients(base):
+    """The method with five clients that are wrong in five ways, and a second state that is no whole number."""
+
+    def init(key, spec):
+        server, counts = base.init(key, spec)
+        return server, (counts, jnp.zeros(spec.num_clients))
+
+    def client_update(shared, own, state, shard, key):
+        def spoiled(client, value, x):
+            return jnp.where(own == client, value, x)
+
+        output = base.client_update(shared, own, state[0], shard, key)
+        loss = output.metrics["client/loss"]
+        return output._replace(
+            update={"w": spoiled(0, jnp.nan, output.update["w"])},
+            weight=spoiled(1, jnp.inf, spoiled(2, -1.0, output.weight)),
+            client_state=(output.client_state, spoiled(3, -jnp.inf, state[1] + 1)),
+            metrics={**output.metrics, "client/loss": Mean(spoiled(4, jnp.nan, loss.total), loss.weight)},
+        )
+
+    return base._replace(init=init, client_update=client_update)
 
 
 @pytest.mark.parametrize(
-    ("name", "on_host", "aggregator"), [*((*way, "sum") for way in WAYS), ("vmap", False, "stack"), ("sharded", True, "stack")]
+    ("name", "on_host", "seeds", "aggregator"),
+    [*((*way, "sum") for way in WAYS), ("vmap", False, (0,), "stack"), ("sharded", True, (0,), "stack")],
 )
-def test_three_rounds_with_a_client_that_returns_nan_are_what_a_python_loop_computes(name, on_host, aggregator, caplog):
-    traces, method, execution = [], toy.method(aggregator=aggregator, bad_client=BAD), toy.EXECUTIONS[name]
-    counted = engine.with_outputs(method, lambda output: traces.append(1) or output)
-    problem = toy.problem(made=counted, on_host=on_host)
+def test_three_rounds_with_bad_clients_are_what_a_python_loop_computes(name, on_host, seeds, aggregator, caplog):
+    traces, sizes, labels = [], (*toy.SIZES, 3, 2), [f"run {seed}" for seed in seeds]
+    made = engine.with_outputs(with_bad_clients(toy.method(aggregator=aggregator)), lambda output: traces.append(1) or output)
+    problem = toy.problem(7, made=made, sizes=sizes, on_host=on_host, seeds=seeds)
+    simulator, rows = Simulator(problem, toy.EXECUTIONS[name]), []
+    state = simulator.initialize()
     with caplog.at_level(logging.WARNING):
-        _, state, rows = toy.run(problem, execution, 3)
+        for _ in range(3):
+            state, (of_runs,) = simulator.dispatch(state, labels)
+            rows.append(of_runs)
     assert len(traces) == 1
-    cohorts = [sample(jax.random.key(0), jnp.int32(r), problem.spec, 9).ids.tolist() for r in range(3)]
-    left_out = [BAD in cohort for cohort in cohorts]
-    assert sum(left_out) == 2
-    assert [row["client/non_finite"] for row in rows] == left_out
-    assert [row["client/participants"] for row in rows] == [5 - bad for bad in left_out]
-    assert [row["comm/bytes_up"] for row in rows] == [5 * 4] * 3
-    assert np.isfinite([row["client/loss"] for row in rows]).all()
-    for number, bad in enumerate(left_out, start=1):
-        said = f"round {number}: client {BAD} was left out: NaN, infinity or less than 0 in the update, a metric"
-        assert (said in caplog.text) == bad
-    finals = [state]
+    finals = [simulator.split(state)]
     if not on_host:  # and in one dispatch
-        several = Simulator(problem, execution._replace(rounds=3))
-        together, found = several.dispatch(several.initialize())
-        assert found == [[pytest.approx(row)] for row in rows]
-        finals.append(together)
-    w, taken = 0.0, np.zeros(len(toy.SIZES), np.int32)
-    for cohort in cohorts:
-        used = [k for k in cohort if k != BAD]
-        w += sum(toy.SIZES[k] * 10 * (k + 1) for k in used) / sum(toy.SIZES[k] for k in used)
-        taken[used] += 1
-    for final in finals:
-        np.testing.assert_allclose(final.server["w"], w, rtol=1e-6)
-        np.testing.assert_array_equal(final.clients, taken)  # a client that is left out keeps its old state
-        assert int(final.round) == 3
+        several = Simulator(problem, toy.EXECUTIONS[name]._replace(rounds=3))
+        together, found = several.dispatch(several.initialize(), labels)
+        assert [[row.pop(round_module.FAULT) for row in of_runs] for of_runs in (*found, *rows)]
+        assert found == [[pytest.approx(row) for row in of_runs] for of_runs in rows]
+        finals.append(several.split(together))
+    for run, (seed, label) in enumerate(zip(seeds, labels, strict=True)):
+        w, taken = 0.0, np.zeros(len(sizes))
+        for number in range(3):
+            cohort = sample(jax.random.key(seed), jnp.int32(number), problem.spec, 9).ids.tolist()
+            bad, used = ([k for k in cohort if (k < 5) == is_bad] for is_bad in (True, False))
+            row = rows[number][run]
+            assert (row["client/non_finite"], row["client/participants"]) == (len(bad), len(used))
+            assert row["comm/bytes_up"] == 7 * 4  # bad clients send theirs, too
+            assert np.isfinite(row["client/loss"])
+            said = [line for line in caplog.messages if line.startswith(f"{label}, round {number + 1}: ")]
+            assert said[: len(bad)] == [f"{label}, round {number + 1}: client {k} was left out: {REASONS[k]}" for k in bad]
+            w += sum(sizes[k] * 10 * (k + 1) for k in used) / sum(sizes[k] for k in used)
+            taken[used] += 1
+        for final in finals:
+            np.testing.assert_allclose(final[run].server["w"], w, rtol=1e-6)
+            for counts in final[run].clients:
+                np.testing.assert_array_equal(counts, taken)  # a client that is left out keeps its old state
+            assert int(final[run].round) == 3
+
+
+@pytest.mark.parametrize(("name", "on_host"), [("vmap", False), ("sharded", False), ("scan", True)])
+def test_where_a_client_stops_the_run_the_state_is_the_one_before_the_round(name, on_host):
+    made, sizes = with_bad_clients(toy.method()), (*toy.SIZES, 3, 2)
+    problem = toy.problem(2, made=made, sizes=sizes, on_host=on_host, seeds=(15,))._replace(stop=True)
+    simulator = Simulator(problem, toy.EXECUTIONS[name])
+    state, rows = simulator.initialize(), []
+    for _ in range(2):  # of the clients 6, 8 and 7
+        state, row = simulator.round(state)
+        rows.append(row)
+    assert [row["client/non_finite"] for row in rows] == [0, 0]
+    before = engine.copied(state)
+    for _ in range(2):  # of the clients 5 and 4, and the same round again
+        state, row = simulator.round(state)
+        assert row[round_module.FAULT] == {4: 1 << round_module.FAULTS.index("a metric")}
+        assert engine.same_bits(state, before)
+    assert int(state.round) == 2
 
 
 def broken(part: str, value: float) -> ClientOutput:
@@ -81,20 +133,53 @@ def test_whatever_is_not_finite_leaves_the_whole_client_out(part, value):
     assert got.metrics["comm/bytes_up"].total == 7  # which it sent
     assert got.metrics["client/non_finite"].total == 1
     assert got.metrics["client/participants"].total == 0
-    at = {"update": 0, "weight": 1, "client_state": 3, "metrics": 4}[part]
-    assert got.metrics[round_module.FAULT].total & ~(1 << 2) == 1 << at
+    at = {"update": 0, "weight": 1, "client_state": 2, "metrics": 3}[part]
+    assert got.metrics[round_module.FAULT].total == 1 << at
 
 
 def test_a_negative_weight_leaves_a_client_out_and_a_weight_of_0_does_not_reset_it():
     got = round_module.contain(broken("weight", -1.0), OLD)
     assert (got.weight, got.client_state, got.metrics["client/non_finite"].total) == (0, OLD, 1)
-    assert got.metrics[round_module.FAULT].total == 1 << 2
+    assert got.metrics[round_module.FAULT].total == 1 << 4
     idle = round_module.contain(broken("weight", 0.0), OLD)
     assert (idle.weight, idle.metrics["client/non_finite"].total, idle.metrics["client/participants"].total) == (0, 0, 0)
     assert idle.client_state == {"a": 3, "b": 5}
+    assert [x.metrics[round_module.SENT].total for x in (got, idle)] == [1, 0]
     sound = round_module.contain(broken("weight", 2.0), OLD)
     assert (sound.weight, sound.update["w"], sound.metrics["client/participants"].total) == (2, 1, 1)
     assert sound.metrics["client/loss"] == Mean(4, 1)
+
+
+def of_uploads(count) -> dict:
+    """A client's metrics of what it sends and receives."""
+    names = ("comm/bytes_up", "comm/bytes_down")
+    return {"client/upload_fraction": Mean(count, jnp.ones(())), **{name: Sum(jnp.int32(4)) for name in names}}
+
+
+@pytest.mark.parametrize("name", ["vmap", "chunked", "sharded"])
+def test_a_client_of_weight_0_books_no_upload_wherever_it_is_counted(name):
+    base, idle = toy.method(), 4  # in round 1's cohort
+
+    def client_update(shared, own, state, shard, key):
+        output = base.client_update(shared, own, state, shard, key)
+        weight = jnp.where(own == idle, 0.0, output.weight)
+        return output._replace(weight=weight, metrics={**output.metrics, **of_uploads(output.weight)})
+
+    def server_update(server, aggregate, data, key):
+        server, metrics = base.server_update(server, aggregate, data, key)
+        of_all = {"client/upload_bytes": Sum(jnp.arange(5)), "client/upload_rounds": Sum(jnp.int32(1))}
+        return server, {**metrics, **of_all}
+
+    problem = toy.problem(made=base._replace(client_update=client_update, server_update=server_update))
+    cohort = sample(jax.random.key(0), jnp.int32(0), problem.spec, 9).ids.tolist()
+    _, state, (row,) = toy.run(problem, toy.EXECUTIONS[name], 1)
+    assert idle in cohort
+    assert (row["client/participants"], row["client/non_finite"]) == (4, 0)
+    assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (4 * 4, 5 * 4)
+    assert row["client/upload_fraction"] == pytest.approx(np.mean([toy.SIZES[k] for k in cohort if k != idle]))
+    assert row["client/upload_bytes"] == 0 + 1 + 2 + 3 + 4 - cohort.index(idle)
+    assert row["client/upload_rounds"] == 1
+    assert state.clients[idle] == 1  # its state is what it says
 
 
 def test_a_round_in_which_nobody_takes_part_says_so(caplog):

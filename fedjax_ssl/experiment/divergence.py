@@ -1,0 +1,83 @@
+"""When a run ends before its last round, and what to do: its weights are not finite, or a client's results are not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.options import MANY
+from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, reason
+
+REASON = "diverged"
+"""The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
+LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "lars": 10.0}
+"""Learning rates above which an optimizer seldom works."""
+LARGE = 10  # so many times its default, but at least a tenth of that, a method's number is large
+
+
+class DivergedError(RuntimeError):
+    """The global model, or what every client of a round returns, has NaN or infinity."""
+
+
+class StoppedError(RuntimeError):
+    """A client's results are not finite, and `client.on_nonfinite` is `stop`; `state` is the one before that round."""
+
+    def __init__(self, message: str, state: RunState) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> str:
+    """Why a run has diverged in round `number`, by the simulator's metrics, and what to do; empty: it has not."""
+    at_server = ["server"] if settings.data.labels_at == "server" else []
+    if metrics["server/non_finite"]:
+        groups = ["client", *at_server] if "client/participants" in metrics else ["server"]
+        return f"round {number}: the global model holds NaN or infinity; {remedy(settings, groups)}"
+    if metrics["client/non_finite"] == settings.cohort_size:  # the model would not change
+        faults = 0
+        for fault in metrics[FAULT].values():
+            faults |= fault
+        of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
+        todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
+        return f"round {number}: all {settings.cohort_size} clients returned {reason(faults)}; {todo}"
+    return ""
+
+
+def check_clients(number: int, metrics: Mapping[str, Any], state: RunState) -> None:
+    """Raises StoppedError where a client of round `number` was left out."""
+    if faults := metrics.get(FAULT):
+        client, fault = next(iter(faults.items()))
+        others = f" ({len(faults) - 1} others are bad, too)" if len(faults) > 1 else ""
+        todo = "to go on without such clients, set client.on_nonfinite=skip"
+        raise StoppedError(f"round {number}: client {client} returned {reason(fault)}{others}; {todo}", state)
+
+
+def remedy(settings: Settings, groups: Sequence[str]) -> str:
+    """What to change in the settings of `client`, `server` or both, so that weights stay finite."""
+    if large := dict(_large(settings, groups)):
+        cause, what = ("cause", "it") if len(large) == 1 else ("causes", "them")
+        return f"likely {cause}: {', '.join(f'{key}={value:g}' for key, value in large.items())}; lower {what}"
+    rates = " or ".join(f"{group}.optimizer.learning_rate" for group in groups)
+    unclipped = [f"{group}.optimizer.clip_norm" for group in groups if not getattr(settings, group).optimizer.clip_norm]
+    return f"lower {rates}{', or set ' * bool(unclipped)}{' and '.join(unclipped)}"
+
+
+def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """The numbers that are so large that they may drive weights to infinity, with their keys."""
+    for group in groups:
+        optimizer = getattr(settings, group).optimizer
+        if optimizer.learning_rate > LARGE_RATE[optimizer.name]:
+            yield f"{group}.optimizer.learning_rate", optimizer.learning_rate
+        pulls = {f"{group}.optimizer.weight_decay": optimizer.weight_decay}
+        if group == "client":
+            pulls["method.prox_mu"] = settings.method["prox_mu"]
+        for key, pull in pulls.items():
+            # Steps w <- w - rate pull (w - anchor) overshoot from rate pull = 1 on, and alone diverge from 2 on.
+            if optimizer.name != "adam" and min(optimizer.learning_rate, LARGE_RATE[optimizer.name]) * pull >= 1:
+                yield key, pull
+    if settings.server.learning_rate >= 2 and "client" in groups:
+        yield "server.learning_rate", settings.server.learning_rate
+    options = settings.method_options()
+    for name, field in type(options).model_fields.items():
+        value, counts = getattr(options, name), any(getattr(mark, "le", None) == MANY for mark in field.metadata)
+        if isinstance(field.default, float) and not counts and value >= LARGE * max(field.default, 1 / LARGE):
+            yield f"method.{name}", value
