@@ -93,11 +93,6 @@ def launch(config: str, workdir: pathlib.Path | str, settings: dict[str, Any]) -
     return [sys.executable, "-m", "launch.run", f"--config={config}", f"--workdir={workdir}", *overrides]
 
 
-def lines_of(log: pathlib.Path) -> list[dict[str, Any]]:
-    """A run's metrics; none where there is no file."""
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
 def parser(documentation: str | None) -> argparse.ArgumentParser:
     """A command line with `--json`."""
     made = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)

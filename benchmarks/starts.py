@@ -8,7 +8,6 @@ then some times with what the first left. `wall_s` is the whole process, `start_
 cores.
 """
 
-import json
 import os
 import pathlib
 import subprocess
@@ -19,6 +18,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Result, Rows
 from benchmarks.programs import clocked
+from fedjax_ssl.experiment.files import MetricsLog, read_json
 
 CONFIG = "configs/digits.py:fl2"
 SEEDS, ROUNDS, LATER = (1, 4), 5, 3
@@ -41,13 +41,14 @@ def start(folder: pathlib.Path, cache: pathlib.Path, seeds: int) -> Result:
     command = harness.launch(CONFIG, folder, {"rounds": ROUNDS} | ({"seeds": seeds} if seeds > 1 else {}))
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     _, wall = clocked(lambda: subprocess.run(command, env=environment, capture_output=True, check=True, cwd=harness.ROOT))
-    found = harness.lines_of(next(folder.rglob("metrics.jsonl")))  # of several seeds each has the times of the program
+    run = next(folder.rglob("metrics.jsonl")).parent  # of several seeds each has the times of the program
+    found = MetricsLog(run).rows()
     return {
         "wall_s": wall,
         "start_s": wall - (found[-1]["time/total_s"] - found[0]["time/total_s"]),
         "compile_s": found[-1]["time/compile_s"],
         "round_s": float(np.median([row["time/round_s"] for row in found[1:]])),
-        "device": json.loads(next(folder.rglob("summary.json")).read_text())["device"],
+        "device": read_json(run / "summary.json")["device"],
     }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import logging
 import operator
 import os
 import pathlib
@@ -11,10 +12,13 @@ import runpy
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from absl import flags
+
+from . import streams
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
@@ -28,6 +32,7 @@ MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_colle
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
+_log = logging.getLogger("fedjax_ssl")
 
 
 def program(name: str) -> str:
@@ -62,10 +67,26 @@ def keep_programs() -> None:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
+            _log.warning("compiled programs are not cached: %s cannot be written to", folder)
             return
         jax.config.update("jax_compilation_cache_dir", str(folder))
+    _say_once("persistent compilation cache", "compiled programs are not cached")
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _say_once(about: str, consequence: str) -> None:
+    """From now on only the first of Python's warnings that have `about` in them is shown, in one line."""
+    show, said = warnings.showwarning, set[str]()
+
+    def showing(message: Warning | str, *where: Any, **more: Any) -> None:
+        if about not in str(message):
+            show(message, *where, **more)
+        elif not said:
+            said.add(about)
+            _log.warning("%s: %s", consequence, message)
+
+    warnings.showwarning = showing
 
 
 def as_text(value: Any) -> str:
@@ -77,6 +98,7 @@ def as_text(value: Any) -> str:
 
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """The exit status of a command, which ends quietly on Ctrl-C, and where nobody reads its output any more (`| head`)."""
+    streams.open_closed()
     try:
         try:
             return main(argv)

@@ -8,6 +8,7 @@ SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at on
 """
 
 import contextlib
+import errno
 import functools
 import logging
 import pathlib
@@ -19,7 +20,7 @@ from typing import Any
 
 from absl import flags
 
-from . import command
+from . import command, streams
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
         from fedjax_ssl.experiment.stop import Stop
 
-        with Stop.on_signals() as stop:
+        with streams.lasting(), Stop.on_signals() as stop:
             status = _run(config, place, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
@@ -91,6 +92,7 @@ def _run(config: command.Config, place: Any, stop: Any, waiting: MemoryHandler) 
 def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate, hosts, run
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
+    from fedjax_ssl.experiment.files import failure
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
@@ -101,10 +103,13 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             experiment, workdir = _accepted(config, until_the_end)
         except command.WRONG_INPUT as error:
             waiting.buffer.clear()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error) if is_first() else 2
         if DRY_RUN.value:
-            lines = [*estimate.described(experiment)]
-            print(*lines[: None if is_first() else 0], sep="\n")
+            for line in estimate.described(experiment):
+                if is_first():
+                    print(line)
             return 0
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
@@ -117,6 +122,8 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
         except run.RefusedError as error:
             return command.refuse(error)
+        except OSError as error:
+            return command.refuse(failure(error, workdir), status=1)
         except (DivergedError, StoppedError) as error:
             return command.refuse(error, status=1) if is_first() else 1
         except RuntimeError as error:
@@ -142,7 +149,8 @@ def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tu
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(WORKDIR.value or default).expanduser(), [one.name for one in runs_of(settings)]
         if is_first() and not DRY_RUN.value:  # before anything there is read
-            until_the_end.enter_context(owner.owned([workdir / name for name in names]))
+            say = functools.partial(print, file=sys.stderr)
+            until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
         is_new = OVERWRITE.value or not is_first()
         return settings, workdir, None if is_new else run.noted_layout(workdir, names, settings.rounds)
 
@@ -151,9 +159,9 @@ def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tu
     experiment = hosts.together(lambda: build.build(settings, layout=noted and Layout(*noted)))
 
     def alike() -> dict[str, Any]:
-        versions = {key: value for key, value in provenance.machine().items() if key in ("jax", "fedjax_ssl")}
-        identity = plain(run.identity(flattened(settings.to_dict())))
-        return {"config": identity, "data": provenance.data_digests(experiment), "versions": versions}
+        here, identity = provenance.machine(), run.identity(flattened(settings.to_dict()))
+        versions = [here[name] for name in (*provenance.PACKAGES, "fedjax_ssl")]
+        return {"config": plain(identity), "data": provenance.data_digests(experiment), "versions": versions}
 
     hosts.check_alike(alike)
 

@@ -1,11 +1,10 @@
-"""Runs in several processes of this machine, with CPU devices of their own; as a program, rounds of methods, for their equality.
+"""Processes of this machine that run together, with CPU devices of their own; as a program, rounds of methods.
 
 python -m tests.hosts PROCESS PROCESSES PORT FILE METHOD-PLACE ...
 """
 
 import os
 import pathlib
-import pickle
 import socket
 import subprocess
 import sys

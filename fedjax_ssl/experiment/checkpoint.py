@@ -1,13 +1,14 @@
-"""Checkpoints: a run's state on disk as two Orbax items, the bytes of all leaves, and a manifest with their checksum."""
+"""Checkpoints: a run's state on disk as the bytes of all leaves, which Orbax writes, and a manifest with their checksum."""
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import os
 import pathlib
+import re
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,13 +18,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.experiment.files import REMEDY
+from fedjax_ssl.experiment.files import REMEDY, DamagedError, make_folder, read_json, sync, write_json
 
+STATE, MANIFEST, UNFINISHED = "state", "manifest.json", ".tmp"
+KEPT = 2
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
+
+    A checkpoint is written to `<round>.tmp`. Once all of it is on disk the folder gets its name, and then older ones go: a kill
+    or a power cut at any moment leaves the newest whole ones.
 
     Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
     With `read_only` nothing in the folder changes, so that another process may be writing to it.
@@ -32,13 +38,17 @@ class Checkpoints(AbstractContextManager):
     def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False):
         logging.getLogger("absl").addFilter(_without_orbax_chatter)
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
-        # What killed processes left. The manager's own option removes it in the background, even after it has been closed.
-        for unfinished in [] if read_only else self.folder.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, read_only=read_only)
-        self._manager, self._read_only = ocp.CheckpointManager(self.folder, options=options), read_only
+        if not read_only:
+            make_folder(self.folder)
+            for unfinished in self.folder.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(unfinished)
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})  # of several processes
+        self._orbax = ocp.Checkpointer(ocp.ArrayCheckpointHandler(), multiprocessing_options=alone)
+        self._read_only = read_only
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
         self.log = ""
-        """The log's digest in the checkpoint that was restored last; empty: it has none."""
+        """The log's digest in the checkpoint that was restored last."""
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -48,11 +58,13 @@ class Checkpoints(AbstractContextManager):
 
         `log` is a digest of the run's log at that round.
 
-        Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail (a full disk).
+        Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail: OSError.
         """
-        if round == (newest := self._manager.latest_step()):
+        self.wait()
+        newest = max(self.rounds(), default=-1)
+        if round == newest:
             return
-        if newest is not None and round < newest:
+        if round < newest:
             path = self.folder / str(newest)
             raise ValueError(f"cannot save round {round}: {path} is newer; restore it, or use an empty folder")
         leaves = _leaves(state)
@@ -60,9 +72,26 @@ class Checkpoints(AbstractContextManager):
         # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         manifest = {"round": round, "log": log, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
-        state_item = ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26))
-        manifest_item = ocp.args.JsonSave(manifest | {"blake2b": _checksum(manifest, content)})
-        self._manager.save(round, args=ocp.args.Composite(state=state_item, manifest=manifest_item))
+        self._saving = self._thread.submit(self._write, round, content, manifest)
+
+    def _write(self, round: int, content: np.ndarray, manifest: dict[str, Any]) -> None:
+        """Writes a checkpoint, on disk in this order: all that is in its folder, the folder's name, the end of older ones."""
+        folder = self.folder / f"{round}{UNFINISHED}"
+        try:
+            folder.mkdir()
+            self._orbax.save(folder / STATE, args=ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26)))
+            write_json(folder / MANIFEST, manifest | {"blake2b": _checksum(content)})
+            for path in (*folder.rglob("*"), folder):
+                sync(path)
+            folder.rename(self.folder / str(round))
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's: a full disk is its ValueError
+                raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+            raise
+        sync(self.folder)
+        for old in sorted(self.rounds())[:-KEPT]:
+            self._delete(old)
 
     def restore(self, template: PyTree, upto: int | None = None) -> tuple[int, PyTree] | None:
         """(round, state) of the newest valid checkpoint, bit for bit as it was saved; None where there is no checkpoint.
@@ -77,8 +106,8 @@ class Checkpoints(AbstractContextManager):
         for round in sorted((number for number in self.rounds() if upto is None or number <= upto), reverse=True):
             try:
                 saved = self._read(round)
-            except _CorruptError as error:
-                _log.warning("skipped corrupt checkpoint %s: %s", self.folder / str(round), error)
+            except DamagedError as error:
+                _log.warning("skipped corrupt checkpoint %s: %s", self.folder / str(round), error.why)
                 corrupt.append(round)
                 continue
             for path in [*likes, *saved]:
@@ -89,7 +118,8 @@ class Checkpoints(AbstractContextManager):
                         f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and "
                         f"{here} here; use another workdir, or start this one anew"
                     )
-            self._rename(corrupt)
+            if not self._read_only:
+                self._set_aside(corrupt)
             leaves = [_place(*saved[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
@@ -99,53 +129,58 @@ class Checkpoints(AbstractContextManager):
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, valid or not."""
-        return [int(path.name) for path in self.folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+        found = self.folder.iterdir() if self.folder.exists() else ()
+        return [int(path.name) for path in found if path.name.isdecimal() and path.is_dir()]
 
     def delete_after(self, round: int) -> None:
-        """Deletes the checkpoints of rounds after `round`."""
-        for newer in [number for number in self._manager.all_steps() if number > round]:
-            self._manager.delete(newer)
+        """Deletes the checkpoints of rounds after `round`, for good."""
+        for newer in [number for number in self.rounds() if number > round]:
+            self._delete(newer)
+        sync(self.folder)
 
     def wait(self) -> None:
-        """Returns once the newest save is on disk; raises what made it fail."""
-        self._manager.wait_until_finished()
+        """Returns once the newest save is on disk; raises what made it fail, once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def close(self) -> None:
-        """Waits, and releases the background threads."""
-        self.wait()
-        self._manager.close()
+        """Waits, and ends the background thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
 
     def _read(self, round: int) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
-        """Each leaf's array and its entry in the manifest, by path; raises _CorruptError where they are not as saved."""
+        """Each leaf's array and its entry in the manifest, by path; raises DamagedError where they are not as saved."""
+        folder = self.folder / str(round)
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
-        items = ocp.args.Composite(state=as_numpy, manifest=ocp.args.JsonRestore())
         try:
-            restored = self._manager.restore(round, args=items)
-            manifest, content = dict(restored["manifest"]), restored["state"]
+            manifest, content = read_json(folder / MANIFEST), self._orbax.restore(folder / STATE, args=as_numpy)
             checksum = manifest.pop("blake2b")
-        except Exception as error:  # damage surfaces as any exception of Orbax, TensorStore, JSON or the system
-            raise _CorruptError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}") from error
-        if checksum != _checksum(manifest, content):
-            raise _CorruptError("its content does not match its checksum")
+        except DamagedError:
+            raise
+        except Exception as error:  # damage surfaces as any exception of Orbax, TensorStore or the system
+            raise DamagedError(folder, f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}") from error
+        if checksum != _checksum(content):
+            raise DamagedError(folder, "its content does not match its checksum")
         if manifest["round"] != round:
-            raise _CorruptError(f"it holds round {manifest['round']}")
-        entries, self.log = manifest["leaves"], manifest.get("log", "")
+            raise DamagedError(folder, f"it holds round {manifest['round']}")
+        entries, self.log = manifest["leaves"], manifest["log"]
         ends = np.cumsum([math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize for entry in entries])
         leaves = zip(entries, np.split(content, ends[:-1]), strict=True)
         return {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}
 
-    def _rename(self, corrupt: list[int]) -> None:
-        if self._read_only:
-            return
+    def _set_aside(self, corrupt: list[int]) -> None:
         for round in corrupt:
             names = itertools.chain([f"{round}.corrupt"], (f"{round}.corrupt-{n}" for n in itertools.count(2)))
             free = next(name for name in names if not (self.folder / name).exists())
             (self.folder / str(round)).rename(self.folder / free)
-        self._manager.reload()
 
-
-class _CorruptError(Exception):
-    """Why a checkpoint is not valid."""
+    def _delete(self, round: int) -> None:
+        """Deletes a checkpoint, of which a kill leaves no half by its name."""
+        shutil.rmtree((self.folder / str(round)).rename(self.folder / f"{round}{UNFINISHED}"))
 
 
 def _without_orbax_chatter(record: logging.LogRecord) -> bool:
@@ -198,7 +233,5 @@ def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
     return jax.device_put(value, like.sharding if committed else None, may_alias=False)
 
 
-def _checksum(manifest: dict[str, Any], content: np.ndarray) -> str:
-    digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16)
-    digest.update(content.data)
-    return digest.hexdigest()
+def _checksum(content: np.ndarray) -> str:
+    return hashlib.blake2b(content.data, digest_size=16).hexdigest()

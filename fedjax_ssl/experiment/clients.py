@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.experiment.files import make_folder, replacing
 
 CLIENTS = "clients"
 _NAME = "round_{:06d}.npz"
@@ -26,7 +26,7 @@ class ClientsLog:
 
     def append(self, round: int, columns: Mapping[str, np.ndarray]) -> None:
         """Writes a round's record: names -> arrays with leading axis M."""
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         with replacing(self.folder / _NAME.format(round)) as file:
             np.savez_compressed(file, allow_pickle=False, **columns)
 

@@ -1,18 +1,27 @@
-"""A run's files: JSON with a checksum, and the log of rounds. All are read with suspicion; damage is never taken for good."""
+"""A run's files: JSON with a checksum, and the log of rounds. All are read with suspicion; damage is never taken for good.
+
+What is written is on disk before the function that writes it returns: a power cut after it loses nothing of it.
+"""
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 CHECKSUM = "checksum"
 """The key of a checksum, the last one in each row of a log and in each JSON file."""
 REMEDY = "put the file back, or start anew with --overwrite"
+CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF)
+"""How file systems and systems answer that cannot sync a folder, or any file."""
 
 
 class DamagedError(ValueError):
@@ -38,12 +47,14 @@ class MetricsLog:
         row = plain(row)
         if type(row.get("round")) is not int:
             raise ValueError(f"a row of {self.path.name} needs an integer under 'round'; got the keys {sorted(row)}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = _line({"round": row["round"], **row})
-        with self.path.open("ab") as file:
+        make_folder(self.path.parent)
+        line, is_new = _line({"round": row["round"], **row}), not self.path.exists()
+        with naming(self.path), self.path.open("ab") as file:
             file.write(line)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
+        if is_new:
+            sync(self.path.parent)
         if self._hash is not None:
             self._hash.update(line)
 
@@ -81,7 +92,7 @@ class MetricsLog:
 
 def complete_lines(path: pathlib.Path) -> list[bytes]:
     """The lines of a log, without a last one that has no newline: there a process was killed while it wrote."""
-    *lines, torn = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    *lines, torn = (_content(path) if path.exists() else b"").split(b"\n")
     with contextlib.suppress(ValueError):
         read_row(torn[:-1])
         return [*lines, torn]  # a whole row, whose newline became something else
@@ -108,10 +119,18 @@ def write_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `write_json` wrote; DamagedError where the file has anything else."""
+    content = _content(pathlib.Path(path))
     try:
-        return _verified(pathlib.Path(path).read_bytes(), _rendered)
+        return _verified(content, _rendered)
     except ValueError as error:
         raise DamagedError(path, error) from None
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise DamagedError(path, "it is a folder") from None
 
 
 def _rendered(value: Mapping[str, Any]) -> bytes:
@@ -157,22 +176,63 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with naming(path), temporary.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: pathlib.Path) -> None:
-    """Puts a folder's entries on disk, where its file system can: some refuse that for folders."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Within it an error of the system that names no file names this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what `replacing` leaves of a file where its process is killed; nobody else may be writing to the folder."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", path.name):
+            path.unlink()
+
+
+def make_folder(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Makes a folder and those above it, on disk; returns the new ones, the folder itself first."""
+    missing = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
+    return missing
+
+
+def sync(opened: int | pathlib.Path) -> None:
+    """Puts a file's content, or a folder's entries, on disk, where its file system can; `opened` is open, or a path."""
+    try:
+        if isinstance(opened, int):
+            os.fsync(opened)
+            return
+        handle = os.open(opened, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
+
+
+def failure(error: OSError, folder: pathlib.Path) -> str:
+    """What went wrong with a file below a run's folder, in one line; where the disk is full, with what is free there."""
+    place, free = pathlib.Path(error.filename or folder).absolute(), ""
+    if error.errno == errno.ENOSPC:
+        there = next(path for path in (place, *place.parents) if path.exists())
+        free = f" ({shutil.disk_usage(there).free / 2**20:,.1f} MiB are free)"
+    return f"{place}: {error.strerror or error}{free}; what was saved before is whole, and the same command goes on from it"

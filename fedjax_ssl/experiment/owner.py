@@ -14,8 +14,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
+
+from fedjax_ssl.experiment.files import make_folder
 
 try:
     import fcntl
@@ -28,7 +31,9 @@ ACCEPTED = "accepted: a folder that can be written to"
 BEAT, DEAD_AFTER, SETTLED_AFTER = 5.0, 30.0, 0.5
 """Seconds: between an owner's signs of life; without one until it counts as dead; until its place has one heir."""
 Owner = dict[str, Any]
+Say = Callable[[str], object]
 _log = logging.getLogger(__name__)
+_had: ContextVar[frozenset[pathlib.Path]] = ContextVar("the folders that are owned here", default=frozenset())
 
 
 class OwnedError(ValueError):
@@ -36,19 +41,27 @@ class OwnedError(ValueError):
 
 
 @contextlib.contextmanager
-def owned(folders: Sequence[pathlib.Path]) -> Iterator[None]:
+def owned(folders: Sequence[pathlib.Path], say: Say = _log.info) -> Iterator[None]:
     """Within it this process owns the folders, which are made; OwnedError names another owner, which is not waited for.
 
-    A folder that was made here and got nothing is removed at the end. ValueError where one cannot be made or written to.
+    Code inside of it, in the same thread, may ask for them again. A folder that was made here and got nothing is removed at the
+    end. `say` gets a line before a wait for another owner's sign of life. ValueError where a folder cannot be made or written
+    to.
     """
     mine: list[tuple[pathlib.Path, Owner]] = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_beating(mine))
-        for folder in folders:
-            is_locked = stack.enter_context(_locked(folder))
-            mine.append((folder, _claim(folder, is_locked=is_locked)))
-            stack.callback(_leave, *mine[-1])
-        yield
+    new = {path: folder for folder in folders if (path := folder.absolute()) not in _had.get()}
+    token = _had.set(_had.get() | new.keys())
+    try:
+        with contextlib.ExitStack() as stack:
+            if new:
+                stack.enter_context(_beating(mine))
+            for folder in new.values():
+                is_locked = stack.enter_context(_locked(folder))
+                mine.append((folder, _claim(folder, say, is_locked=is_locked)))
+                stack.callback(_leave, *mine[-1])
+            yield
+    finally:
+        _had.reset(token)
 
 
 @contextlib.contextmanager
@@ -81,7 +94,7 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
     path = folder / LOCK
     for left in reversed(range(100)):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         except (FileExistsError, FileNotFoundError):  # its last owner removed the folder just now, or it is none
             if not left:
@@ -102,14 +115,16 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
     raise BlockingIOError
 
 
-def _claim(folder: pathlib.Path, *, is_locked: bool) -> Owner:
+def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
     """Writes who owns a folder, and returns that; OwnedError where another owner still lives."""
     path, other, me = folder / OWNER, _read(folder), _me()
-    if other is not None and _is_alive(other, path, is_locked=is_locked):
+    if other is not None and _is_alive(other, path, say, is_locked=is_locked):
         raise _refused(folder)
     if is_locked:
-        with contextlib.suppress(OSError):  # the lock holds without it
+        try:
             path.write_text(json.dumps(me))
+        except OSError:  # a full disk; the lock holds without it
+            path.unlink(missing_ok=True)
         return me
     path.unlink(missing_ok=True)
     try:
@@ -125,8 +140,9 @@ def _claim(folder: pathlib.Path, *, is_locked: bool) -> Owner:
 
 
 def _leave(folder: pathlib.Path, me: Owner) -> None:
-    if _read(folder) == me:
-        (folder / OWNER).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a later process finds that this one has ended
+        if _read(folder) == me:
+            (folder / OWNER).unlink()
 
 
 @contextlib.contextmanager
@@ -185,14 +201,14 @@ def _read(folder: pathlib.Path) -> Owner | None:
     return found if isinstance(found, dict) else {}
 
 
-def _is_alive(owner: Owner, path: pathlib.Path, *, is_locked: bool) -> bool:
+def _is_alive(owner: Owner, path: pathlib.Path, say: Say, *, is_locked: bool) -> bool:
     """Whether an owner lives: on this machine its process does, on another one it gives a sign of life within a while."""
     if owner.get("machine") == _machine():
         if owner.get("began"):
             return _began(owner.get("pid")) == owner["began"]
         if is_locked:  # which it would hold
             return False
-    _log.info("waiting up to %.0f s for a sign of life of %s, which had %s", DEAD_AFTER, _shown(owner), path.parent)
+    say(f"waiting up to {DEAD_AFTER:.0f} s for a sign of life of {_shown(owner)}, which had {path.parent}")
     before, deadline = _sign(path), time.monotonic() + DEAD_AFTER
     while time.monotonic() < deadline:
         time.sleep(min(1.0, DEAD_AFTER / 10))

@@ -8,6 +8,7 @@ import pathlib
 import platform
 import subprocess
 from collections.abc import Sequence
+from importlib import metadata
 
 import jax
 import numpy as np
@@ -16,6 +17,11 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 
+PACKAGES = ("jax", "jaxlib", "flax", "optax")
+OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
+"""How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,26 +55,40 @@ def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
 
 
 def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
-    """Raises ValueError where a run began with other data, and warns where it began on another machine."""
-    if not any(path.exists() for path in paths):
+    """Raises ValueError where a run began with other data, and warns, once, where runs began on another machine."""
+    begun = [path for path in paths if path.exists()]
+    if not begun:
         return
+    here, changes = machine(), dict[str, pathlib.Path]()
     for path, data in zip(paths, data_digests(experiment), strict=True):
-        if not path.exists():
+        if path not in begun:
             continue
         noted = read_json(path)
         if noted.get("data") != data:
             raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
-        there, here = noted.get("machine", {}), machine()
-        if differing := [f"{key} was {there.get(key)}" for key, value in here.items() if there.get(key) != value]:
-            _log.warning("%s: going on with other rounding: %s", path.parent, ", ".join(differing))
+        there = noted.get("machine", {})
+        if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
+            changes.setdefault(", ".join(found), path.parent)
+    for differing, folder in changes.items():
+        _log.warning("%s: going on with other rounding: %s", folder, differing)
 
 
-def machine() -> dict[str, str | int]:
-    """What the rounding of results depends on: platform, processor, cores, processes, versions of JAX and of this package."""
-    platform, processes = jax.default_backend(), jax.process_count()
-    kind = jax.devices()[0].device_kind if platform != "cpu" else processor()
-    here = {"platform": platform, "processor": kind, "cores": cores(), "processes": processes}
-    return {**here, "jax": jax.__version__, "fedjax_ssl": sources()}
+def machine() -> dict[str, str | int | bool | None]:
+    """What the rounding of results depends on: platform, processor, cores, processes, versions, options and flags."""
+    platform, device = jax.default_backend(), jax.devices()[0]
+    on_cpu = {"processor": processor()}
+    of_device = {"processor": device.device_kind, "driver": " ".join(device.client.platform_version.split())}
+    words = {name: sorted(os.environ.get(name, "").split()) for name in VARIABLES}
+    return {
+        "platform": platform,
+        **(on_cpu if platform == "cpu" else of_device),
+        "cores": cores(),
+        "processes": jax.process_count(),
+        **{name: metadata.version(name) for name in PACKAGES},
+        "fedjax_ssl": sources(),
+        **{name: getattr(jax.config, name) for name in OPTIONS},
+        **{name: " ".join(word for word in given if not word.startswith(HARMLESS)) for name, given in words.items()},
+    }
 
 
 def data_digests(experiment: Experiment) -> list[str]:

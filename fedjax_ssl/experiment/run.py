@@ -13,8 +13,9 @@ from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, StoppedError
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
-from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, write_json
+from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import Stop
@@ -26,7 +27,8 @@ from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
-OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", "checkpoints", "tensorboard", CLIENTS)
+FOLDERS = ("checkpoints", "tensorboard", CLIENTS)
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", *FOLDERS)
 ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
 """Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
 data's digest is in `run.json`."""
@@ -52,34 +54,46 @@ def open_workdir(
     """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
 
     Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
-    the keys that differ, or where the folder cannot be made. With `dependence` the config may have more rounds than the
-    folder's: given the number there, it says what in the run depends on it, and is empty where nothing does.
+    the keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
+    config may have more rounds than the folder's: given the number there, it says what in the run depends on it, and is empty
+    where nothing does.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--workdir: got {workdir} ({error.strerror}), accepted: a folder that can be written to") from None
-    if overwrite:
-        for path in (workdir / name for name in OURS):
+    with owned([workdir]):
+        for path in (workdir / name for name in OURS if overwrite):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-    path = workdir / CONFIG
-    for lacking in (name for name in (CONFIG, RUN) if not (workdir / name).exists()):
-        if MetricsLog(workdir).rows():
-            raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
-    if path.exists():
-        there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
-        there = {key: value for key, value in defaults.items() if key in here} | there
-        differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
-        if differing == ["rounds"] and dependence is not None:
-            _check_rounds(workdir, there["rounds"], here["rounds"], dependence)
-        elif differing:
-            shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
-            instead = "give another --workdir, or --overwrite to start anew"
-            raise ValueError(f"{workdir} holds another experiment: {shown}; {instead}")
-    write_json(path, config)
+        _check_kinds(workdir)
+        for folder in (workdir, workdir / CLIENTS):
+            remove_unfinished(folder)
+        path = workdir / CONFIG
+        for lacking in (name for name in (CONFIG, RUN) if not (workdir / name).exists()):
+            if MetricsLog(workdir).rows():
+                raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
+        if path.exists():
+            _check_config(path, config, dependence)
+        write_json(path, config)
+
+
+def _check_kinds(workdir: pathlib.Path) -> None:
+    """Raises ValueError where something else has the name of one of a run's files or folders."""
+    for path in (workdir / name for name in OURS if (workdir / name).exists()):
+        if path.is_dir() != (path.name in FOLDERS):
+            raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
+
+
+def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Callable[[int], str] | None) -> None:
+    """Raises ValueError where a folder's config is another experiment's; `dependence` as for `open_workdir`."""
+    there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
+    there = {key: value for key, value in defaults.items() if key in here} | there
+    differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    if differing == ["rounds"] and dependence is not None:
+        _check_rounds(path.parent, there["rounds"], here["rounds"], dependence)
+    elif differing:
+        shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
+        instead = "give another --workdir, or --overwrite to start anew"
+        raise ValueError(f"{path.parent} holds another experiment: {shown}; {instead}")
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
@@ -139,15 +153,21 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
     summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
     the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before;
-    StoppedError, once the state is saved, where a client ends the run; and RefusedError where a file is damaged, every
-    checkpoint is corrupt, the log is not that of the checkpoint, or the data are others.
+    StoppedError, once the state is saved, where a client ends the run; RefusedError where a file is damaged, every checkpoint
+    is corrupt, the log is not that of the checkpoint, or the data are others; OwnedError where another process has a folder;
+    and OSError where one cannot be written to.
 
     Of several processes the first one alone has the folders; the others run the same rounds.
     """
     end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
-    if not is_first():
+    if is_first():
+        with owned(folders(experiment, workdir)):
+            _run(experiment, workdir, stop, end)
+    else:
         _follow(experiment, stop, end)
-        return
+
+
+def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) -> None:
     paths, rounds = folders(experiment, workdir), experiment.settings.rounds
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
     with _refusing():
@@ -220,7 +240,7 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
 def _rounds(
     experiment: Experiment, done: int, state: RunState | None, last: list[Row], stop: Stop, end: int
 ) -> Iterator[tuple[int, list[Row], list[RunState]]]:
-    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, the states if they are to be saved).
+    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, states that are to be saved).
 
     It ends where all runs have diverged. Where a client ends the run, the last state comes without rows.
     """

@@ -4,28 +4,48 @@ import datetime
 import logging
 import math
 import os
+import pathlib
+import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import tqdm
-from tensorboardX import SummaryWriter
+from tensorboardX.proto import event_pb2, summary_pb2
+from tensorboardX.record_writer import masked_crc32c
+
+from fedjax_ssl.experiment.files import naming
 
 
-class TensorBoard(SummaryWriter):
-    """Scalars per round as TensorBoard event files in `<workdir>/tensorboard`."""
+class TensorBoard:
+    """Scalars per round as TensorBoard event files in `<workdir>/tensorboard`; OSError where they cannot be written."""
 
     def __init__(self, workdir: str | os.PathLike[str], start_round: int):
-        """Opens a new event file; TensorBoard hides what earlier ones have of rounds after `start_round`."""
-        folder, suffix = os.path.join(workdir, "tensorboard"), f".{time.time_ns()}"  # without it the name changes once a second
-        super().__init__(folder, purge_step=start_round + 1, flush_secs=10, filename_suffix=suffix)
+        """Begins a new event file; TensorBoard hides what earlier ones have of rounds after `start_round`."""
+        # Not tensorboardX's SummaryWriter: a thread of its own writes, ends at a full disk, and the run waits for it forever.
+        folder, now = pathlib.Path(workdir, "tensorboard"), time.time_ns()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
+        self._write(file_version="brain.Event:2")
+        self._write(step=start_round + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
         """Adds the scalars of `round` that are finite."""
-        for name, value in metrics.items():
-            if math.isfinite(value):
-                self.add_scalar(name, float(value), round)
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in finite.items()]
+        self._write(step=round, summary=summary_pb2.Summary(value=values))
+
+    def _write(self, **content: Any) -> None:
+        """Adds a record: the length of an event and the event, each with its checksum."""
+        event = event_pb2.Event(wall_time=time.time(), **content).SerializeToString()
+        size = struct.pack("<Q", len(event))
+        with naming(self._path), self._path.open("ab") as file:
+            file.write(b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (size, event)))
+
+    def close(self) -> None:
+        """All is written."""
 
 
 class AboveTheBar(logging.Handler):

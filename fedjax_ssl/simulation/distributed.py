@@ -58,7 +58,7 @@ def from_first(tree: PyTree) -> PyTree:
 
 
 def meet() -> None:
-    """Lets devices find each other. Do this at first: processes that need it later may be minutes apart, and Gloo waits 30 s."""
+    """Lets the devices find each other, for which Gloo gives them 30 s: do it before processes are further apart."""
     multihost_utils.sync_global_devices("fedjax_ssl")
     everywhere = Mesh(jax.devices(), "all")
     ones = put(np.ones(jax.device_count()), NamedSharding(everywhere, PartitionSpec("all")))

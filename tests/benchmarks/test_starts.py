@@ -1,6 +1,5 @@
 """The benchmark of starts: what it runs, and what it reads from the runs."""
 
-import json
 import pathlib
 import subprocess
 import types
@@ -8,6 +7,7 @@ import types
 import pytest
 
 from benchmarks import starts
+from fedjax_ssl.experiment.files import MetricsLog, write_json
 
 
 def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(monkeypatch):
@@ -19,10 +19,9 @@ def test_the_first_start_has_an_empty_cache_and_later_ones_have_its(monkeypatch)
         seen.append((options, cache.exists()))
         cache.mkdir(exist_ok=True)
         folder = folder / "0" if "--config.seeds" in options else folder
-        folder.mkdir(parents=True)
-        rows = [{"time/round_s": s, "time/compile_s": 7.0, "time/total_s": 100 + s} for s in (-9.0, 1.0, 3.0, 2.0)]
-        (folder / "summary.json").write_text(json.dumps({"device": "2 x cpu"}))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for number, s in enumerate((-9.0, 1.0, 3.0, 2.0), start=1):
+            MetricsLog(folder).append({"round": number, "time/round_s": s, "time/compile_s": 7.0, "time/total_s": 100 + s})
+        write_json(folder / "summary.json", {"device": "2 x cpu"})
 
     monkeypatch.setattr(starts, "subprocess", types.SimpleNamespace(run=run))
     monkeypatch.setattr(starts, "LATER", 2)

@@ -17,6 +17,8 @@ import pytest
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from tests.experiment.test_checkpoint import ROOT, assert_same, environment, folders, restore, save_all, state_of
 
+pytestmark = pytest.mark.reliability
+
 
 def data_files(checkpoint: pathlib.Path) -> list[pathlib.Path]:
     """The checkpoint's files, the largest first."""
@@ -31,7 +33,7 @@ def flip(path: pathlib.Path, offset: int | None = None) -> None:
 
 
 def rewrite_manifest(checkpoint, change):
-    path = checkpoint / "manifest" / "metadata"
+    path = checkpoint / "manifest.json"
     path.write_bytes(change(path.read_bytes()))
 
 
@@ -52,7 +54,7 @@ def emptied(checkpoint):
 DAMAGES = {
     "bit of the data": lambda checkpoint: flip(data_files(checkpoint)[0]),
     "empty folder": emptied,
-    "no manifest": lambda checkpoint: shutil.rmtree(checkpoint / "manifest"),
+    "no manifest": lambda checkpoint: (checkpoint / "manifest.json").unlink(),
     "another shape": lambda checkpoint: rewrite_manifest(
         checkpoint, lambda text: text.replace(b"float32[1000]", b"float32[7]")
     ),
@@ -110,10 +112,10 @@ def test_each_file_damaged_in_turn_never_gives_a_wrong_state(tmp_path):
 
 
 def test_half_written_temporary_folder_is_no_checkpoint(tmp_path):
-    (tmp_path / "checkpoints" / "1.orbax-checkpoint-tmp").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "1.tmp").mkdir(parents=True)
     assert restore(tmp_path) is None
     save_all(tmp_path, 1)
-    for name in ("2.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp"):
+    for name in ("2.tmp", "3.tmp"):
         shutil.copytree(tmp_path / "checkpoints" / "1", tmp_path / "checkpoints" / name)
     assert restore(tmp_path)[0] == 1
     save_all(tmp_path, 2)

@@ -1,14 +1,22 @@
-"""A command whose output nobody reads any more, as in `| head`, ends quietly."""
+"""Output that nobody reads any more (`| head`): most commands end quietly, and a run goes on. So it does after a full disk."""
 
 import contextlib
+import errno
+import logging
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 
-from launch import command, prepare
-from tests.experiment.commands import ROOT
+from fedjax_ssl.experiment.files import read_json
+from launch import command, prepare, streams
+from tests.experiment import disk
+from tests.experiment.commands import CONFIG, ROOT, launch, rows
+
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 
 @pytest.fixture
@@ -19,6 +27,20 @@ def closed():
     yield writing
     with contextlib.suppress(OSError):
         os.close(writing)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("config") / "small.py"
+    file.write_text(CONFIG)
+    return f"--config={file}"
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert launch(config, f"--workdir={folder}").returncode == 0
+    return folder
 
 
 @pytest.mark.parametrize("words", [["launch.run", "--help"], ["launch.main", "explain", "configs"]])
@@ -33,3 +55,90 @@ def test_it_is_not_taken_for_wrong_input(closed, capsys):
     with open(closed, "w", buffering=1) as stdout, contextlib.redirect_stdout(stdout):  # written line by line
         assert command.ended(prepare.main, ["prepare", "--list"]) == 141
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("streams", ["2>&1 | head -1", ">&- 2>&- <&-", ">/dev/full 2>&1"])
+def test_a_run_outlasts_its_streams(tmp_path, config, streams):
+    line = f"({sys.executable} -m launch.run {config} --workdir={tmp_path}/run; echo $? > {tmp_path}/status) {streams}"
+    subprocess.run(["sh", "-c", line], cwd=ROOT, check=False)
+    assert (tmp_path / "status").read_text() == "0\n"
+    assert len(rows(tmp_path / "run")) == 6
+    assert read_json(tmp_path / "run" / "summary.json")["rounds"] == 6
+
+
+def test_what_nobody_reads_is_dropped_and_the_rest_arrives(closed):
+    reading, writing = os.pipe()
+    with open(reading) as reader, open(closed, "w", buffering=1) as broken, open(writing, "w") as stderr:
+        with contextlib.redirect_stdout(broken), contextlib.redirect_stderr(stderr):
+            print("before", file=sys.stderr)
+            with streams.lasting():
+                print("lost", flush=True)
+                print("read", file=sys.stderr)
+            print("after", file=sys.stderr)
+        stderr.close()
+        assert reader.read() == "before\nread\nafter\n"
+
+
+def test_streams_that_are_closed_from_the_beginning_lead_nowhere(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    streams.open_closed()
+    opened = sys.stdin, sys.stdout, sys.stderr
+    with streams.lasting():
+        print("nowhere")
+        print("nowhere", file=sys.stderr)
+    assert sys.stdin.read() == ""
+    for stream in opened:
+        stream.close()
+
+
+def assert_full(workdir, done):
+    *before, said = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert said.startswith(f"error: {workdir}")
+    assert ": No space left on device (" in said
+    assert said.endswith(" are free); what was saved before is whole, and the same command goes on from it")
+    assert all(line.startswith("round ") for line in before)
+
+
+def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
+    with disk.failing(tmp_path / "all", 10**9) as calls:
+        launch(config, f"--workdir={tmp_path / 'all'}")
+    writes = [number for number, name in enumerate(calls) if name == "write"]
+    for number in writes[3 :: len(writes) // 2]:
+        workdir = tmp_path / str(number)
+        with disk.failing(workdir, number, errno.ENOSPC):
+            done = launch(config, f"--workdir={workdir}")
+        assert_full(workdir, done)
+        assert launch(config, f"--workdir={workdir}").returncode == 0
+        assert rows(workdir) == rows(whole)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("size", [4, 16, 40, 64, 80])
+def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, config, whole, size):
+    """A real one of so many KiB, which TensorStore writes to as well."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        assert_full(tmp_path / "run", launch(config, f"--workdir={tmp_path / 'run'}"))
+        subprocess.run(["mount", "-o", "remount,size=4m", str(tmp_path)], check=True)
+        assert launch(config, f"--workdir={tmp_path / 'run'}").returncode == 0
+        assert rows(tmp_path / "run") == rows(whole)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_cache_that_fails_is_said_once(caplog, monkeypatch):
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    command._say_once("persistent compilation cache", "compiled programs are not cached")
+    with caplog.at_level(logging.WARNING):
+        for program in ("jit_rounds", "jit_evaluation"):
+            warnings.warn(f"Error writing persistent compilation cache entry for '{program}': OSError: full", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    said = "compiled programs are not cached: Error writing persistent compilation cache entry for 'jit_rounds': OSError: full"
+    assert caplog.messages == [said]
+    assert shown == ["something else"]

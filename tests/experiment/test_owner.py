@@ -1,6 +1,7 @@
 """One owner of a folder: two commands at once, a killed one, and file systems whose locks are missing or end at a machine."""
 
 import contextlib
+import contextvars
 import errno
 import json
 import os
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
-from fedjax_ssl.experiment import owner
+from fedjax_ssl.experiment import owner, run
 from fedjax_ssl.experiment.files import MetricsLog, read_json
 from fedjax_ssl.experiment.owner import LOCK, OWNER, OwnedError, owned
 from tests.experiment.commands import CONFIG, launch, launch_process, refused
@@ -58,6 +60,16 @@ def another_process():
         process.communicate(b"\n")
 
 
+def another_thread(asks, *given, **named):
+    """What it would get: not what this one has already."""
+    return contextvars.Context().run(asks, *given, **named)
+
+
+def take(folder: pathlib.Path) -> None:
+    with owned([folder]):
+        pass
+
+
 def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
     """The owner's file as another process of this machine leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +84,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
     both = [launch_process(*arguments) for _ in range(2)]
 
     def saved():
-        return [path for path in workdir.glob("checkpoints/*/manifest") if path.parent.name.isdecimal()]
+        return [path for path in workdir.glob("checkpoints/*/manifest.json") if path.parent.name.isdecimal()]
 
     deadline = time.monotonic() + 120
     while not [one for one in both if one.poll() is not None] or not saved():
@@ -104,7 +116,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
 def test_a_run_that_another_one_of_several_has_is_refused_and_nothing_is_made(tmp_path, config):
     with owned([tmp_path / "1"]):
         before = content(tmp_path)
-        said = refused(config, f"--workdir={tmp_path}", "--config.seeds=3", "--config.data.name=digits")
+        said = another_thread(refused, config, f"--workdir={tmp_path}", "--config.seeds=3", "--config.data.name=digits")
         assert f"--workdir: {tmp_path / '1'} is being written to by process {os.getpid()} on" in said
         assert content(tmp_path) == before
         assert [path.name for path in tmp_path.iterdir()] == ["1"]
@@ -183,14 +195,44 @@ def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_pat
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        with pytest.raises(OwnedError, match="by process 7 on there"), owned([tmp_path]):
-            pass
+        with pytest.raises(OwnedError, match="by process 7 on there"):
+            take(tmp_path)
     finally:
         ended.set()
         thread.join()
     assert named(tmp_path)["host"] == "there"
     with owned([tmp_path]):
         assert named(tmp_path)["pid"] == os.getpid()
+
+
+def test_a_wait_for_a_sign_of_life_is_said_at_once(tmp_path, config, no_locks, quick):
+    claimed(tmp_path, 7, host="there", machine="another")
+    done = launch(config, f"--workdir={tmp_path}", "--config.rounds=1")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}\n")
+
+
+def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):
+    experiment = types.SimpleNamespace(runs=[types.SimpleNamespace(name="3")])
+    folder = tmp_path / "3"
+    with owned([folder]):
+        run.open_workdir(folder, {}, overwrite=False)
+        assert named(folder)["pid"] == os.getpid()
+        for call in (lambda: run.open_workdir(folder, {}, overwrite=True), lambda: run.run(experiment, tmp_path, run.Stop())):
+            with pytest.raises(OwnedError, match=f"--workdir: {folder} is being written to by process {os.getpid()} on"):
+                another_thread(call)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path, monkeypatch):
+    def write_text(path, text):
+        path.write_bytes(text[:9].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pathlib.Path, "write_text", write_text)
+    with owned([tmp_path]), pytest.raises(OwnedError):
+        another_thread(take, tmp_path)
+    assert not content(tmp_path)
 
 
 def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
@@ -209,8 +251,8 @@ def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_pa
     began = time.monotonic()
     with owned([tmp_path]):
         assert time.monotonic() - began > owner.DEAD_AFTER
-        with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"), owned([tmp_path]):
-            pass
+        with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"):
+            another_thread(take, tmp_path)
 
 
 def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks, quick):
@@ -234,8 +276,8 @@ def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks,
 def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
     with owned([tmp_path]):
         (tmp_path / OWNER).unlink()
-        with pytest.raises(OwnedError, match="is being written to by another process"), owned([tmp_path]):
-            pass
+        with pytest.raises(OwnedError, match="is being written to by another process"):
+            another_thread(take, tmp_path)
 
 
 def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
@@ -256,6 +298,6 @@ def test_without_locks_the_first_heir_whose_file_a_second_one_removed_gives_way(
     claimed(tmp_path, os.getpid(), began="1")
     with another_process() as second:
         monkeypatch.setattr(owner.time, "sleep", lambda _: claimed(tmp_path, second.pid))
-        with pytest.raises(OwnedError, match=f"by process {second.pid} on here"), owned([tmp_path]):
-            pass
+        with pytest.raises(OwnedError, match=f"by process {second.pid} on here"):
+            take(tmp_path)
         assert named(tmp_path)["pid"] == second.pid

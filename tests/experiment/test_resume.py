@@ -15,6 +15,8 @@ from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
 from tests.experiment.commands import rows
 
+pytestmark = pytest.mark.reliability
+
 
 def config(method: str, labels_at: str):
     """Two of four clients a round, so that some take part again after the resume, with the momentum they kept."""

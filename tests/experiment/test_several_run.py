@@ -5,9 +5,11 @@ import shutil
 import signal
 
 import numpy as np
+import optax
 import pytest
 
 from fedjax_ssl.experiment import layout as layout_module
+from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.divergence import DivergedError
@@ -185,12 +187,20 @@ def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
 
 
 def test_runs_go_on_in_another_layout_and_on_another_machine_which_is_said(begun, caplog):
+    machine = {"cores": 99, "jax": "0.1", "jax_enable_x64": True, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     for name in "01":
-        change_note(begun / name / "run.json", layout={"devices": 5}, machine={"cores": 99, "jax": "0.1"})
+        change_note(begun / name / "run.json", layout={"devices": 5}, machine=machine)
     go(config(), begun)
     assert "got 10 devices of cpu, here are 4 of cpu: going on with other rounding" in caplog.text
-    assert "going on with other rounding: cores was 99, jax was 0.1" in caplog.text
+    said = "cores was 99, jax was '0.1', jax_enable_x64 was True, XLA_FLAGS was '--xla_cpu_enable_fast_math=true'"
+    assert caplog.text.count(f"going on with other rounding: {said}\n") == 1
     assert [len(rows(begun / name)) for name in "01"] == [4, 4]
+
+
+def test_flags_are_noted_but_for_those_that_change_no_result(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --xla_cpu_enable_fast_math=true")
+    assert provenance.machine()["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=true"
+    assert provenance.machine()["optax"] == optax.__version__
 
 
 def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):

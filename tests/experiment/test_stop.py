@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl.experiment.stop import ENDED, SIGNALS, STOPPING, Stop
 from tests.experiment.commands import CONFIG, ROOT, launch, launch_process, rows
 
-pytestmark = pytest.mark.usefixtures("own_methods")
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 STALLS = CONFIG.replace(
     "average.register()",

@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from fedjax_ssl.experiment import files
@@ -109,7 +110,9 @@ def edit(folder, change):
         (lambda folder, _: edit(folder, lambda lines: [lines[0], *lines[2:]]), "round 2 is damaged: round 3 is in its place"),
         (lambda folder, _: edit(folder, lambda lines: [lines[1], lines[0], *lines[2:]]), "round 1 is damaged: round 2 is"),
         (lambda folder, another: shutil.copy(another / "metrics.jsonl", folder), "is not the log of the run whose checkpoints"),
-        (lambda folder, _: (lose(folder, "metrics.jsonl"), (folder / "metrics.jsonl").mkdir()), "Is a directory"),
+        (lambda folder, _: (lose(folder, "metrics.jsonl"), (folder / "metrics.jsonl").mkdir()), "metrics.jsonl is a folder"),
+        (lambda folder, _: (folder / "summary.json").mkdir(), "summary.json is a folder, unlike a run's: put the file back"),
+        (lambda folder, _: (lose(folder, "run.json"), (folder / "run.json").mkdir()), "run.json is damaged: it is a folder"),
     ],
 )
 def test_a_lost_or_foreign_file_is_one_line(tmp_path, config, runs, change, said):
@@ -119,6 +122,27 @@ def test_a_lost_or_foreign_file_is_one_line(tmp_path, config, runs, change, said
     assert said in refused(config, f"--workdir={folder}")
     assert content(folder) == before
     assert launch(config, f"--workdir={folder}", "--overwrite").returncode == 0
+
+
+@pytest.mark.parametrize("name", run_module.OURS)
+def test_what_is_a_folder_and_no_file_or_the_other_way_round_is_said(tmp_path, name):
+    is_folder = name in run_module.FOLDERS
+    (tmp_path / name).touch() if is_folder else (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name} is {'no' if is_folder else 'a'} folder, unlike a run's"):
+        run_module.open_workdir(tmp_path, {}, overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    run_module.open_workdir(tmp_path, {}, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / "clients").mkdir()
+    left = [".summary.json.0123456789abcdef.tmp", "clients/.round_000002.npz.fedcba9876543210.tmp"]
+    others = [".mine.tmp", "0123456789abcdef.tmp", ".owner"]
+    for name in (*left, *others):
+        (tmp_path / name).touch()
+    run_module.open_workdir(tmp_path, {}, overwrite=False)
+    assert {path.name for path in content(tmp_path)} == {*others, "config.json"}
 
 
 def test_checkpoints_that_are_another_runs_of_the_same_config_are_one_line(tmp_path, config, runs):
@@ -133,6 +157,22 @@ def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, 
     assert launch(config, f"--workdir={another}").returncode == 0
     shutil.copy(another / "metrics.jsonl", folder)
     assert "summary.json is not the summary of the log beside it: put" in refused(config, f"--workdir={folder}")
+
+
+def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_path, config):
+    images = np.random.default_rng(0).integers(0, 256, (110, 8, 8), np.uint8)
+    arrays = {"x_train": images[:80], "y_train": np.arange(80) % 10, "x_test": images[80:], "y_test": np.arange(30) % 10}
+    np.savez(tmp_path / "here.npz", **arrays)
+    arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.data.name=npz")
+    assert launch(*arguments, f"--config.data.path={tmp_path / 'here.npz'}", "--stop_after=2").returncode == 0
+    arrays["x_train"][7, 3, 3] += 1
+    np.savez(tmp_path / "there.npz", **arrays)
+    said = refused(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
+    assert f"{tmp_path / 'run'}: its run began with other data than these; put them back, or use --overwrite" in said
+    (tmp_path / "here.npz").replace(tmp_path / "there.npz")
+    done = launch(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
+    assert done.returncode == 0, done.stderr
+    assert "going on after round 2" in done.stderr
 
 
 def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
