@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 from logging.handlers import MemoryHandler
@@ -28,6 +29,10 @@ WORKDIR = flags.DEFINE_string(
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say what the run is and will cost, without training or writing anything.")
 STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
+DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Run as one of several processes, which share the clients of a round.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no launcher tells.")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are, where no launcher tells.", 1)
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0 on, where no launcher tells.", 0)
 
 
 def main(argv: list[str]) -> int:
@@ -39,6 +44,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
     try:
         config = command.parse(argv, __name__)
+        place = _place()
     except ValueError as error:
         return command.refuse(error)
     try:
@@ -46,59 +52,73 @@ def main(argv: list[str]) -> int:
         from fedjax_ssl.experiment.stop import Stop
 
         with streams.lasting(), Stop.on_signals() as stop:
-            status = _run(config, stop, waiting)
+            status = _run(config, place, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
-def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
+def _place() -> tuple[str, int, int] | None:
+    """What the flags say of this process's place among several; None: nothing. ValueError where they do not go together."""
+    address, count, number = values = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    given = {f"--{flag.name}": value for flag, value in zip((COORDINATOR, NUM_PROCESSES, PROCESS_ID), values, strict=True)}
+    for name, value in given.items():
+        if value is not None and not DISTRIBUTED.value:
+            raise ValueError(f"{name}: got {value} without --distributed, accepted: with it")
+        if value is None and any(other is not None for other in values):
+            raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
+    if address is None or count is None or number is None:
+        return None
+    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
+        raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
+    if number >= count:
+        raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
+    return address, count, number
+
+
+def _run(config: command.Config, place: Any, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    from fedjax_ssl.experiment import build, estimate, extension, owner, run, trackers
+    if not DISTRIBUTED.value:
+        return _run_here(config, stop, waiting)
+    from fedjax_ssl.experiment import hosts
+
+    try:
+        client = hosts.connected(place and hosts.Place(*place))
+    except ValueError as error:
+        return command.refuse(error)
+    return hosts.run(lambda: _run_here(config, stop, waiting), client)
+
+
+def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
+    from fedjax_ssl.experiment import estimate, hosts, run
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.experiment.files import failure
-    from fedjax_ssl.experiment.runs import runs_of
-    from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
+    from fedjax_ssl.simulation.distributed import is_first
 
     waiting.setTarget(AboveTheBar())
     with contextlib.ExitStack() as until_the_end:
         try:
-            settings = Settings.from_dict(config.tree)
-            trackers.names(settings.log_to)
-            default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-            workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
-            if not DRY_RUN.value:  # before anything there is read
-                say = functools.partial(print, file=sys.stderr)
-                until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
-            noted = None if OVERWRITE.value else run.noted_layout(workdir, names, settings.rounds)
-            experiment = build.build(settings, layout=noted)
-            if DRY_RUN.value:
-                print(*estimate.described(experiment), sep="\n")
-                return 0
-
-            @functools.cache
-            def dependence(rounds: int) -> str:
-                before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
-                return extension.dependence(before, experiment)
-
-            for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-                run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
+            experiment, workdir = _accepted(config, until_the_end)
         except command.WRONG_INPUT as error:
             waiting.buffer.clear()
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 return command.refuse(failure(error, pathlib.Path()), status=1)
-            return command.refuse(error)
+            return command.refuse(error) if is_first() else 2
+        if DRY_RUN.value:
+            for line in estimate.described(experiment):
+                if is_first():
+                    print(line)
+            return 0
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
-        is_done = all(run.is_finished(folder, settings.rounds) for folder in run.folders(experiment, workdir))
-        if not is_done and estimate.may_be_long(experiment):
+        rounds = experiment.settings.rounds
+        is_done = all(run.is_finished(folder, rounds) for folder in run.folders(experiment, workdir))
+        if is_first() and not is_done and estimate.may_be_long(experiment):
             seconds = estimate.estimate(experiment).seconds
-            print(
-                f"{settings.rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr
-            )
+            print(f"{rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
         except run.RefusedError as error:
@@ -106,12 +126,57 @@ def _run(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
         except OSError as error:
             return command.refuse(failure(error, workdir), status=1)
         except (DivergedError, StoppedError) as error:
-            return command.refuse(error, status=1)
+            return command.refuse(error, status=1) if is_first() else 1
         except RuntimeError as error:
             if not memory.is_short(error):
                 raise
-            return command.refuse(error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error), status=1)
+            text = error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error)
+            return command.refuse(text if is_first() else f"{hosts.name()}: {text}", status=1)
     return 0
+
+
+def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tuple[Any, pathlib.Path]:
+    """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
+    from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run, trackers
+    from fedjax_ssl.experiment.files import plain
+    from fedjax_ssl.experiment.layout import Layout
+    from fedjax_ssl.experiment.runs import flattened, runs_of
+    from fedjax_ssl.experiment.settings import Settings
+    from fedjax_ssl.simulation.distributed import exchanged, is_first
+
+    def began() -> tuple[Settings, pathlib.Path, Layout | None]:
+        settings = Settings.from_dict(config.tree)
+        trackers.names(settings.log_to)
+        default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
+        workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
+        if is_first() and not DRY_RUN.value:  # before anything there is read
+            say = functools.partial(print, file=sys.stderr)
+            until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
+        is_new = OVERWRITE.value or not is_first()
+        return settings, workdir, None if is_new else run.noted_layout(workdir, names, settings.rounds)
+
+    settings, workdir, noted = hosts.together(began)
+    noted = exchanged(noted)[0]
+    experiment = hosts.together(lambda: build.build(settings, layout=noted and Layout(*noted)))
+
+    def alike() -> dict[str, Any]:
+        here, identity = provenance.machine(), run.identity(flattened(settings.to_dict()))
+        versions = [here[name] for name in (*provenance.PACKAGES, "fedjax_ssl")]
+        return {"config": plain(identity), "data": provenance.data_digests(experiment), "versions": versions}
+
+    hosts.check_alike(alike)
+
+    @functools.cache
+    def dependence(rounds: int) -> str:
+        before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
+        return extension.dependence(before, experiment)
+
+    def opened() -> None:
+        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
+
+    hosts.together(opened if is_first() and not DRY_RUN.value else lambda: None)
+    return experiment, workdir
 
 
 if __name__ == "__main__":

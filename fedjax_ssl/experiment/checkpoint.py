@@ -42,7 +42,9 @@ class Checkpoints(AbstractContextManager):
             make_folder(self.folder)
             for unfinished in self.folder.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(unfinished)
-        self._orbax, self._read_only = ocp.Checkpointer(ocp.ArrayCheckpointHandler()), read_only
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})  # of several processes
+        self._orbax = ocp.Checkpointer(ocp.ArrayCheckpointHandler(), multiprocessing_options=alone)
+        self._read_only = read_only
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
         self.log = ""

@@ -28,7 +28,8 @@ class Layout(NamedTuple):
         """The same for the simulator, which may halve chunks whose size the settings leave open."""
         given = settings.execution
         own = {key: value for key, value in self._asdict().items() if key in Execution._fields}
-        auto_chunk = given.strategy in ("auto", "sharded") and given.chunk_size == 0
+        # Processes would have to agree on it, round by round.
+        auto_chunk = given.strategy in ("auto", "sharded") and given.chunk_size == 0 and jax.process_count() == 1
         return Execution(**own, precision=given.precision, rounds=given.rounds_per_dispatch, auto_chunk=auto_chunk)
 
     def after(self, execution: Execution) -> Self:
@@ -44,6 +45,9 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     client are slow, and `vmap` on an accelerator, which one client does not fill.
     """
     given, cohort, available = settings.execution, settings.cohort_size, jax.devices()
+    if jax.process_count() > 1:
+        _check_processes(settings, num_runs)
+        given = given.model_copy(update={"strategy": "sharded", "devices": len(available)})
     if given.devices > len(available):
         raise ValueError(f"execution.devices: got {given.devices}, accepted: at most {len(available)}, the devices there are")
     on_cpu = available[0].platform == "cpu"
@@ -80,6 +84,19 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
         reads_all = f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
         got = f"got host with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
         raise ValueError(f"execution.data: {got}, accepted: device")
+
+
+def _check_processes(settings: Settings, num_runs: int) -> None:
+    """Raises ValueError for what several processes cannot do: all of their devices share the clients of one run."""
+    given, here = settings.execution, f"in {jax.process_count()} processes"
+    if num_runs > 1:
+        raise ValueError(f"seeds, vary: got {num_runs} runs {here}, accepted: one run")
+    if given.data == "host":
+        raise ValueError(f"execution.data: got host {here}, accepted: device")
+    if given.strategy not in ("auto", "sharded"):
+        raise ValueError(f"execution.strategy: got {given.strategy} {here}, accepted: auto, sharded")
+    if given.devices not in (0, len(jax.devices())):
+        raise ValueError(f"execution.devices: got {given.devices} {here}, accepted: 0 or {len(jax.devices())}, all of them")
 
 
 def _fewest(items: int, devices: int) -> int:

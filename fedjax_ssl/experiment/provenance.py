@@ -45,8 +45,9 @@ def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
     platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
     try:
         found = Layout(**noted["layout"])
-        got = f"{found.devices * found.runs_at_once} devices"
-        if found.devices * found.runs_at_once <= available and platform == here:
+        needed = found.devices * found.runs_at_once
+        got, fits = f"{needed} devices", needed == available if jax.process_count() > 1 else needed <= available
+        if fits and platform == here:
             return found
     except (KeyError, TypeError):  # fields of another version
         got = "a layout that this version does not know"
@@ -75,7 +76,7 @@ def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def machine() -> dict[str, str | int | bool | None]:
-    """What the rounding of results depends on: platform, processor, cores, versions, JAX's options and the compiler's flags."""
+    """What the rounding of results depends on: platform, processor, cores, processes, versions, options and flags."""
     platform, device = jax.default_backend(), jax.devices()[0]
     on_cpu = {"processor": processor()}
     of_device = {"processor": device.device_kind, "driver": " ".join(device.client.platform_version.split())}
@@ -84,6 +85,7 @@ def machine() -> dict[str, str | int | bool | None]:
         "platform": platform,
         **(on_cpu if platform == "cpu" else of_device),
         "cores": cores(),
+        "processes": jax.process_count(),
         **{name: metadata.version(name) for name in PACKAGES},
         "fedjax_ssl": sources(),
         **{name: getattr(jax.config, name) for name in OPTIONS},

@@ -22,6 +22,7 @@ from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
 from fedjax_ssl.experiment.trackers import trackers
 from fedjax_ssl.experiment.writers import Progress
+from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
@@ -155,12 +156,18 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     StoppedError, once the state is saved, where a client ends the run; RefusedError where a file is damaged, every checkpoint
     is corrupt, the log is not that of the checkpoint, or the data are others; OwnedError where another process has a folder;
     and OSError where one cannot be written to.
+
+    Of several processes the first one alone has the folders; the others run the same rounds.
     """
-    with owned(folders(experiment, workdir)):
-        _run(experiment, workdir, stop, stop_after)
+    end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
+    if is_first():
+        with owned(folders(experiment, workdir)):
+            _run(experiment, workdir, stop, end)
+    else:
+        _follow(experiment, stop, end)
 
 
-def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, stop_after: int | None) -> None:
+def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) -> None:
     paths, rounds = folders(experiment, workdir), experiment.settings.rounds
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
     with _refusing():
@@ -172,7 +179,9 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, stop_after: 
         some = experiment.only(left)
         with ExitStack() as stack:
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
-            _go_on(some, opened, stop, min(some.settings.rounds, stop_after or some.settings.rounds))
+            _go_on(some, opened, stop, end)
+    else:
+        exchanged(None)
     if all(is_finished(path, rounds) for path in paths):
         _log.info("all %d rounds are done, results in %s", rounds, workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
@@ -187,33 +196,23 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     with _refusing():
         provenance.check(run_files, experiment)
-        done, state, last = _restore(experiment, opened)
+        done, states, last = _restore(experiment, opened)
     provenance.write(run_files, experiment, layout)
     if done:
         _log.info("going on after round %d", done)
-    if state is None and stop.signal is None:
-        state, last = experiment.start()
-        last = [{**row, REASON: folder.diverged} if folder.diverged else row for row, folder in zip(last, opened, strict=True)]
+    exchanged({"done": done, "last": last})
+    state = experiment.simulator.join(states) if states else None
+    rounds = _rounds(experiment, done, state, last, stop, end)
     with ExitStack() as stack:
         boards = [trackers(own.settings, folder.path, done) for own, folder in zip(experiment.runs, opened, strict=True)]
         for tracker in itertools.chain.from_iterable(boards):
             stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
-        steps = experiment.steps(state, last)
-        together = settings.execution.rounds_per_dispatch  # the state is that after a dispatch
-        while (done < end and stop.signal is None) or done % together:
-            try:
-                state, rows = next(steps, (state, None))
-            except StoppedError as error:
-                _save(experiment, opened, done, error.state)
-                raise
-            if rows is None:  # all have diverged
-                break
-            done = rows[0]["round"]
+        for done, rows, states in rounds:
             if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
                 provenance.write(run_files, experiment, layout)
-            for folder, board, row in zip(opened, boards, rows, strict=True):
+            for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:
                     if of_clients:
@@ -223,11 +222,11 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                         tracker.add(done, {key: value for key, value in row.items() if key != "round"})
                 elif not folder.diverged:
                     write_json(folder.path / DIVERGED, row)
-            progress.update(done, seen(rows))
-            if (done >= end and done % together == 0) or done % settings.checkpoint_every == 0:
-                _save(experiment, opened, done, state)
-        if stop.signal is not None:
-            _save(experiment, opened, done, state)
+            if rows:
+                progress.update(done, seen(rows))
+            for folder, saved in zip(opened, states, strict=bool(states)):
+                if not folder.diverged:
+                    folder.checkpoints.save(done, saved, log=folder.log.digest())
     if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
         _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
     for own, folder in zip(experiment.runs, opened, strict=True):
@@ -236,6 +235,46 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 rows = _whole_log(folder.path, settings.rounds)
             folder.checkpoints.wait()  # a run with a summary is not run again
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+
+
+def _rounds(
+    experiment: Experiment, done: int, state: RunState | None, last: list[Row], stop: Stop, end: int
+) -> Iterator[tuple[int, list[Row], list[RunState]]]:
+    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, states that are to be saved).
+
+    It ends where all runs have diverged. Where a client ends the run, the last state comes without rows.
+    """
+    settings = experiment.settings
+    if state is None:
+        if stop.agreed():
+            return
+        state, first = experiment.start()
+        last = [row | known for row, known in zip(first, last, strict=True)]
+    steps, together = experiment.steps(state, last), settings.execution.rounds_per_dispatch
+    stopped = stop.agreed()
+    while not (stopped or done >= end) or done % together:  # the state is that after a dispatch
+        try:
+            state, rows = next(steps, (state, []))
+        except StoppedError as error:
+            if done:
+                yield done, [], experiment.simulator.split(error.state)
+            raise
+        if not rows:
+            return
+        done, stopped = rows[0]["round"], stop.agreed()
+        is_last = (stopped or done >= end) and done % together == 0
+        is_saved = is_last or done % settings.checkpoint_every == 0
+        yield done, rows, experiment.simulator.split(state) if is_saved else []
+
+
+def _follow(experiment: Experiment, stop: Stop, end: int) -> None:
+    """What all processes but the first do in `run`: its rounds, if there are any, without folders."""
+    begun = exchanged(None)[0]
+    if begun is not None:
+        simulator, done = experiment.simulator, begun["done"]
+        state = simulator.join([simulator.template()]) if done else None
+        for _ in _rounds(experiment, done, state, begun["last"], stop, end):
+            pass
 
 
 def _check_finished(folder: pathlib.Path, rounds: int) -> None:
@@ -263,16 +302,10 @@ def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
     return rows
 
 
-def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
-    if state is None or not done:  # stopped before round 1 was finished
-        return
-    for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
-        if not folder.diverged:
-            folder.checkpoints.save(done, own, log=folder.log.digest())
-
-
-def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, RunState | None, list[Row]]:
-    """(round, state, rows) of the newest round of which all runs that have not diverged have a checkpoint, or (0, None, [])."""
+def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, list[RunState], list[Row]]:
+    """(round, states, rows) of the newest round of which all runs that have not diverged have a checkpoint, or round 0, no
+    states, and rows without metrics.
+    """
     live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
@@ -285,12 +318,12 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, Ru
         folder.log.truncate(done)
         ClientsLog(folder.path).truncate(done)
     if not states:
-        return 0, None, []
+        return 0, [], [{REASON: folder.diverged} if folder.diverged else {} for folder in opened]
     # In the place of a run that has diverged the program runs the first of the others once more.
     own = iter(states)
     of_all = [states[0] if folder.diverged else next(own) for folder in opened]
     last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
-    return done, experiment.simulator.join(of_all), last
+    return done, of_all, last
 
 
 def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int, list[RunState]]:

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import tqdm
 
+from fedjax_ssl.simulation.distributed import largest
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 STOPPING = "stopping after this round; Ctrl-C again ends at once"
 ENDED = "ended; the same command goes on from the newest checkpoint"
@@ -21,6 +23,12 @@ class Stop:
     """The first signal of SIGNALS that was received, as `signal`, or None."""
 
     signal: int | None = None
+
+    def agreed(self) -> bool:
+        """Whether any process has a signal, which then all have. All processes have to ask at the same point."""
+        if number := largest(self.signal or 0):
+            self.signal = number
+        return number > 0
 
     @classmethod
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import ClientMetrics, Metrics, reduce
 from fedjax_ssl.simulation import memory
+from fedjax_ssl.simulation.distributed import fetched, from_first, is_key, put
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, report
@@ -40,6 +41,7 @@ class Simulator:
     def __init__(self, problem: Problem, execution: Execution) -> None:
         self.problem, self.execution = problem, execution
         self._several = problem.num_runs > 1
+        self._on_host = self._several or jax.process_count() > 1  # where `split` and `join` have states
         self._mesh = execution.mesh()
         # A multiple of the runs at the same time: those past R repeat the first one, and are not reported.
         self._slots = -(-problem.num_runs // execution.runs_at_once) * execution.runs_at_once
@@ -49,10 +51,10 @@ class Simulator:
         clients = PartitionSpec(*axis, CLIENTS) if self._source.shards > 1 else runs
         self._specs = _Specs(whole, runs, RunState(runs, clients, runs, runs))
         self._where = self._placed(self._specs)
-        self._pools = jax.device_put(self._source.pools, self._where.whole)
+        self._pools = put(self._source.pools, self._where.whole)
         inputs = [RunInputs(tables, None) for tables in self._source.tables]
-        self._inputs = jax.device_put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
-        self._key = jax.device_put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
+        self._inputs = put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
+        self._key = put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
         self._initialize, self._round, self._recorded, self._evaluate = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
 
@@ -138,6 +140,10 @@ class Simulator:
         """Device memory of a round, data and states included; 0 before round 1."""
         return self._round.memory_bytes()[0]
 
+    @property
+    def _local_devices(self) -> int:
+        return len(self._mesh.local_devices) if self._mesh else 1
+
     def trace(self) -> None:
         """Traces the programs without compiling them, which shows whether a method can do with a traced number."""
         state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
@@ -148,7 +154,7 @@ class Simulator:
         """Compiles a round without running it; OutOfMemoryError where it does not fit. For data on the device."""
         state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
         self._round.compiled(placed(state, self._where.state), self._inputs, self._pools)
-        memory.check(*self._round.memory_bytes(), self._mesh.size if self._mesh else 1)
+        memory.check(*self._round.memory_bytes(), self._local_devices)
 
     # --- rounds --------------------------------------------------------------------------------------------------------
 
@@ -184,13 +190,13 @@ class Simulator:
 
     def _first_round(self, record: bool, state: RunState, *data: PyTree) -> tuple[RunState, Cohort, ClientMetrics]:
         """The first round of its program, in chunks that are halved until it fits into memory."""
-        size, devices = self.problem.spec.cohort_size, self._mesh.size if self._mesh else 1
+        size = self.problem.spec.cohort_size
         saved = copied(state) if self.execution.smaller(size) else None  # a round that fails may have consumed it
         while True:
             program = self._recorded if record else self._round
             try:
                 program.compiled(state, *data)
-                memory.check(*program.memory_bytes(), devices)
+                memory.check(*program.memory_bytes(), self._local_devices)
                 return jax.block_until_ready(program(state, *data))
             except (memory.OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_short(error):
@@ -217,33 +223,25 @@ class Simulator:
     def template(self) -> RunState:
         """One run's state without its values: shapes and placements of `join`'s arguments."""
         state = self._source.shapes(self._initialize, self._inputs, self._key, self._pools)
-        if not self._several:
+        if not self._on_host:
             return placed(state, self._where.state)
-        place = SingleDeviceSharding(jax.devices()[0])
 
-        def of_one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct | np.ndarray:
-            one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)
-            return one if is_key(one) else np.empty(one.shape, one.dtype)
+        def of_one(x: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
+            shape = x.shape[1:] if self._several else x.shape
+            return jnp.empty(shape, x.dtype) if is_key(x) else np.empty(shape, x.dtype)
 
         return jax.tree.map(of_one, state)
 
     def join(self, states: Sequence[RunState]) -> RunState:
-        """The state of all runs, placed, from each run's own."""
-        return jax.device_put(self._join(states), self._where.state) if self._several else states[0]
+        """The state of all runs, placed, from each run's own; of several processes those of process 0 count."""
+        return put(from_first(self._join(states)), self._where.state) if self._on_host else states[0]
 
     def split(self, state: RunState) -> list[RunState]:
-        """Each run's own state; of several runs in NumPy arrays, but for typed keys."""
-        if not self._several:
+        """Each run's own state; of several runs, or in several processes, in NumPy arrays, but for typed keys."""
+        if not self._on_host:
             return [state]
-        host = jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state))
-
-        def of_run(run: int) -> RunState:
-            def at(x: jax.Array, values: np.ndarray) -> jax.Array | np.ndarray:
-                return jax.random.wrap_key_data(values[run], impl=jax.random.key_impl(x)) if is_key(x) else values[run]
-
-            return jax.tree.map(at, state, host)
-
-        return [of_run(run) for run in range(self.problem.num_runs)]
+        host = fetched(state)
+        return [jax.tree.map(lambda x, i=i: x[i], host) for i in range(self.problem.num_runs)] if self._several else [host]
 
     def _join(self, trees: Sequence[PyTree]) -> PyTree:
         """Pytrees of all runs as one with a leading axis, padded to `_slots` runs; of one run as it is."""
@@ -256,11 +254,6 @@ class Simulator:
 def copied(state: PyTree) -> PyTree:
     """A copy of a state in NumPy arrays, but for typed keys; a round that consumes the original leaves it alone."""
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
-
-
-def is_key(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
-    """Whether an array is of typed PRNG keys."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def placed(state: RunState, where: RunState) -> RunState:

@@ -1,0 +1,165 @@
+"""A run as one of several processes, on one host or on many: how they find each other, and how each of them ends all."""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import tqdm
+
+from fedjax_ssl.simulation.distributed import exchanged, meet
+
+LAUNCHERS = "Slurm, Open MPI, Kubernetes and Cloud TPU"
+NO_LAUNCHER = f"--coordinator: missing, accepted: HOST:PORT of process 0, or nothing under {LAUNCHERS}"
+BEAT, DEAD_AFTER, BACKSTOP, SAID_AFTER = 4.0, 20.0, 60, 10.0
+"""Seconds: between a process's signs of life; without one until it counts as dead; the same for JAX, which ends the others with
+a stack trace; until a process says that it waits for the others."""
+AT_ONCE, DAY = 5_000, 24 * 3_600_000
+"""Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
+ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"
+"""Keys that all processes can read: the signs of life; who has ended, empty where all have, and with which status."""
+GOES_ON = "the same command goes on from the newest checkpoint"
+Result = TypeVar("Result")
+
+
+class Place(NamedTuple):
+    """Where process 0 listens (HOST:PORT), how many processes there are, and which one this is."""
+
+    coordinator_address: str
+    num_processes: int
+    process_id: int
+
+
+def connected(place: Place | None) -> Any:
+    """JAX's client of the service through which processes find each other, once all are there; None: a launcher tells where.
+
+    Call it before JAX is used. ValueError where they do not find each other.
+    """
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the run's
+    # Where the place is given, no launcher says which devices this process has.
+    options: dict[str, Any] = {} if place is None else {**place._asdict(), "cluster_detection_method": "deactivate"}
+    waiting = threading.Timer(SAID_AFTER, _say, ["waiting for the other processes"])
+    waiting.start()
+    try:
+        jax.distributed.initialize(**options, heartbeat_timeout_seconds=BACKSTOP)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(NO_LAUNCHER if "coordinator_address" in str(error) else f"--distributed: {error}") from None
+    finally:
+        waiting.cancel()
+    if jax.process_index() > 0:
+        logging.disable(logging.WARNING)  # process 0 says it
+    meet()
+    from jax._src.distributed import global_state  # JAX has no public name for the client; Orbax takes it from here, too
+
+    return global_state.client
+
+
+def run(work: Callable[[], int], client: Any) -> int:
+    """The exit status of `work` in process 0, in all processes: they end together, or the first one that fails ends all."""
+    watch = threading.Thread(target=_watch, args=(client,), daemon=True)
+    watch.start()
+    try:
+        status = work()
+    except Exception as error:
+        if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find
+            time.sleep(DEAD_AFTER + 2 * BEAT)
+        traceback.print_exc()
+        status = 1
+    try:
+        client.wait_at_barrier(ENDED, AT_ONCE if status else DAY)
+    except jax.errors.JaxRuntimeError:  # the others go on, and would wait for this process
+        _end_all(client, status)
+    if jax.process_index() == 0:
+        client.key_value_set(ENDED, json.dumps(["", status]))
+    watch.join()
+    _, status = json.loads(client.blocking_key_value_get(ENDED, AT_ONCE))
+    jax.distributed.shutdown()
+    return status
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """What `work` returns, once it has in all processes; ValueError, in all of them, where the input of any is wrong."""
+    if jax.process_count() == 1:
+        return work()
+    result, error = None, ""
+    try:
+        result = work()
+    except (ValueError, OSError) as wrong:
+        error = str(wrong)
+    errors = exchanged(error)
+    for number, text in enumerate(errors):
+        if text:
+            raise ValueError(text if errors == [text] * len(errors) or number == 0 else f"process {number}: {text}")
+    return result  # type: ignore[return-value]
+
+
+def check_alike(what: Callable[[], dict[str, Any]]) -> None:
+    """Raises ValueError where something of `what`, by its name, is not the same in all processes."""
+    first, *others = exchanged(what() if jax.process_count() > 1 else {})
+    for number, other in enumerate(others, start=1):
+        if differing := [name for name, value in first.items() if other[name] != value]:
+            raise ValueError(
+                f"--distributed: process {number} has other {' and '.join(differing)} than process 0, accepted: the same"
+            )
+
+
+def _watch(client: Any) -> None:
+    """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
+    seen: dict[str, tuple[str, float]] = {}
+    for beat in itertools.count():
+        try:
+            client.key_value_set(f"{ALIVE}{jax.process_index()}", f"{name()} {beat}", allow_overwrite=True)
+            whose, status = json.loads(client.blocking_key_value_get(ENDED, int(1000 * BEAT)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                _say(f"process 0 has died; {GOES_ON}")
+                os._exit(1)
+            if jax.process_index() == 0 and (dead := _dead(client.key_value_dir_get(ALIVE), seen)):
+                _say(f"{dead} has died, without a sign of life for {DEAD_AFTER:.0f} s; {GOES_ON}")
+                _end_all(client, 1)
+        else:
+            if whose in ("", name()):
+                return
+            if jax.process_index() == 0:
+                _say(f"{whose} has ended with status {status}; {GOES_ON}")
+            os._exit(status)
+
+
+def _dead(signs: list[tuple[str, str]], seen: dict[str, tuple[str, float]]) -> str:
+    """The name of a process whose sign of life is an old one; `seen` has the last one of each, and since when."""
+    now = time.monotonic()
+    for key, sign in signs:
+        last, since = seen.get(key, ("", now))
+        if sign != last:
+            seen[key] = sign, now
+        elif now - since > DEAD_AFTER:
+            return sign.rpartition(" ")[0]
+    return ""
+
+
+def _end_all(client: Any, status: int) -> None:
+    """Ends this process, and lets the others know, which end then, too."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first
+        client.key_value_set(ENDED, json.dumps([name(), status]))
+    time.sleep(1)  # process 0 serves this word to the others
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def name() -> str:
+    """The number and the host of this process."""
+    return f"process {jax.process_index()} on {socket.gethostname()}"
+
+
+def _say(text: str) -> None:
+    """Prints a line, above the progress bar where there is one."""
+    tqdm.tqdm.write(text, file=sys.stderr)
