@@ -131,7 +131,7 @@ def words() -> str:
 
     from .main import COMMANDS
 
-    keys, of_methods, choices = _keys()
+    general, of_methods, choices = keys()
     filled = {
         "ALL_METHOD_KEYS": " ".join(_sorted(key for own in of_methods.values() for key in own)),
         "OF_METHODS": "\n".join(
@@ -148,7 +148,7 @@ def words() -> str:
             f'  --config.{key}=*) words="{" ".join(f"--config.{key}={one}" for one in values)}" ;;'
             for key, values in choices.items()
         ),
-        "KEYS": " ".join(keys),
+        "KEYS": " ".join(general),
         "MODULES": " ".join(f"launch.{name}" for name in COMMANDS),
         "COMMANDS": " ".join(COMMANDS),
     }
@@ -189,7 +189,7 @@ def _names(name: str) -> Iterable[str]:
     return ()
 
 
-def _keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
+def keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
     """The keys of all configs, those of each method, and the values of those that accept a few words."""
     from fedjax_ssl import methods, models
     from fedjax_ssl.data.catalog import DATASETS

@@ -17,6 +17,7 @@ from fedjax_ssl.data import presets, profiles, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.experiment import sizes
+from fedjax_ssl.experiment.doubts import log_doubts
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
@@ -65,7 +66,9 @@ def build(
     drawn = drawn_runs(config, dataset)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
-    return assembled(drawn, layout, widths)
+    experiment = assembled(drawn, layout, widths)
+    log_doubts(experiment.settings, experiment.method.requires, experiment.problem.spec.num_classes, experiment.problem.data)
+    return experiment
 
 
 class Plan(NamedTuple):

@@ -81,7 +81,7 @@ class DataSettings(Model):
     labeled: Annotated[str, Known(LABELED_VIEWS, ("default",))] = Field(
         default="default", description="The view of labeled examples; `default`: the weak view."
     )
-    image_size: Annotated[int, Field(ge=0, le=4096)] = Field(
+    image_size: Annotated[int, Field(ge=0, le=512)] = Field(
         default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
     )
 

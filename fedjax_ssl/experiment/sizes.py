@@ -18,7 +18,7 @@ MOST_PARAMETERS = 2**27 - 1  # an int32 counts the bytes of a client's messages,
 def check_images(dataset: Dataset, size: int) -> None:
     """Raises ValueError where the images of a dataset do not fit into memory once they have `size` x `size` pixels."""
     images = len(dataset.train_images) + len(dataset.test_images)
-    _check(f"data.image_size: got {size}, with which {images:,} images", images * size**2 * dataset.train_images.shape[-1])
+    _check(f"data.image_size: got {size}, {images:,} images", images * size**2 * dataset.train_images.shape[-1])
 
 
 def check_trainings(settings: Settings, options: Options, data: FederatedData) -> None:
@@ -40,16 +40,16 @@ def check_states(settings: Settings, method: Method, spec: DataSpec, num_params:
     options = " ".join(f"{key}={value}" for key, value in settings.model_options())
     network = f"{settings.model['name']} {options}".rstrip()
     if num_params > MOST_PARAMETERS:
-        got = f"got {network}, which has {num_params:,} parameters"
+        got = f"got {network}, of {num_params:,} parameters"
         raise ValueError(f"model.name: {got}, accepted: a network of at most {MOST_PARAMETERS:,}")
     states = jax.eval_shape(lambda key: method.init(key, spec), jax.random.key(0))
     server, clients = map(num_bytes, states)
-    _check(f"model.name: got {network}, with which the server's state", num_runs * server, on_host=False)
-    each = f"got {spec.num_clients:,} clients, whose states of {clients / spec.num_clients / 1e6:.3g} MB each"
-    _check(f"data.num_clients: {each}", num_runs * clients, on_host=settings.execution.data == "host")
+    _check(f"model.name: got {network}, a server's state", num_runs * server, on_host=False)
+    got = f"data.num_clients: got {spec.num_clients:,}, clients' states"
+    _check(got, num_runs * clients, on_host=settings.execution.data == "host")
 
 
 def _check(what: str, needed: int, *, on_host: bool = True) -> None:
     there = memory.available(on_host=on_host)
     if 0 < there < needed:
-        raise ValueError(f"{what} take {needed / 1e9:,.3g} GB, accepted: what fits into {there / 1e9:.3g} GB of memory")
+        raise ValueError(f"{what} of {needed / 1e9:,.3g} GB in all, accepted: what fits into {there / 1e9:.3g} GB of memory")

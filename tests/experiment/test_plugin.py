@@ -3,9 +3,12 @@
 import ast
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 from types import ModuleType
 
 import jax
@@ -80,6 +83,37 @@ def test_the_command_runs_in_the_folder_of_the_file(folder, own_methods):
     assert [row["round"] for row in rows] == [1, 2]
     assert [row["client/participants"] for row in rows] == [5, 5]
     assert all(0 < row["client/entropy"] < 2.31 for row in rows)  # log 10: the entropy of a guess
+
+
+ON_DIGITS = "import my_method\nfrom fedjax_ssl.configs.digits import get_config\n"
+PROGRAM = "import my_method, sys\nfrom launch import run\nsys.exit(run.main(sys.argv))\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        (("-m", "launch.run"), "on_digits.py:prox_entropy,labels_at=clients"),
+        pytest.param(("program.py",), "digits:prox_entropy,labels_at=clients", marks=pytest.mark.ci),
+    ],
+)
+def test_a_registered_method_runs_on_the_digits_by_its_name_in_a_process_of_its_own(folder, tmp_path, words, config):
+    (folder / "on_digits.py").write_text(ON_DIGITS)
+    (folder / "program.py").write_text(PROGRAM)
+    command = [
+        sys.executable,
+        *words,
+        f"--config={config}",
+        "--config.rounds=2",
+        "--config.method.mu=0.5",
+        "--config.model.name=linear",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command.append(f"--workdir={tmp_path}")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["method"], summary["dataset"], summary["rounds"]) == ("prox_entropy", "digits", 2)
+    assert json.loads((tmp_path / "config.json").read_text())["method"]["mu"] == 0.5
 
 
 @pytest.mark.ci

@@ -15,6 +15,7 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.models import registry
+from fedjax_ssl.options import choices
 from fedjax_ssl.simulation.program import ON_CPU
 from tests.models import shipped
 
@@ -56,6 +57,10 @@ def test_the_readme_counts_parameters_and_names_the_normalization():
     for above, row in itertools.pairwise(rows):
         row[0] = row[0] or above[0]
     assert {row[0] for row in rows} == set(registry.BUILT_IN)
+    for name in registry.BUILT_IN:
+        for option, field in models.options_class(name).model_fields.items():
+            assert re.search(rf"`{option}[`=]", text), option
+            assert all(re.search(rf"`{word}`|={word}`", text) for word in choices(field) if not word.isdecimal()), option
     for name, _, _, options, shape, count, normalization in rows:
         given = {key: int(value) if value.isdecimal() else value for key, value in re.findall(r"(\w+)=(\w+)", options)}
         network = models.build(name, num_classes=10, **given)

@@ -1,0 +1,69 @@
+"""Settings that are legal and hardly ever meant: one line each on the log, before the run."""
+
+import fnmatch
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.method import Requires
+
+_log = logging.getLogger(__name__)
+
+
+class Facts(NamedTuple):
+    """What a value is held against."""
+
+    settings: Settings
+    num_classes: int
+    largest: int  # examples of the client with the most; 0: there are no clients
+    at_server: int  # labeled examples of the server that trains beside clients
+
+
+def _reads_alpha(facts: Facts) -> bool:
+    data = facts.settings.data
+    schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
+    return any("alpha" in PARTITIONS[scheme].parameters for scheme in schemes)
+
+
+Doubtful = Callable[[Any, Facts], bool]
+DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
+    ("*.learning_rate", lambda rate, _: rate > 10, "networks hardly ever learn by steps of this size"),
+    ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
+    ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
+    ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),
+    ("method.prox_mu", lambda weight, _: weight > 100, "clients hardly leave the global model"),
+    ("method.confidence", lambda least, _: least == 0, "every pseudo-label is accepted"),
+    ("method.confidence", lambda least, _: least == 1, "hardly any pseudo-label is accepted"),
+    ("method.*weight", lambda weight, _: weight > 1e4, "other terms of the loss hardly count"),
+    ("model.norm_momentum", lambda share, _: share < 1e-4, "running statistics are averages over more than 10,000 batches"),
+    ("data.alpha", lambda alpha, facts: alpha < 1e-3 and _reads_alpha(facts), "a class goes to one client"),
+    ("data.alpha", lambda alpha, facts: alpha > 1e5 and _reads_alpha(facts), "the split is as `iid`"),
+    ("data.num_labels", lambda number, facts: number < facts.num_classes and not facts.settings.data.labeled_fraction,
+     "a class has no labeled example"),
+    ("client.batch_size", lambda size, facts: 0 < facts.largest < size, "no client has so many examples"),
+    ("server.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
+    ("*.epochs", lambda epochs, _: epochs > 500, "a round has more epochs than most runs have in all"),
+    ("eval_every", lambda every, facts: every > facts.settings.rounds, "only the last round is evaluated"),
+)  # fmt: skip
+"""Keys, as a shell's pattern; when a value under one is doubtful; what it does."""
+
+
+def log_doubts(settings: Settings, requires: Requires, num_classes: int, data: FederatedData) -> None:
+    """Logs what is doubtful in the settings of a run."""
+    largest, at_server = (int(table.count.max()) if requires.clients else 0 for table in (data.client_data, data.server))
+    for line in doubts(Facts(settings, num_classes, largest, at_server)):
+        _log.warning("%s", line)
+
+
+def doubts(facts: Facts) -> Iterator[str]:
+    """A line for each setting that is doubtful."""
+    settings = facts.settings
+    values = flattened(settings.to_dict() | {"method": settings.method | dict(settings.method_options())})
+    for pattern, is_doubtful, why in DOUBTS:
+        for key in fnmatch.filter(values, pattern):
+            if is_doubtful(values[key], facts):
+                yield f"{key}={values[key]}: {why}"

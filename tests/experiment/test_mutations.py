@@ -1,0 +1,112 @@
+"""No mutation of a config escapes `build` or the command line: one line before anything is compiled, or a legal experiment."""
+
+import tempfile
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from fedjax_ssl.experiment import estimate, run
+from fedjax_ssl.experiment.build import build
+from tests import tiny
+from tests.experiment.commands import launch, launch_process, refused
+from tests.experiment.mutations import command_lines, configs, within_limits
+
+pytestmark = pytest.mark.reliability
+
+SOME = settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+MANY = settings(SOME, max_examples=2000, derandomize=False)
+SMALL = ("mlp", "linear", "cnn")
+OVERRIDES = (
+    "clinet.epochs=1", "rounds.x=1", "data.labeled_fraction[0]=1", f"seeds={10**12}", f"data.num_clients={10**20}",
+    f"seed={10**20}", "client.optimizer.learning_rate=inf", "server.learning_rate=1e39", f"model.width={10**10}",
+    "model.width=4096", f"method.prox_mu=1{'0' * 400}", f"client.epochs={2**31 - 1}", f"client.batch_size={2**31 - 1}",
+    "log_to=tensorbord", "rounds=" + "9" * 5000, "data.strong=" + "x" * 5000,
+)  # fmt: skip
+COMMANDS = (
+    "--config=README.md", "--config=confgs/digits.py:fl2 --config.rounds=3", "--config=~nobody/x.py", "--config=" + "9" * 5000,
+    "--config=\udc80", "--config=/", "--config=digits:\0", "--config=digits:fl2,labels=9e9",
+)  # fmt: skip
+"""What has been a traceback, a hang, a killed process, or was accepted, once."""
+
+
+def check_line(text: str) -> None:
+    assert 0 < len(text) <= 1000
+    assert "\n" not in text
+
+
+def check_build(tree: dict, *, trace: bool = False) -> None:
+    with within_limits():
+        refusal = None
+        try:
+            experiment = build(tree)
+        except (ValueError, FileNotFoundError) as error:
+            refusal = error
+        if refusal is not None:
+            assert type(refusal) in (ValueError, FileNotFoundError)  # of which UnicodeError is one
+            check_line(str(refusal))
+        elif trace and experiment.settings.model["name"] in SMALL and experiment.settings.execution.data == "device":
+            experiment.simulator.trace()
+
+
+def check_command(words: list[str]) -> None:
+    with (
+        within_limits(),
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(run, "run"),  # all that comes before is as it is
+        mock.patch.object(estimate, "estimate", return_value=mock.Mock(seconds=1.0)),
+    ):
+        done = launch(*words, f"--workdir={folder}/run")
+    assert done.returncode in (0, 2)
+    assert done.stdout == ""
+    if done.returncode == 2:
+        assert done.stderr.startswith("error: ")
+        check_line(done.stderr.removesuffix("\n"))
+
+
+@SOME
+@given(configs())
+def test_no_config_escapes_build(tree):
+    check_build(tree)
+
+
+@SOME
+@given(command_lines())
+def test_no_command_line_escapes(words):
+    check_command(words)
+
+
+@pytest.mark.slow
+@MANY
+@given(configs())
+def test_no_config_of_many_escapes_build_and_those_accepted_are_traced(tree):
+    check_build(tree, trace=True)
+
+
+@pytest.mark.slow
+@MANY
+@given(command_lines())
+def test_no_command_line_of_many_escapes(words):
+    check_command(words)
+
+
+@pytest.mark.parametrize("words", [*[f"--config=digits:fl2 --config.{one}" for one in OVERRIDES], *COMMANDS])
+def test_what_has_escaped_once_is_one_line(words):
+    with within_limits():
+        check_line(refused(*words.split(" ")).removesuffix("\n"))
+
+
+def test_a_number_that_python_does_not_write_is_one_line():
+    check_build(tiny.config("fl2") | {"rounds": 10**5000})
+
+
+@pytest.mark.ci
+def test_processes_end_with_one_line():
+    """The same by real processes, at once."""
+    lines = ("--config=digits:fl2 --config.clinet.epochs=1", "--config=digits:fl2 --config.model.width=4096", *COMMANDS[:3])
+    processes = [launch_process(*line.split(" ")) for line in lines]
+    for process in processes:
+        out, errors = process.communicate(timeout=300)
+        assert (process.returncode, out) == (2, "")
+        assert errors.startswith("error: ")
+        check_line(errors.removesuffix("\n"))
