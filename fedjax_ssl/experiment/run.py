@@ -259,6 +259,8 @@ def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
 def _save(experiment: Experiment, opened: Sequence[_Folder], done: int, state: RunState | None) -> None:
     if state is None:  # stopped before it began
         return
+    for folder in opened:  # none takes the place of a checkpoint that the others still need
+        folder.checkpoints.wait()
     for folder, own in zip(opened, experiment.simulator.split(state), strict=True):
         if not folder.diverged:
             folder.checkpoints.save(done, own, log=folder.log.digest())
