@@ -224,6 +224,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                     write_json(folder.path / DIVERGED, row)
             if rows:
                 progress.update(done, seen(rows))
+            for folder in opened if states else []:  # none takes the place of a checkpoint that the others still need
+                folder.checkpoints.wait()
             for folder, saved in zip(opened, states, strict=bool(states)):
                 if not folder.diverged:
                     folder.checkpoints.save(done, saved, log=folder.log.digest())
