@@ -134,10 +134,11 @@ class Queue:
         self._rounds: dict[pathlib.Path, tuple[int, int]] = {}  # a log's size and its lines
 
     def run(self) -> list[Done]:
-        """Runs what is not done yet; results in the order of the cells."""
+        """Runs what is not done yet; results in the order of the cells. Ctrl-C and SIGTERM end it, and what it runs."""
         done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
         new = [cell for cell in self.cells if not (self.folder / cell.name).exists()]
         begun = [Program((cell,)) for cell in self.cells if cell.name not in done and (self.folder / cell.name).exists()]
+        usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, self._bar() as bar:
             waiting = {pool.submit(self._program, one): one for one in (*begun, *programs(new, self._jobs - len(begun)))}
             try:
@@ -154,6 +155,8 @@ class Queue:
             except KeyboardInterrupt:
                 self.stop()
                 raise
+            finally:
+                signal.signal(signal.SIGTERM, usual)
 
     def _bar(self) -> Any:
         layout = "{n_fmt}/{total_fmt} experiments {bar:30} {elapsed}, {desc}"

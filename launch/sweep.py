@@ -9,7 +9,7 @@ compare with; `[small]` has what `--small` puts in its place. On the command lin
 config, and the columns are the product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go
 to every run. Seeds, and experiments that differ in one number alone, share a program where its method can; each GPU, or each
 share of the cores, runs one program (`--jobs`).
-Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C.
+Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
 import argparse
@@ -63,7 +63,6 @@ def main(argv: list[str]) -> int:
     try:
         done = queue.run()
     except KeyboardInterrupt:
-        queue.stop()
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + signal.SIGINT
     print(_table(done, seeds), end="")
