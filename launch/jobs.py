@@ -54,6 +54,14 @@ class Done(NamedTuple):
     error: str
     has_ended: bool
 
+    def __str__(self) -> str:
+        """Mean and standard deviation over seeds of the last round's accuracy, in percent; or why there are none, in a word."""
+        from fedjax_ssl.experiment.report.tables import spread
+
+        if self.error:
+            return "diverged" if self.has_ended else "failed"
+        return str(spread([100 * one["accuracy"] for one in self.results], 1))
+
 
 class Program(NamedTuple):
     """The cells of one `launch.run`: one, or several, in a folder `shared`, that differ in the number `vary` alone."""
@@ -177,7 +185,7 @@ class Queue:
         for name in [name for name in done if name not in self._said]:
             self._said.add(name)
             cell = done[name].cell
-            print(f"{cell.label}: {done[name].error or accuracy(done[name])}", file=sys.stderr, flush=True)
+            print(f"{cell.label}: {done[name].error or done[name]}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Asks all runs to save their state and to end, and waits for them."""
@@ -290,10 +298,3 @@ def gpus() -> list[str]:
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(number) for number, _ in enumerate(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))]
-
-
-def accuracy(done: Done) -> str:
-    """Mean and standard deviation over seeds of the last round's accuracy, in percent."""
-    from fedjax_ssl.experiment.report.tables import spread
-
-    return str(spread([100 * one["accuracy"] for one in done.results if "accuracy" in one], 1))
