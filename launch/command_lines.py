@@ -54,7 +54,7 @@ def named(run: Run) -> list[str] | None:
     for file in _candidates(run.config["method.name"], run.config["data.name"]):
         given = _settings(file, {})
         differing = {key: command.as_text(value) for key, value in wanted.items() if given.get(key) != value}
-        if len(differing) <= MOST and _settings(file, differing) == wanted:
+        if given.keys() == wanted.keys() and len(differing) <= MOST and _settings(file, differing) == wanted:
             found.append([f"--config={file}", *(f"--config.{key}={text}" for key, text in differing.items())])
     return min(found, key=len, default=None)
 

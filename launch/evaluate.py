@@ -182,12 +182,19 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_run(report: dict[str, Any]) -> Iterator[str]:
+    from fedjax_ssl.experiment.report.tables import aligned
+
     if "accuracy" in report:
         yield f"  accuracy  {report['accuracy']:.4f}"
         yield f"  calibration error (ECE, {len(report['calibration']['examples'])} bins)  {report['ece']:.4f}"
-        yield "  accuracy of each class"
-        yield from (f"    {c}  {value:.4f}" for c, value in enumerate(report["class_accuracy"]))
-        yield from _matrix(report["confusion"])
+        confusion = report["confusion"]
+        is_shown = len(confusion) <= LARGEST
+        matrix = "and how many of its examples are taken for which (the confusion matrix)" if is_shown else "more in --json"
+        yield f"  each class: its accuracy, {matrix}"
+        rows = [["class", "accuracy", *(map(str, range(len(confusion))) if is_shown else ())]]
+        for number, (accuracy, counts) in enumerate(zip(report["class_accuracy"], confusion, strict=True)):
+            rows.append([str(number), f"{accuracy:.4f}", *(map(str, counts) if is_shown else ())])
+        yield from (f"    {line}" for line in aligned(rows, lambda column: True))
     if "clients" in report:
         clients = report["clients"]
         counted = int((np.asarray(clients["examples"]) > 0).sum())
@@ -195,17 +202,6 @@ def _of_run(report: dict[str, Any]) -> Iterator[str]:
         most = max(1, *(int(count) for count in clients["histogram"]))
         for i, count in enumerate(clients["histogram"]):
             yield f"    {i / 10:.1f} to {(i + 1) / 10:.1f}  {'#' * round(40 * count / most)} {count}"
-
-
-def _matrix(confusion: list[list[int]]) -> Iterator[str]:
-    if len(confusion) > LARGEST:
-        yield f"  confusion matrix: {len(confusion)} classes, see --json"
-        return
-    from fedjax_ssl.experiment.report.tables import aligned
-
-    rows = [["", *range(len(confusion))], *([c, *row] for c, row in enumerate(confusion))]
-    yield "  confusion matrix: rows are true classes, columns predictions"
-    yield from (f"    {line}" for line in aligned([list(map(str, row)) for row in rows], lambda column: True))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,14 @@ class Done(NamedTuple):
     error: str
     has_ended: bool
 
+    def __str__(self) -> str:
+        """Mean and standard deviation over seeds of the last round's accuracy, in percent; or why there are none, in a word."""
+        from fedjax_ssl.experiment.report.tables import spread
+
+        if self.error:
+            return "diverged" if self.has_ended else "failed"
+        return str(spread([100 * one["accuracy"] for one in self.results], 1))
+
 
 class Program(NamedTuple):
     """The cells of one `launch.run`: one, or several, in a folder `shared`, that differ in the number `vary` alone."""
@@ -134,10 +142,11 @@ class Queue:
         self._rounds: dict[pathlib.Path, tuple[int, int]] = {}  # a log's size and its lines
 
     def run(self) -> list[Done]:
-        """Runs what is not done yet; results in the order of the cells."""
+        """Runs what is not done yet; results in the order of the cells. Ctrl-C and SIGTERM end it, and what it runs."""
         done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
         new = [cell for cell in self.cells if not (self.folder / cell.name).exists()]
         begun = [Program((cell,)) for cell in self.cells if cell.name not in done and (self.folder / cell.name).exists()]
+        usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, self._bar() as bar:
             waiting = {pool.submit(self._program, one): one for one in (*begun, *programs(new, self._jobs - len(begun)))}
             try:
@@ -154,6 +163,8 @@ class Queue:
             except KeyboardInterrupt:
                 self.stop()
                 raise
+            finally:
+                signal.signal(signal.SIGTERM, usual)
 
     def _bar(self) -> Any:
         layout = "{n_fmt}/{total_fmt} experiments {bar:30} {elapsed}, {desc}"
@@ -174,7 +185,7 @@ class Queue:
         for name in [name for name in done if name not in self._said]:
             self._said.add(name)
             cell = done[name].cell
-            print(f"{cell.label}: {done[name].error or accuracy(done[name])}", file=sys.stderr, flush=True)
+            print(f"{cell.label}: {done[name].error or done[name]}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Asks all runs to save their state and to end, and waits for them."""
@@ -287,10 +298,3 @@ def gpus() -> list[str]:
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
     return [str(number) for number, _ in enumerate(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))]
-
-
-def accuracy(done: Done) -> str:
-    """Mean and standard deviation over seeds of the last round's accuracy, in percent."""
-    from fedjax_ssl.experiment.report.tables import spread
-
-    return str(spread([100 * one["accuracy"] for one in done.results if "accuracy" in one], 1))

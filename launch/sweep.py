@@ -9,7 +9,7 @@ compare with; `[small]` has what `--small` puts in its place. On the command lin
 config, and the columns are the product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go
 to every run. Seeds, and experiments that differ in one number alone, share a program where its method can; each GPU, or each
 share of the cores, runs one program (`--jobs`).
-Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C.
+Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from importlib import metadata
 from typing import Any
 
 from . import arguments, command
-from .jobs import Cell, Done, Queue, accuracy
+from .jobs import Cell, Done, Queue
 
 SWEEPS = command.CONFIGS / "sweeps"
 METHOD = re.compile(r"\{(method|row)\}")
@@ -63,7 +63,6 @@ def main(argv: list[str]) -> int:
     try:
         done = queue.run()
     except KeyboardInterrupt:
-        queue.stop()
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + signal.SIGINT
     print(_table(done, seeds), end="")
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> int:
             print(f"note: {one.cell.label}, seed {run['seed']}: {run['note']}", file=sys.stderr)
     failed = [one for one in done if one.error]
     for one in failed:
-        print(f"{_word(one)}: {one.cell.label}: {one.error}", file=sys.stderr)
+        print(f"{one}: {one.cell.label}: {one.error}", file=sys.stderr)
     print(f"results in {folder}; figures and tables: {command.program('report')} {shlex.quote(str(folder))}", file=sys.stderr)
     return 1 if failed else 0
 
@@ -183,17 +182,12 @@ def _table(done: Sequence[Done], seeds: int) -> str:
     from fedjax_ssl.experiment.report import tables
 
     rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
-    entries = {(one.cell.row, one.cell.column): _word(one) + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
+    entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
     of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
     header = ("", *columns) if columns != [""] else ("", "accuracy, %")
     lines = tuple((row, *(entries[row, column] for column in columns)) for row in rows)
     return tables.text(tables.Table("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", header, lines))
-
-
-def _word(done: Done) -> str:
-    """A cell's entry in the table."""
-    return accuracy(done) if not done.error else "diverged" if done.has_ended else "failed"
 
 
 def _parser() -> argparse.ArgumentParser:

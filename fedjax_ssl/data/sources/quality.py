@@ -10,7 +10,6 @@ from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1000  # images that are compared at a time, so that large ones need little memory
 
 
 def warn(dataset: Dataset) -> Dataset:
@@ -55,10 +54,7 @@ def oddities(dataset: Dataset) -> list[str]:
 def _constant(images: UInt8[np.ndarray, "N H W ch"]) -> Bool[np.ndarray, " N"]:
     """Which images have one value in all pixels of a channel, in every channel; none where they have one pixel."""
     pixels = images.reshape(len(images), -1, images.shape[-1])
-    if pixels.shape[1] == 1:
-        return np.zeros(len(images), bool)
-    chunks = (pixels[start : start + _CHUNK] for start in range(0, len(pixels), _CHUNK))
-    return np.concatenate([(chunk == chunk[:, :1]).all((1, 2)) for chunk in chunks])
+    return (pixels.max(1) == pixels.min(1)).all(1) & (pixels.shape[1] > 1)
 
 
 def _digests(images: UInt8[np.ndarray, "N H W ch"]) -> list[bytes]:

@@ -90,7 +90,7 @@ def curves(
         for axes in grid[len(parts) :]:
             axes.set_axis_off()
         _add_legend(figure, max(grid, key=lambda axes: len(axes.lines)))
-    return picture(figure, name, title, f"{title}, against {label}. {_ends(parts)}.")
+    return picture(figure, name, title, f"{title}. {_ends(parts)}.")
 
 
 def _draw(axes: Axes, line: Curve) -> None:

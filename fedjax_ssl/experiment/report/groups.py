@@ -177,6 +177,6 @@ def _across(runs: Sequence[Run]) -> list[str]:
     for key, what in (("git_commit", "commits"), ("jax_version", "JAX versions"), ("device", "devices")):
         found = sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})
         if len(found) > 1:
-            shown = [value[:10] for value in found] if key == "git_commit" else found
+            shown = [value[:10] + value[40:] for value in found] if key == "git_commit" else found
             notes.append(f"The runs were made with different {what}: {', '.join(shown)}")
     return notes

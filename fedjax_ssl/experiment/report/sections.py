@@ -107,14 +107,13 @@ def curves(made_from: Source, metrics: Metrics, kind: str, level: tuple[str, flo
 
 def panels(made_from: Source) -> list[Picture]:
     """The parts of (FL)^2's Figure 3 in one figure, for a paper; none where runs have no pseudo-labels."""
-    metrics, label = TEST | PSEUDO_LABELS, statistics.AXES[made_from.x]
-    return [
-        figures.curves(
-            _name("panel", figure), _title("Pseudo-labels", figure), {metrics[key][0]: one for key, one in parts.items()}, label
-        )
-        for figure, parts in drawn(made_from, metrics, made_from.x)
-        if len(parts) > 1
-    ]
+    metrics, pictures = TEST | PSEUDO_LABELS, []
+    for figure, parts in drawn(made_from, metrics, made_from.x):
+        if len(parts) > 1:
+            named = {metrics[key][0]: lines for key, lines in parts.items()}
+            title = _title(f"Pseudo-labels against {made_from.x}", figure)
+            pictures.append(figures.curves(_name("panel", figure), title, named, statistics.AXES[made_from.x]))
+    return pictures
 
 
 def _title(words: str, figure: str) -> str:
