@@ -88,7 +88,8 @@ def _read(
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             header, *lines = [line for line in csv.reader(file) if line] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"got {path} ({first_line(error)}), accepted: a CSV file in UTF-8") from None
+        why = first_line(getattr(error, "strerror", None) or error)
+        raise ValueError(f"got {path} ({why}), accepted: a CSV file in UTF-8") from None
     wanted = ("client", *columns)
     if tuple(cell.strip() for cell in header) != wanted:
         got = first_line(",".join(header)) or "nothing"

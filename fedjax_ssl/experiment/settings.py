@@ -168,7 +168,7 @@ class SystemSettings(Model):
 
     participation: Literal["uniform", "weighted", "available"] = Field(
         default="uniform",
-        description="Who is drawn: all alike, by number of examples, or all alike among those that the trace has at that time.",
+        description="Who is drawn: all alike, by number of examples, or all alike among those who can be reached.",
     )
     trace: str = Field(
         default="", description="When clients can be reached: a CSV file `client,start,end`, or `diurnal`; empty: always."
@@ -183,12 +183,13 @@ class SystemSettings(Model):
         default=0.0, description="Probability that a client drops out of a round after it has received the model."
     )
     speed: Weight = Field(
-        default=0.0, description="Examples that a client passes forward in a second, median over clients; 0: any number."
+        default=0.0,
+        description="Examples that a client passes forward in a second, median over clients; 0: that takes no time.",
     )
     speed_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.0, description="Standard deviation of its logarithm over clients."
     )
-    up: Weight = Field(default=0.0, description="Bytes that a client sends in a second, median over clients; 0: any number.")
+    up: Weight = Field(default=0.0, description="Bytes that a client sends in a second, median over clients; 0: no time.")
     down: Weight = Field(default=0.0, description="Bytes that it receives in a second, likewise.")
     bandwidth_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.0, description="Standard deviation of the logarithms of both over clients."

@@ -73,7 +73,7 @@ def expected(rules=RULES, seed=SEED):
     for number in range(ROUNDS):
         row = dict.fromkeys(("sim/dropped", "sim/absent", "client/participants", "comm/bytes_up", "comm/bytes_down"), 0)
         row |= {"cost/forward_passes": 0, "cost/backward_passes": 0, "perf/client_images": 0}
-        waited, updates, weights = [0.0], [], []
+        waited, updates, weights, gaps = [0.0], [], [], []
         for k, there in enumerate(reached(number, rules, WINDOWS)):
             row["sim/absent"] += not there
             row["comm/bytes_down"] += 4 * there
@@ -90,6 +90,7 @@ def expected(rules=RULES, seed=SEED):
                 continue
             local = w
             for _ in range(steps):
+                gaps.append(abs(local - 10 * (k + 1)))
                 local -= RATE * (local - 10 * (k + 1))  # all pixels of a client are alike
             row["comm/bytes_up"] += 4
             row["client/participants"] += 1
@@ -98,7 +99,7 @@ def expected(rules=RULES, seed=SEED):
             updates.append(local)
             weights.append(toy.SIZES[k])
         w = np.average(updates, weights=weights) if updates else w
-        rows.append(row | {"sim/seconds": max(waited)})
+        rows.append(row | {"sim/seconds": max(waited)} | ({"client/loss": np.mean(gaps)} if gaps else {}))
     return rows, w, taken
 
 
