@@ -1,15 +1,23 @@
 """Processes of this machine that run together, with CPU devices of their own; as a program, rounds of methods.
 
-python -m tests.hosts PROCESS PROCESSES PORT FILE METHOD-PLACE ...
+python -m tests.hosts PROCESS PORT FILE METHOD-PLACE ...
 """
 
 import os
 import pathlib
+import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ssl.experiment import hosts
+from fedjax_ssl.simulation import distributed
+from tests import tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -51,3 +59,31 @@ def ended(processes: Sequence[subprocess.Popen], timeout: float = 120) -> list[E
             process.kill()
     streams = [["".join(line for line in text.splitlines(True) if "[Gloo]" not in line) for text in both] for both in outputs]
     return [Ended(process.returncode, *both) for process, both in zip(processes, streams, strict=True)]
+
+
+def rounds(case: Sequence[str], number: int = 2) -> list[tuple[dict, Any]]:
+    """Of a method with the labels in a place: each round's metrics, evaluated, and the state after it, on all devices."""
+    quick = {"client__epochs": 0, "client__steps": 2, "server__epochs": 0, "server__steps": 2}
+    one_by_one = {"execution__strategy": "sharded", "execution__devices": jax.device_count()}
+    experiment = tiny.experiment(case[0], labels_at=case[1], **tiny.confident(case[0]) | quick | one_by_one)
+    simulator, found = experiment.simulator, []
+    state = simulator.initialize()
+    for _ in range(number):
+        state, row = simulator.round(state)
+        (own,) = simulator.split(state)
+        found.append((row | simulator.evaluate(state)[0], jax.device_get((own.server, own.clients))))
+    return found
+
+
+def main(process: int, port: int, file: str, *cases: str) -> None:
+    hosts.connected(hosts.Place(f"127.0.0.1:{port}", 2, process))
+    tree = {"key": jax.random.key(process), "zeros": np.float32([0.0, -0.0]), "flag": np.bool_(process == 0)}
+    found = {"first": jax.device_get(distributed.from_first(tree | {"key": jax.random.key_data(tree["key"])}))}
+    found |= {case: rounds(case.split("-")) for case in cases}
+    if process == 0:
+        pathlib.Path(file).write_bytes(pickle.dumps(found))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

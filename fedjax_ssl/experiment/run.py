@@ -244,7 +244,7 @@ def _rounds(
 ) -> Iterator[tuple[int, list[Row], list[RunState]]]:
     """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, states that are to be saved).
 
-    It ends where all runs have diverged. Where a client ends the run, the last state comes without rows.
+    The state in which it ends may come once more, without rows. It ends early where all runs have diverged.
     """
     settings = experiment.settings
     if state is None:
@@ -252,21 +252,22 @@ def _rounds(
             return
         state, first = experiment.start()
         last = [row | known for row, known in zip(first, last, strict=True)]
-    steps, together = experiment.steps(state, last), settings.execution.rounds_per_dispatch
-    stopped = stop.agreed()
-    while not (stopped or done >= end) or done % together:  # the state is that after a dispatch
+    steps, saved = experiment.steps(state, last), done
+    while not (stop.agreed() or done >= end) or done % settings.execution.rounds_per_dispatch:
         try:
             state, rows = next(steps, (state, []))
         except StoppedError as error:
-            if done:
+            if saved < done:
                 yield done, [], experiment.simulator.split(error.state)
             raise
         if not rows:
             return
-        done, stopped = rows[0]["round"], stop.agreed()
-        is_last = (stopped or done >= end) and done % together == 0
-        is_saved = is_last or done % settings.checkpoint_every == 0
-        yield done, rows, experiment.simulator.split(state) if is_saved else []
+        done = rows[0]["round"]
+        if is_due := done % settings.checkpoint_every == 0:
+            saved = done
+        yield done, rows, experiment.simulator.split(state) if is_due else []
+    if saved < done:
+        yield done, [], experiment.simulator.split(state)
 
 
 def _follow(experiment: Experiment, stop: Stop, end: int) -> None:
