@@ -31,7 +31,7 @@ def line(function, *args) -> str:
         ("rounds.x=1", ["config.rounds.x: unknown key; did you mean config.rounds?"]),
         ("data.labeled_fraction[0]=1", ["config.data.labeled_fraction[0]: unknown key"]),
         ("data.labeled_fraction=.1,x", ["config.data.labeled_fraction: got '.1,x', accepted: numbers"]),
-        ("client=1", ["config.client: got '1'", "batch_size, epochs, optimizer, steps"]),
+        ("client=1", ["config.client: got '1'", "batch_size, epochs, on_nonfinite, optimizer, steps"]),
         ("rounds=many", ["config.rounds: got 'many', accepted: a whole number"]),
         ("rounds=((((((((", ["config.rounds: got '(((((((('"]),
     ],

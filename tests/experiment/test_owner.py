@@ -219,7 +219,7 @@ def test_a_wait_for_a_sign_of_life_is_said_before_what_comes_of_it(tmp_path, con
 
 
 def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):
-    experiment = types.SimpleNamespace(runs=[types.SimpleNamespace(name="3")])
+    experiment = types.SimpleNamespace(runs=[types.SimpleNamespace(name="3")], settings=types.SimpleNamespace(rounds=2))
     folder = tmp_path / "3"
     with owned([folder]):
         run.open_workdir(folder, {}, overwrite=False)

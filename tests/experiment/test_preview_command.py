@@ -121,7 +121,7 @@ def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
         ({"labels_at": "clint"}, "data.labels_at: got 'clint', accepted: server, clients"),
         ({"label_selection": "equal"}, "data.label_selection: got 'equal', accepted: balanced, random"),
         ({"partition": "dirchlet"}, "(did you mean 'dirichlet'?)"),
-        ({"labels_at": "clients", "labeled_partition": "idd"}, "data.labeled_partition: got 'idd', accepted: iid, "),
+        ({"labels_at": "clients", "labeled_partition": "idd"}, "data.labeled_partition: got 'idd', accepted: '', iid, "),
         ({"unlabeled_partition": "iid"}, "data.unlabeled_partition: got 'iid' with data.labels_at=server, accepted: "),
         ({"labeled_fraction": (0.1, 0.2)}, "data.labeled_fraction: got 2 numbers, accepted: one number"),
         ({"labels_at": "clients", "labeled_fraction": (0.1, 0.2)}, "got 2 numbers, accepted: one number, or 100, one per"),

@@ -163,7 +163,7 @@ def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_p
     images = np.random.default_rng(0).integers(0, 256, (110, 8, 8), np.uint8)
     arrays = {"x_train": images[:80], "y_train": np.arange(80) % 10, "x_test": images[80:], "y_test": np.arange(30) % 10}
     np.savez(tmp_path / "here.npz", **arrays)
-    arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.data.name=npz")
+    arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.data.name=npz", "--config.client.batch_size=2")
     assert launch(*arguments, f"--config.data.path={tmp_path / 'here.npz'}", "--stop_after=2").returncode == 0
     arrays["x_train"][7, 3, 3] += 1
     np.savez(tmp_path / "there.npz", **arrays)
