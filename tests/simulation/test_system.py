@@ -210,15 +210,15 @@ def test_going_on_from_a_state_gives_the_same_bits():
 def test_clients_who_are_not_heard_of_compute_nothing_and_those_who_will_not_be_there_are_not_read():
     problem = problem_of()
     made = source.DeviceSource(problem)
-    state = RunState({"w": jnp.zeros(())}, jnp.zeros(7, jnp.int32), jnp.int32(0), jax.random.key(SEED))
+    state = RunState({"w": jnp.zeros(())}, jnp.zeros(7, jnp.int32), jnp.int32(1), jax.random.key(SEED))
     ready = made.open(state, source.RunInputs(problem.tables[0], None), made.pools)
     sizes, ids = np.array(toy.SIZES), np.asarray(ready.cohort.ids)
-    works = [reached(0, RULES, WINDOWS)[k] and stays(state.key, 0, k, RULES.dropout) for k in ids]
+    works = [reached(1, RULES, WINDOWS)[k] and stays(state.key, 1, k, RULES.dropout) for k in ids]
     assert 0 < sum(works) < 7
     np.testing.assert_array_equal(ready.inputs.rows.unlabeled.count, sizes[ids] * works)
-    following = np.asarray(cohort.sample(state.key, jnp.int32(1), problem.spec, 9).ids)
+    following = np.asarray(cohort.sample(state.key, jnp.int32(2), problem.spec, 9).ids)
     np.testing.assert_array_equal(
-        ready.data.server.next_cohort.count, sizes[following] * np.array(reached(1, RULES, WINDOWS))[following]
+        ready.data.server.next_cohort.count, sizes[following] * np.array(reached(2, RULES, WINDOWS))[following]
     )
 
 
