@@ -128,10 +128,11 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> G
             return losses.masked_mean(values, batch.mask), (values, batch_stats)
 
         grad, (values, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {"loss": mean(values, batch.mask)}
-        return Gradients(
-            grad, batch_stats, metrics, follow=lambda new: (ema.update(target, new.params["backbone"], options.target_decay),)
-        )
+
+        def follow(new: Weights) -> tuple[PyTree]:
+            return (ema.update(target, new.params["backbone"], options.target_decay),)
+
+        return Gradients(grad, batch_stats, {"loss": mean(values, batch.mask)}, follow=follow)
 
     return gradient
 

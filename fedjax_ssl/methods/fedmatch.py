@@ -272,7 +272,8 @@ def train(
     order_key, train_key = jax.random.split(key)
     task, client, _, options = setup
     (start, stats), rate = shared.weights, shared.learning_rate
-    size, of_psi = options.unlabeled_batch_size or client.batch_size, unlabeled_gradient(setup, shared, helpers, shard)
+    size = options.unlabeled_batch_size or client.batch_size
+    of_psi = unlabeled_gradient(setup, shared, helpers, shard)
     if not trains_both(task):
         schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
         fit = Fit(Weights(start.psi, stats), optimizers[0], (start.sigma,))

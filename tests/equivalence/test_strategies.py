@@ -36,9 +36,9 @@ def assert_agree(expected, got, tolerance):
         assert engine.distance(jax.device_get(tree), jax.device_get(other)) < tolerance
 
 
-def assert_same_rounds(expected, got):
-    """Of two pairs (states, rows): the states, what was counted, and what was decided."""
-    (states, rows), (got_states, got_rows) = expected, got
+def assert_same_rounds(experiment, strategy, states, rows, start=None):
+    """The states, what was counted, and what was decided."""
+    _, got_states, got_rows = engine.simulate(experiment, strategy, rounds=len(rows), start=start)
     assert [row.keys() for row in got_rows] == [row.keys() for row in rows]
     counted = [[{key: row[key] for key in EQUAL & row.keys()} for row in all_] for all_ in (rows, got_rows)]
     assert counted[0] == counted[1]
@@ -46,15 +46,13 @@ def assert_same_rounds(expected, got):
     assert_agree(states[-1], got_states[-1], 1e-5 if len(rows) == 1 else 1e-4)
 
 
-# In chunks every method runs in the contract's tests, too.
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.slow if name == "chunked" else pytest.mark.ci) for name in STRATEGIES[:3]]
-)
+@pytest.mark.ci
 @pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
-def test_one_round_of_every_method_agrees(case, strategy):
-    experiment, *expected = reference(*case, rounds=1)
-    assert not experiment.method.requires.clients or expected[1][0]["client/participants"] > 0
-    assert_same_rounds(expected, engine.simulate(experiment, strategy)[1:])
+def test_one_round_of_every_method_agrees_under_every_strategy(case):
+    experiment, states, rows = reference(*case, rounds=1)
+    assert not experiment.method.requires.clients or rows[0]["client/participants"] > 0
+    for strategy in ("vmap", "chunked", "sharded"):  # from one first state, which takes a program of its own
+        assert_same_rounds(experiment, strategy, states, rows, start=engine.copied(states[0]))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +60,8 @@ def test_one_round_of_every_method_agrees(case, strategy):
 )
 @pytest.mark.parametrize("case", tiny.params(fast=(("fedmatch", "clients"),)))
 def test_three_rounds_of_every_method_agree(case, strategy):
-    experiment, *expected = reference(*case, rounds=3)
-    assert_same_rounds(expected, engine.simulate(experiment, strategy, rounds=3)[1:])
+    experiment, states, rows = reference(*case, rounds=3)
+    assert_same_rounds(experiment, strategy, states, rows)
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("vmap", marks=pytest.mark.slow), "chunked"])

@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Task, Weights, networks, server
+from fedjax_ssl.local import Task, Trained, Weights, networks, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
@@ -155,6 +155,17 @@ def norm_task(labels_at: str) -> Task:
 
 def norm_weights(scale: float) -> Weights:
     return Weights({"scale": jnp.float32(scale)}, {"mean": jnp.zeros(3), "var": jnp.ones(3)})
+
+
+@pytest.mark.parametrize(("mode", "up"), [("static", 4), ("running", 28)])
+def test_clients_receive_statistics_and_send_those_that_training_changes(mode, up):
+    received, trained = norm_weights(1.0), Weights({"scale": jnp.float32(3)}, {"mean": jnp.ones(3), "var": jnp.ones(3)})
+    task, steps = norm_task("clients")._replace(norm=mode), Trained((), {}, jnp.int32(5))
+    output = output_of(task, received, trained, steps, jnp.float32(2), "state")
+    assert (output.update.params["scale"], output.weight, output.client_state) == (-2, 2, "state")
+    assert output.update.stats == () if mode == "static" else output.update.stats["mean"].tolist() == [-1] * 3
+    sums = {name: int(metric.total) for name, metric in output.metrics.items()}
+    assert sums == {"comm/bytes_down": 28, "comm/bytes_up": up, "perf/client_images": 5}
 
 
 @pytest.mark.parametrize("weighting", ["examples", "batches"])
