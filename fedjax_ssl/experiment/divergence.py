@@ -1,5 +1,7 @@
 """When a run ends before its last round, and what to do: its weights are not finite, or a client's results are not."""
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ REASON = "diverged"
 """The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
 LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "lars": 10.0}
 """Learning rates above which an optimizer seldom works."""
-LARGE = 10  # so many times its default, but at least a tenth of that, a method's number is large
+LARGE = 10  # a method's own number is large above so many times its default, and never up to 1
 
 
 class DivergedError(RuntimeError):
@@ -33,9 +35,7 @@ def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> s
         groups = ["client", *at_server] if "client/participants" in metrics else ["server"]
         return f"round {number}: the global model holds NaN or infinity; {remedy(settings, groups)}"
     if metrics["client/non_finite"] == settings.cohort_size:  # the model would not change
-        faults = 0
-        for fault in metrics[FAULT].values():
-            faults |= fault
+        faults = functools.reduce(operator.or_, metrics[FAULT].values())
         of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
         todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
         return f"round {number}: all {settings.cohort_size} clients returned {reason(faults)}; {todo}"
@@ -79,5 +79,5 @@ def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, flo
     options = settings.method_options()
     for name, field in type(options).model_fields.items():
         value, counts = getattr(options, name), any(getattr(mark, "le", None) == MANY for mark in field.metadata)
-        if isinstance(field.default, float) and not counts and value >= LARGE * max(field.default, 1 / LARGE):
+        if isinstance(field.default, float) and not counts and value > LARGE * max(field.default, 1 / LARGE):
             yield f"method.{name}", value
