@@ -70,7 +70,7 @@ def keep_programs() -> None:
             _log.warning("compiled programs are not cached: %s cannot be written to", folder)
             return
         jax.config.update("jax_compilation_cache_dir", str(folder))
-    _say_once("persistent compilation cache", "compiled programs are not cached")
+    _say_once("persistent compilation cache", f"compiled programs are not cached in {jax.config.jax_compilation_cache_dir}")
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

@@ -6,7 +6,6 @@ What is written is on disk before the function that writes it returns: a power c
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -204,13 +203,12 @@ def remove_unfinished(folder: pathlib.Path) -> None:
             path.unlink()
 
 
-def make_folder(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Makes a folder and those above it, on disk; returns the new ones, the folder itself first."""
-    missing = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+def make_folder(folder: pathlib.Path) -> None:
+    """Makes a folder and those above it, on disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync(path.parent)
-    return missing
 
 
 def sync(opened: int | pathlib.Path) -> None:

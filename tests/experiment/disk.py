@@ -34,10 +34,10 @@ class Disk:
         self._now: dict[int, Any] = {}
         self._synced: dict[int, Any] = {}
         self._changes: dict[int, list[Entries]] = {}  # of a folder, since it was synced: names -> inode, 0: removed
-        self._scan()
+        self.scan()
         self._synced, self._changes = dict(self._now), {}
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
         """Notes what has changed since the last call."""
         pending = [self.root]
         while pending:
@@ -64,13 +64,13 @@ class Disk:
         """Notes that what has changed in a folder is one change."""
         inode = self._inode(folder)
         before = len(self._changes.setdefault(inode, []))
-        self._scan()
+        self.scan()
         changes = self._changes[inode]
         changes[before:] = [{name: value for change in changes[before:] for name, value in change.items()}]
 
     def synced(self, handle: int) -> None:
         """Notes that a file or a folder is on disk."""
-        self._scan()
+        self.scan()
         inode = os.fstat(handle).st_ino
         if inode in self._now:
             self._synced[inode] = self._now[inode]
@@ -78,7 +78,6 @@ class Disk:
 
     def after_a_power_cut(self, folder: pathlib.Path, chance: random.Random | None) -> None:
         """Writes to `folder` what is left: all that is synced, and of the rest what chance will have; None: nothing."""
-        self._scan()
         self._write(self._inode(self.root), folder, chance)
 
     def _write(self, inode: int, path: pathlib.Path, chance: random.Random | None) -> None:
@@ -155,6 +154,7 @@ def forgetting(root: pathlib.Path, moment: Callable[[Disk], None]) -> Iterator[D
     disk = Disk(root)
 
     def made(original, *arguments, **named):
+        disk.scan()
         moment(disk)
         found = original(*arguments, **named)
         if original is FSYNC:
@@ -166,6 +166,7 @@ def forgetting(root: pathlib.Path, moment: Callable[[Disk], None]) -> Iterator[D
     try:
         with calls(root, made):
             yield disk
+        disk.scan()
         moment(disk)
     finally:
         disk.close()

@@ -78,6 +78,25 @@ def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
     return (folder / OWNER).read_bytes()
 
 
+@contextlib.contextmanager
+def owner_there(folder: pathlib.Path):
+    """A process on another machine has the folder, and gives signs of life."""
+    claimed(folder, 7, host="there", machine="another")
+    ended = threading.Event()
+
+    def beat():
+        while not ended.wait(0.05):
+            os.utime(folder / OWNER)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_the_next_goes_on(tmp_path, config):
     workdir = tmp_path / "run"
     arguments = [config, f"--workdir={workdir}", "--config.rounds=100000", "--config.checkpoint_every=2"]
@@ -185,31 +204,18 @@ def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_pat
     """Also where a lock is had: some file systems keep locks to one machine."""
     if not locks:
         request.getfixturevalue("no_locks")
-    claimed(tmp_path, 7, host="there", machine="another")
-    ended = threading.Event()
-
-    def beat():
-        while not ended.wait(0.05):
-            os.utime(tmp_path / OWNER)
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(OwnedError, match="by process 7 on there"):
-            take(tmp_path)
-    finally:
-        ended.set()
-        thread.join()
+    with owner_there(tmp_path), pytest.raises(OwnedError, match="by process 7 on there"):
+        take(tmp_path)
     assert named(tmp_path)["host"] == "there"
     with owned([tmp_path]):
         assert named(tmp_path)["pid"] == os.getpid()
 
 
-def test_a_wait_for_a_sign_of_life_is_said_at_once(tmp_path, config, no_locks, quick):
-    claimed(tmp_path, 7, host="there", machine="another")
-    done = launch(config, f"--workdir={tmp_path}", "--config.rounds=1")
-    assert done.returncode == 0
-    assert done.stderr.startswith(f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}\n")
+def test_a_wait_for_a_sign_of_life_is_said_before_what_comes_of_it(tmp_path, config, quick):
+    with owner_there(tmp_path):
+        said = launch(config, f"--workdir={tmp_path}").stderr.splitlines()
+    assert said[0] == f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}"
+    assert said[1].startswith(f"error: --workdir: {tmp_path} is being written to by process 7 on there")
 
 
 def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):

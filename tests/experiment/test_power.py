@@ -76,7 +76,14 @@ def test_after_an_io_error_at_any_write_of_a_save_the_one_before_is_there_and_th
     assert len(calls) >= 35
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+ci, slow = pytest.mark.ci, pytest.mark.slow
+RUNS_AND_STEPS = [
+    pytest.param(1, 23, marks=ci), pytest.param(2, 61, marks=ci), pytest.param(1, 1, marks=slow), pytest.param(2, 5, marks=slow)
+]  # fmt: skip
+"""How many runs a program has, and which moments, or calls, are tried: every 23rd ..."""
+
+
+@pytest.fixture(scope="module")
 def whole(request, own_methods, tmp_path_factory):
     """An experiment of one run and one of two, and the folder of the whole run."""
     few = {"data__name": "digits", "data__num_clients": 4, "cohort_size": 2, "diagnostics__clients_every": 2}
@@ -107,7 +114,7 @@ def assert_goes_on(whole, workdir):
         assert all(np.array_equal(records[1][name], values) for name, values in records[0].items())
 
 
-@pytest.mark.parametrize("every", [pytest.param(23, marks=pytest.mark.ci), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("whole", "every"), RUNS_AND_STEPS, indirect=["whole"])
 def test_a_run_goes_on_with_the_same_bits_after_a_power_cut(tmp_path, whole, every):
     images, root = Images(tmp_path, every), tmp_path / "run"
     root.mkdir()
@@ -119,7 +126,7 @@ def test_a_run_goes_on_with_the_same_bits_after_a_power_cut(tmp_path, whole, eve
     assert len(images.left) * every >= 600
 
 
-@pytest.mark.parametrize("every", [pytest.param(11, marks=pytest.mark.ci), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("whole", "every"), RUNS_AND_STEPS, indirect=["whole"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_run_goes_on_with_the_same_bits_after_an_error_at_any_write(tmp_path, whole, every, code):
     with disk.failing(tmp_path / "all", 10**9) as calls:

@@ -1,5 +1,7 @@
 """Several runs in folders: each as a single run leaves it, resume, divergence, layouts that are found again."""
 
+import errno
+import os
 import pathlib
 import shutil
 import signal
@@ -12,6 +14,7 @@ from fedjax_ssl.experiment import layout as layout_module
 from fedjax_ssl.experiment import provenance
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.divergence import DivergedError
 from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
 from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
@@ -103,6 +106,25 @@ def test_runs_that_were_killed_between_their_saves_go_on_from_the_round_that_all
         (tmp_path / name / "summary.json").unlink()
     go(config(), tmp_path, stop_after=3)  # from round 2; seed 0's round 4 does not stand in its way
     assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [3, 3]
+    go(config(), tmp_path)
+    assert_same_runs(experiment, expected, tmp_path)
+
+
+def test_after_a_save_that_fails_in_one_run_none_saves_a_later_round(tmp_path, monkeypatch, whole):
+    """Else nothing would be left that all have."""
+    experiment, expected = whole
+    write = Checkpoints._write
+
+    def full(self, round, *content):
+        if self.folder.parent.name == "1":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, round, *content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            go(config(), tmp_path)
+    assert [[path.name for path in (tmp_path / run / "checkpoints").iterdir()] for run in ("0", "1")] == [["2"], []]
     go(config(), tmp_path)
     assert_same_runs(experiment, expected, tmp_path)
 
