@@ -50,7 +50,7 @@ def launched(count: int, *arguments: str, devices: int = 2, own: Sequence[Sequen
     return started([[*common, *([f"--process_id={i}"] if count > 1 else []), *own[i]] for i in range(count)], devices)
 
 
-def ended(processes: Sequence[subprocess.Popen], timeout: float = 120) -> list[Ended]:
+def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[Ended]:
     """How the processes end; Gloo, which adds up what CPU devices have, announces itself on standard output."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]

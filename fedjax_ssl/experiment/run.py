@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
-from fedjax_ssl.experiment import provenance
+from fedjax_ssl.experiment import loop, provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
-from fedjax_ssl.experiment.divergence import REASON, DivergedError, StoppedError
+from fedjax_ssl.experiment.divergence import REASON, DivergedError
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.experiment.layout import Layout
@@ -22,7 +22,7 @@ from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
 from fedjax_ssl.experiment.trackers import trackers
 from fedjax_ssl.experiment.writers import Progress
-from fedjax_ssl.simulation.distributed import exchanged, is_first
+from fedjax_ssl.simulation.distributed import is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
@@ -160,11 +160,12 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     Of several processes the first one alone has the folders; the others run the same rounds.
     """
     end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
-    if is_first():
-        with owned(folders(experiment, workdir)):
-            _run(experiment, workdir, stop, end)
-    else:
-        _follow(experiment, stop, end)
+    if not is_first():
+        for _ in loop.rounds(experiment, None, stop, end):
+            pass
+        return
+    with owned(folders(experiment, workdir)):
+        _run(experiment, workdir, stop, end)
 
 
 def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) -> None:
@@ -181,7 +182,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) ->
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, end)
     else:
-        exchanged(None)
+        loop.nothing()
     if all(is_finished(path, rounds) for path in paths):
         _log.info("all %d rounds are done, results in %s", rounds, workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
@@ -196,13 +197,11 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     with _refusing():
         provenance.check(run_files, experiment)
-        done, states, last = _restore(experiment, opened)
+        begun = _restore(experiment, opened)
     provenance.write(run_files, experiment, layout)
-    if done:
+    if done := begun.done:
         _log.info("going on after round %d", done)
-    exchanged({"done": done, "last": last})
-    state = experiment.simulator.join(states) if states else None
-    rounds = _rounds(experiment, done, state, last, stop, end)
+    rounds = loop.rounds(experiment, begun, stop, end)
     with ExitStack() as stack:
         boards = [trackers(own.settings, folder.path, done) for own, folder in zip(experiment.runs, opened, strict=True)]
         for tracker in itertools.chain.from_iterable(boards):
@@ -224,11 +223,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                     write_json(folder.path / DIVERGED, row)
             if rows:
                 progress.update(done, seen(rows))
-            for folder in opened if states else []:  # none takes the place of a checkpoint that the others still need
-                folder.checkpoints.wait()
-            for folder, saved in zip(opened, states, strict=bool(states)):
-                if not folder.diverged:
-                    folder.checkpoints.save(done, saved, log=folder.log.digest())
+            if states:
+                _save(opened, done, states)
     if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
         _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
     for own, folder in zip(experiment.runs, opened, strict=True):
@@ -237,47 +233,6 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 rows = _whole_log(folder.path, settings.rounds)
             folder.checkpoints.wait()  # a run with a summary is not run again
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
-
-
-def _rounds(
-    experiment: Experiment, done: int, state: RunState | None, last: list[Row], stop: Stop, end: int
-) -> Iterator[tuple[int, list[Row], list[RunState]]]:
-    """Runs the rounds after `done` up to `end`, or to a signal: (round, a row for each run, states that are to be saved).
-
-    The state in which it ends may come once more, without rows. It ends early where all runs have diverged.
-    """
-    settings = experiment.settings
-    if state is None:
-        if stop.agreed():
-            return
-        state, first = experiment.start()
-        last = [row | known for row, known in zip(first, last, strict=True)]
-    steps, saved = experiment.steps(state, last), done
-    while not (stop.agreed() or done >= end) or done % settings.execution.rounds_per_dispatch:
-        try:
-            state, rows = next(steps, (state, []))
-        except StoppedError as error:
-            if saved < done:
-                yield done, [], experiment.simulator.split(error.state)
-            raise
-        if not rows:
-            return
-        done = rows[0]["round"]
-        if is_due := done % settings.checkpoint_every == 0:
-            saved = done
-        yield done, rows, experiment.simulator.split(state) if is_due else []
-    if saved < done:
-        yield done, [], experiment.simulator.split(state)
-
-
-def _follow(experiment: Experiment, stop: Stop, end: int) -> None:
-    """What all processes but the first do in `run`: its rounds, if there are any, without folders."""
-    begun = exchanged(None)[0]
-    if begun is not None:
-        simulator, done = experiment.simulator, begun["done"]
-        state = simulator.join([simulator.template()]) if done else None
-        for _ in _rounds(experiment, done, state, begun["last"], stop, end):
-            pass
 
 
 def _check_finished(folder: pathlib.Path, rounds: int) -> None:
@@ -305,10 +260,16 @@ def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
     return rows
 
 
-def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, list[RunState], list[Row]]:
-    """(round, states, rows) of the newest round of which all runs that have not diverged have a checkpoint, or round 0, no
-    states, and rows without metrics.
-    """
+def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState]) -> None:
+    for folder in opened:  # none takes the place of a checkpoint that the others still need
+        folder.checkpoints.wait()
+    for folder, own in zip(opened, states, strict=True):
+        if not folder.diverged:
+            folder.checkpoints.save(done, own, log=folder.log.digest())
+
+
+def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
+    """The newest round of which all runs that have not diverged have a checkpoint, or round 0."""
     live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
@@ -321,12 +282,12 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> tuple[int, li
         folder.log.truncate(done)
         ClientsLog(folder.path).truncate(done)
     if not states:
-        return 0, [], [{REASON: folder.diverged} if folder.diverged else {} for folder in opened]
+        return loop.Begun(0, [], [{REASON: folder.diverged} if folder.diverged else {} for folder in opened])
     # In the place of a run that has diverged the program runs the first of the others once more.
     own = iter(states)
     of_all = [states[0] if folder.diverged else next(own) for folder in opened]
     last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
-    return done, of_all, last
+    return loop.Begun(done, of_all, last)
 
 
 def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int, list[RunState]]:

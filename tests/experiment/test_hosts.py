@@ -1,0 +1,185 @@
+"""Several processes of one job, on this machine: they agree, end together, and go on in any other number."""
+
+import json
+import signal
+import time
+
+import jax
+import pytest
+
+from fedjax_ssl.experiment import hosts as package
+from fedjax_ssl.experiment import layout
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.method import Requires
+from tests import hosts
+from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused, rows
+
+pytestmark = pytest.mark.reliability
+LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
+FAILS_IN_PROCESS_1 = """
+import functools, jax
+from fedjax_ssl.methods import METHODS
+from tests.experiment.average import average as usual
+
+@functools.wraps(usual)
+def failing(**given):
+    def server_update(*args):
+        if jax.process_index() == 1:
+            raise RuntimeError("out of luck")
+        return method.server_update(*args)
+
+    method = usual(**given)
+    return method._replace(server_update=server_update)
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "average.py"
+    path.write_text(CONFIG)
+    return f"--config={path}"
+
+
+def numbers(found):
+    return [{key: pytest.approx(value, rel=1e-6, abs=1e-6) for key, value in row.items()} for row in found]
+
+
+def wait_for_rounds(workdir, number, jobs):
+    log, deadline = workdir / "metrics.jsonl", time.monotonic() + 300
+    while not log.exists() or log.read_bytes().count(b"\n") < number:
+        assert all(job.poll() is None for job in jobs), [job.communicate() for job in jobs]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_processes_of_two_devices_write_what_one_of_four_does(tmp_path):
+    (tmp_path / "fixmatch.py").write_text(FIXMATCH)
+    arguments = [f"--config={tmp_path / 'fixmatch.py'}", "--config.rounds=2", f"--workdir={tmp_path / 'job'}"]
+    first, second = hosts.ended(hosts.launched(2, *arguments))
+    assert (first.status, second.status, second.stdout, second.stderr) == (0, 0, "", "")
+    assert first.stderr.count("all 2 rounds are done") == 1
+    assert json.loads((tmp_path / "job" / "summary.json").read_text())["device"].startswith("4 x ")
+    whole = launch(*arguments[:2], f"--workdir={tmp_path / 'whole'}")  # the tests have four devices
+    assert whole.returncode == 0, whole.stderr
+    assert rows(tmp_path / "job") == numbers(rows(tmp_path / "whole"))
+
+
+@pytest.mark.ci
+def test_a_process_that_dies_ends_the_job_with_its_name_and_any_number_of_processes_goes_on(tmp_path, config):
+    arguments = [config, f"--workdir={tmp_path / 'job'}", *LONG]
+    jobs = hosts.launched(2, *arguments)
+    wait_for_rounds(tmp_path / "job", 8, jobs)
+    jobs[1].kill()
+    began = time.monotonic()
+    first, second = hosts.ended(jobs)
+    assert time.monotonic() - began < 60
+    assert (first.status, second.status) == (1, -signal.SIGKILL)
+    assert first.stderr.count("process 1 on ") == first.stderr.count("has died, without a sign of life") == 1
+    assert "Traceback" not in first.stderr
+    done = int(max((tmp_path / "job" / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name)).name)
+    for end, (count, devices) in enumerate([(2, 2), (1, 1), (1, 3), (2, 2)], start=1):
+        found = hosts.ended(hosts.launched(count, *arguments, f"--stop_after={done + 2 * end}", devices=devices))
+        assert [one.status for one in found] == [0] * count, found
+        assert f"going on after round {done + 2 * end - 2 * (end > 1)}" in found[0].stderr
+    assert launch(*arguments[:1], f"--workdir={tmp_path / 'whole'}", *LONG, f"--stop_after={done + 8}").returncode == 0
+    assert rows(tmp_path / "job") == numbers(rows(tmp_path / "whole"))
+
+
+@pytest.mark.ci
+def test_when_process_0_dies_the_others_end(tmp_path, config):
+    jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
+    wait_for_rounds(tmp_path / "job", 2, jobs)
+    jobs[0].kill()
+    began = time.monotonic()
+    _, second = hosts.ended(jobs)
+    assert time.monotonic() - began < 60
+    assert second.status in (1, -signal.SIGABRT)  # JAX may be faster, whose message has a stack trace
+    assert "process 0 has died" in second.stderr or "leader task was preempted/died" in second.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_signal_to_any_process_stops_all_after_the_same_round(tmp_path, config, process):
+    jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
+    wait_for_rounds(tmp_path / "job", 2, jobs)
+    jobs[process].send_signal(signal.SIGTERM)
+    first, second = hosts.ended(jobs)
+    assert (first.status, second.status) == (143, 143)
+    done = len(rows(tmp_path / "job"))
+    assert f"stopped after round {done} of" in first.stderr
+    assert second.stderr == ""
+    assert (tmp_path / "job" / "checkpoints" / str(done)).is_dir()
+
+
+@pytest.mark.ci
+def test_a_process_that_fails_alone_is_named_and_ends_all(tmp_path):
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS_IN_PROCESS_1 + CONFIG.replace("average.register()", "METHODS['average'] = failing"))
+    first, second = hosts.ended(hosts.launched(2, f"--config={path}", f"--workdir={tmp_path / 'job'}", *LONG))
+    assert (first.status, second.status) == (1, 1)
+    assert second.stderr.rstrip().endswith("RuntimeError: out of luck")
+    assert "has ended with status 1" in first.stderr
+    assert "Traceback" not in first.stderr
+
+
+@pytest.mark.ci
+def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config):
+    def refusal(*arguments, own):
+        first, second = hosts.ended(hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *arguments, own=own))
+        assert (first.status, second.status, second.stderr) == (2, 2, "")
+        assert first.stderr.count("\n") == 1
+        assert not (tmp_path / "job").exists()
+        return first.stderr
+
+    missing = "--config.data.path=/nowhere.npz"
+    assert refusal("--config.data.name=npz", missing, own=()).startswith("error: data.path=/nowhere.npz")
+    assert "process 1: data.path" in refusal(own=([], ["--config.data.name=npz", missing]))
+    assert "process 1 has other config than process 0" in refusal(own=([], ["--config.client.epochs=2"]))
+    other = (["--config.data.name=synthetic"], ["--config.data.name=digits"])
+    assert "process 1 has other config and data than process 0" in refusal(own=other)
+
+
+def test_flags_that_do_not_go_together_are_refused(config):
+    place = ("--coordinator=localhost:1234", "--num_processes=2", "--process_id=1")
+    assert "--coordinator: got localhost:1234 without --distributed" in refused(config, *place)
+    assert "--process_id: missing" in refused(config, "--distributed", *place[:2])
+    assert "--coordinator: got localhost, accepted: HOST:PORT" in refused(
+        config, "--distributed", "--coordinator=localhost", *place[1:]
+    )
+    assert "--process_id: got 2 with --num_processes=2, accepted: 0 to 1" in refused(
+        config, "--distributed", *place[:2], "--process_id=2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"seeds": 3}, "seeds, vary: got 3 runs in 2 processes, accepted: one run"),
+        ({"execution": {"data": "host"}}, "execution.data: got host in 2 processes, accepted: device"),
+        ({"execution": {"strategy": "scan"}}, "execution.strategy: got scan in 2 processes, accepted: auto, sharded"),
+        ({"execution": {"devices": 3}}, "execution.devices: got 3 in 2 processes, accepted: 0 or 4, all of them"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(monkeypatch, keys, line):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=line):
+        layout.resolve(Settings.from_dict(keys), Requires(), num_runs=keys.get("seeds", 1))
+
+
+def test_all_devices_share_the_clients_of_several_processes(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    found = layout.resolve(Settings.from_dict({"cohort_size": 3, "data": {"num_clients": 3}}), Requires())
+    assert (found.strategy, found.devices, found.runs_at_once) == ("sharded", 4, 1)
+    assert not found.execution(Settings()).auto_chunk
+
+
+def test_a_process_is_dead_once_its_sign_of_life_is_old(monkeypatch):
+    now, seen = [100.0], {}
+    monkeypatch.setattr(package.time, "monotonic", lambda: now[0])
+    signs = {"a": "process 0 on x 1", "b": "process 1 on y 1"}
+    assert package._dead(list(signs.items()), seen) == ""
+    now[0] += package.DEAD_AFTER - 1
+    signs["a"] = "process 0 on x 2"
+    assert package._dead(list(signs.items()), seen) == ""
+    now[0] += 2
+    assert package._dead(list(signs.items()), seen) == "process 1 on y"
