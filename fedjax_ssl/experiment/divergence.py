@@ -35,7 +35,7 @@ def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> s
         groups = ["client", *at_server] if "client/participants" in metrics else ["server"]
         return f"round {number}: the global model holds NaN or infinity; {remedy(settings, groups)}"
     heard_of = settings.cohort_size - metrics.get("sim/dropped", 0) - metrics.get("sim/absent", 0)
-    if 0 < metrics["client/non_finite"] == heard_of:  # the model would not change
+    if metrics["client/non_finite"] == heard_of >= min(2, settings.cohort_size):  # one bad client alone ends no run
         faults = functools.reduce(operator.or_, metrics[FAULT].values())
         of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
         todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
