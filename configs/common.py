@@ -6,9 +6,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.local.task import NORM_DEFAULTS
-from fedjax_ssl.methods import METHODS, PROX_MU, options_class
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.models import default_options
 
 
@@ -16,8 +15,8 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     """A config with the default of every key, also of the method's and the model's own options."""
     config = Settings().to_dict()
     options = options_class(METHODS[method])().model_dump()
-    config["method"] = {"name": method, "prox_mu": PROX_MU.get(method, 0.0), **options}
-    config["model"] = {"name": model, **NORM_DEFAULTS, **default_options(model), **model_options}
+    config["method"] = {**MethodSettings(name=method).model_dump(), **options}
+    config["model"] = {**ModelSettings(name=model).model_dump(), **default_options(model), **model_options}
     return ConfigDict(config)
 
 

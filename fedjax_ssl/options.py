@@ -177,7 +177,7 @@ def from_text(key: str, text: str, like: object) -> Any:
             words = (word.strip() for word in text.strip("()[] ").split(","))
             return tuple(pydantic.TypeAdapter(int | float).validate_strings(word) for word in words if word)
         return text if kind is str else pydantic.TypeAdapter(kind).validate_strings(text)
-    except pydantic.ValidationError:
+    except (pydantic.ValidationError, pydantic.PydanticUserError):  # or a value of a kind that no text has
         raise ValueError(f"{key}: got {_shown(text)}, accepted: {_KINDS.get(kind, 'a value')}") from None
 
 

@@ -161,12 +161,12 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     tree = _made(path, argument if colon else None)
     from fedjax_ssl.options import from_text, unknown_key
 
-    other = (overrides or {}).get("model.name", "")
-    if other and other != tree.get("model", {}).get("name", other):  # another network has other options
-        from fedjax_ssl.local.task import NORM_DEFAULTS
+    other, model = (overrides or {}).get("model.name", ""), tree.get("model")
+    if other and isinstance(model, dict) and other != model.get("name", other):  # another network has other options
+        from fedjax_ssl.experiment.settings import ModelSettings
         from fedjax_ssl.models import MODELS, default_options
 
-        kept = {key: value for key, value in tree["model"].items() if key in ("name", *NORM_DEFAULTS)}
+        kept = {key: value for key, value in model.items() if key in ModelSettings.model_fields}
         tree["model"] = kept | (default_options(other) if other in MODELS else {})
     known = _keys(tree)
     for key, text in (overrides or {}).items():
@@ -233,6 +233,8 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    if strange := [key for key in config if not isinstance(key, str)]:
+        raise ValueError(f"--config: got the key {strange[0]!r}, accepted: text")
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
 
 

@@ -21,10 +21,10 @@ from fedjax_ssl.experiment.doubts import log_doubts
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
-from fedjax_ssl.experiment.settings import ClientSettings, OptimizerSettings, ServerSettings, Settings
+from fedjax_ssl.experiment.settings import ClientSettings, ModelSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
 from fedjax_ssl.local.server import Server, StaticNorm
-from fedjax_ssl.local.task import NORM_DEFAULTS, Task
+from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.options import Options, one_line
@@ -60,8 +60,9 @@ def build(
                 raise ValueError(f"method: got {method!r}, accepted: a factory, such as METHODS['fedavg']")
             config["method"] = {"name": methods.name_of(method)}
         if model is not None:
-            norms = {key: value for key, value in dict(config.get("model", {})).items() if key in NORM_DEFAULTS}
-            config["model"] = {"name": models.name_of(model), **norms}
+            own = dict(group) if isinstance(group := config.get("model"), Mapping) else {}
+            shared = {key: own[key] for key in ModelSettings.model_fields if key in own}
+            config["model"] = shared | {"name": models.name_of(model)}
         config = Settings.from_dict(config)
     drawn = drawn_runs(config, dataset)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
@@ -86,14 +87,14 @@ class Plan(NamedTuple):
         """The network and its views."""
         settings, num_classes = self.settings, self.spec.num_classes
         name, at, revealed = settings.model["name"], settings.data.labels_at, settings.data.reveal_labels
-        options = {key: value for key, value in settings.model.items() if key not in ("name", *NORM_DEFAULTS)}
+        options, norm = dict(settings.model_options()), ("norm", "norm_momentum")
         with naming("model"):
             return Task(
                 model=models.build(name, num_classes=num_classes, conv=self.conv, dtype=settings.execution.dtype, **options),
                 views=self.views,
                 num_classes=num_classes,
                 labels_at=("server", "clients") if revealed and at == "server" else (at,),
-                **{key: settings.model[key] for key in NORM_DEFAULTS},
+                **{key: settings.model[key] for key in norm},
             )
 
     def method(self, task: Task | None = None) -> Method:
@@ -106,8 +107,8 @@ class Plan(NamedTuple):
 
     def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples."""
-        name, options = ("mlp", {"hidden": 1}) if len(self.spec.image_shape) == 1 else ("cnn", {"width": 1})
-        model = {key: self.settings.model[key] for key in NORM_DEFAULTS} | {"name": name, **options}
+        tiny = {"name": "mlp", "hidden": 1} if len(self.spec.image_shape) == 1 else {"name": "cnn", "width": 1}
+        model = {key: self.settings.model[key] for key in ModelSettings.model_fields} | tiny
         weights = jax.eval_shape(lambda key: self.task().init(key, self.spec.image_shape), jax.random.key(0))
         if not weights.stats:
             model["norm"] = "batch"  # so that no statistics are collected

@@ -18,8 +18,8 @@ from fedjax_ssl import models
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.experiment.experiment import COSTS, Experiment
+from fedjax_ssl.experiment.settings import ModelSettings
 from fedjax_ssl.local.forward import forward_batches_of
-from fedjax_ssl.local.task import NORM_DEFAULTS
 from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes
 from fedjax_ssl.simulation.costs import Passes, with_passes
@@ -115,7 +115,7 @@ def forward_flops(model: Mapping[str, Any], num_classes: int, shape: tuple[int, 
 
     `model` is a config's group of that name.
     """
-    options = {key: value for key, value in model.items() if key not in ("name", *NORM_DEFAULTS)}
+    options = {key: value for key, value in model.items() if key not in ModelSettings.model_fields}
     network = models.build(model["name"], num_classes=num_classes, conv="xla", **options)
     params, stats = jax.eval_shape(lambda: network.init(jax.random.key(0), shape))
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)

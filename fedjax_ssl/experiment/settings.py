@@ -13,7 +13,6 @@ from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.data.split import Split
 from fedjax_ssl.experiment.files import CHECKSUM
-from fedjax_ssl.local.task import NORMS
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import (
     MANY,
@@ -275,7 +274,9 @@ class ModelSettings(Model):
     """What every network has besides its own options."""
 
     name: Annotated[str, Known(models.MODELS)] = Field(default="wide_resnet", description="The network.")
-    norm: Annotated[str, Known(NORMS)] = Field(default="static", description="Which statistics batch norm evaluates with.")
+    norm: Literal["static", "running", "batch"] = Field(
+        default="static", description="Which statistics batch norm evaluates with."
+    )
     norm_momentum: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.1, description="Share of a new batch in running statistics."
     )

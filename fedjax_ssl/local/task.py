@@ -18,9 +18,6 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.local.marks import mark
 from fedjax_ssl.models import ModelFns, norm
 
-NORMS = ("static", "running", "batch")
-NORM_DEFAULTS: dict[str, str | float] = {"norm": "static", "norm_momentum": 0.1}  # the config's batch norm keys, with defaults
-
 
 def substream(key: Key, name: str) -> Key:
     """The key of a named part of a training step; the step's first view is drawn from `key` itself."""

@@ -50,7 +50,7 @@ def available(*, on_host: bool) -> int:
     """The bytes that arrays may have in the host's memory, or in that of all devices together; 0 if unknown."""
     devices = jax.devices()
     if on_host or devices[0].platform == "cpu":
-        return int(FREE_SHARE * _free_bytes())
+        return int(FREE_SHARE * _free_bytes()) * jax.process_count()
     return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 

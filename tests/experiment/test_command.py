@@ -89,6 +89,9 @@ def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeyp
         ("a.py", "def get_config():\n    return 1 / 0", ["a.py, line 2: ZeroDivisionError"]),
         ("a.py", "def get_config():\n    return 7", ["a get_config that returns int"]),
         ("a.py:argument", "def get_config():\n    return {}", ["TypeError"]),
+        ("a.py", "def get_config():\n    return {1: 2}", ["got the key 1, accepted: text"]),
+        ("a.py", "class A: ...\ndef get_config():\n    return {'rounds': A()}", ["config.rounds: got '3', accepted: a value"]),
+        ("a.py", "def get_config():\n    raise SystemExit(3)", ["a.py, line 2: SystemExit"]),
     ],
 )
 def test_a_config_file_that_is_none_is_one_line(tmp_path, monkeypatch, name, text, words):
