@@ -71,7 +71,7 @@ def run(work: Callable[[], int], client: Any) -> int:
         status = work()
     except Exception as error:
         if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find
-            time.sleep(DEAD_AFTER + 2 * BEAT)
+            time.sleep(DEAD_AFTER + 4 * BEAT)
         traceback.print_exc()
         status = 1
     try:
@@ -114,7 +114,7 @@ def check_alike(what: Callable[[], dict[str, Any]]) -> None:
 
 def _watch(client: Any) -> None:
     """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
-    seen: dict[str, tuple[str, float]] = {}
+    seen: dict[str, tuple[str, int]] = {}
     for beat in itertools.count():
         try:
             client.key_value_set(f"{ALIVE}{jax.process_index()}", f"{name()} {beat}", allow_overwrite=True)
@@ -131,17 +131,18 @@ def _watch(client: Any) -> None:
                 return
             if jax.process_index() == 0:
                 _say(f"{whose} has ended with status {status}; {GOES_ON}")
-            os._exit(status)
+            _leave(status)
 
 
-def _dead(signs: list[tuple[str, str]], seen: dict[str, tuple[str, float]]) -> str:
-    """The name of a process whose sign of life is an old one; `seen` has the last one of each, and since when."""
-    now = time.monotonic()
+def _dead(signs: list[tuple[str, str]], seen: dict[str, tuple[str, int]]) -> str:
+    """The name of a process whose sign of life stays the same; `seen` has the last one, and how often it came again.
+
+    Looks are counted, not seconds: a job that was suspended as a whole lives.
+    """
     for key, sign in signs:
-        last, since = seen.get(key, ("", now))
-        if sign != last:
-            seen[key] = sign, now
-        elif now - since > DEAD_AFTER:
+        last, again = seen.get(key, ("", 0))
+        seen[key] = sign, again + 1 if sign == last else 0
+        if seen[key][1] * BEAT > DEAD_AFTER:
             return sign.rpartition(" ")[0]
     return ""
 
@@ -150,7 +151,13 @@ def _end_all(client: Any, status: int) -> None:
     """Ends this process, and lets the others know, which end then, too."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first
         client.key_value_set(ENDED, json.dumps([name(), status]))
-    time.sleep(1)  # process 0 serves this word to the others
+    _leave(status)
+
+
+def _leave(status: int) -> None:
+    """Ends this process. Process 0, without which JAX ends the others by a signal, first serves them the word."""
+    if jax.process_index() == 0:
+        time.sleep(1)
     sys.stdout.flush()
     os._exit(status)
 

@@ -80,7 +80,7 @@ def test_a_process_that_dies_ends_the_job_with_its_name_and_any_number_of_proces
     for end, (count, devices) in enumerate([(2, 2), (1, 1), (1, 3), (2, 2)], start=1):
         found = hosts.ended(hosts.launched(count, *arguments, f"--stop_after={done + 2 * end}", devices=devices))
         assert [one.status for one in found] == [0] * count, found
-        assert f"going on after round {done + 2 * end - 2 * (end > 1)}" in found[0].stderr
+        assert f"going on after round {done + 2 * end - 2}" in found[0].stderr
     assert launch(*arguments[:1], f"--workdir={tmp_path / 'whole'}", *LONG, f"--stop_after={done + 8}").returncode == 0
     assert rows(tmp_path / "job") == numbers(rows(tmp_path / "whole"))
 
@@ -117,7 +117,7 @@ def test_a_process_that_fails_alone_is_named_and_ends_all(tmp_path):
     path.write_text(FAILS_IN_PROCESS_1 + CONFIG.replace("average.register()", "METHODS['average'] = failing"))
     first, second = hosts.ended(hosts.launched(2, f"--config={path}", f"--workdir={tmp_path / 'job'}", *LONG))
     assert (first.status, second.status) == (1, 1)
-    assert second.stderr.rstrip().endswith("RuntimeError: out of luck")
+    assert "RuntimeError: out of luck" in second.stderr
     assert "has ended with status 1" in first.stderr
     assert "Traceback" not in first.stderr
 
@@ -173,13 +173,10 @@ def test_all_devices_share_the_clients_of_several_processes(monkeypatch):
     assert not found.execution(Settings()).auto_chunk
 
 
-def test_a_process_is_dead_once_its_sign_of_life_is_old(monkeypatch):
-    now, seen = [100.0], {}
-    monkeypatch.setattr(package.time, "monotonic", lambda: now[0])
-    signs = {"a": "process 0 on x 1", "b": "process 1 on y 1"}
-    assert package._dead(list(signs.items()), seen) == ""
-    now[0] += package.DEAD_AFTER - 1
-    signs["a"] = "process 0 on x 2"
-    assert package._dead(list(signs.items()), seen) == ""
-    now[0] += 2
-    assert package._dead(list(signs.items()), seen) == "process 1 on y"
+def test_a_process_is_dead_once_its_sign_of_life_stays_the_same():
+    seen, looks = {}, int(package.DEAD_AFTER / package.BEAT)
+    for beat in range(2):
+        signs = [("0", f"process 0 on x {beat}"), ("1", f"process 1 on y {beat}")]
+        assert [package._dead(signs, seen) for _ in range(looks + 1)] == [""] * (looks + 1)
+    signs[0] = ("0", "process 0 on x 2")
+    assert package._dead(signs, seen) == "process 1 on y"
