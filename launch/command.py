@@ -98,9 +98,12 @@ def refuse(error: Exception | str, status: int = 2) -> int:
     """Prints what is wrong in one line on standard error; returns the exit status."""
     if isinstance(error, BrokenPipeError):  # nothing is wrong: see `ended`
         raise error
-    from fedjax_ssl.options import one_line
+    line = " ".join(str(error).split())
+    if len(line) > 500:
+        from fedjax_ssl.options import one_line  # takes a second, which a mistyped flag need not wait for
 
-    print(f"error: {one_line(error)}", file=sys.stderr)
+        line = one_line(line)
+    print(f"error: {line}", file=sys.stderr)
     return status
 
 

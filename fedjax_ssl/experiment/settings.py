@@ -38,6 +38,7 @@ Clients = Annotated[int, Field(ge=1, le=10_000_000)]
 Scheme = Annotated[str, Known(PARTITIONS)]
 OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
 TRACKERS = ("wandb", "mlflow")
+MOST_RUNS = 1_000  # in one program
 
 
 class DataSettings(Model):
@@ -232,7 +233,9 @@ class Settings(Model):
     rounds: Positive = Field(default=800, description="How many rounds the run has.")
     cohort_size: Clients = Field(default=10, description="M, clients per round.")
     seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
-    seeds: Annotated[int, Field(ge=1, le=1_000)] = Field(default=1, description="How many seeds run together, from `seed` on.")
+    seeds: Annotated[int, Field(ge=1, le=MOST_RUNS)] = Field(
+        default=1, description="How many seeds run together, from `seed` on."
+    )
     vary: str = Field(default="", description="The dotted key of a number that differs between runs.")
     values: Numbers = Field(default=(), description="The values of that number, each for all seeds.")
     eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
@@ -258,6 +261,8 @@ class Settings(Model):
         names = [name.strip() for name in self.log_to.split(",") if name.strip()]
         if not {*names} <= {*TRACKERS}:
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
+        if (runs := self.seeds * max(1, len(self.values))) > MOST_RUNS:
+            raise ValueError(f"values: got {len(self.values)} for {self.seeds} seeds, {runs} runs, accepted: {MOST_RUNS} runs")
         for group, got in (("client", self.client), ("server", self.server)):
             if (got.epochs > 0) == (got.steps > 0):
                 shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"

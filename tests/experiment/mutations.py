@@ -105,20 +105,20 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 @contextlib.contextmanager
 def within_limits() -> Iterator[None]:
-    """Within it nothing may be compiled, memory grows by no more than BYTES, and TimeoutError comes after SECONDS."""
+    """Within it nothing may be compiled, memory grows by no more than BYTES, and TimeoutError comes after SECONDS of work."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
 
-    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, stop)
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, stop)
     if STATM.exists():  # on Linux
         size = int(STATM.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, before[1]))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with mock.patch.object(Program, "compiled", side_effect=AssertionError("a program is compiled")):
             yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -57,6 +57,10 @@ def test_a_wrong_override_names_its_key(override, words):
         ({"method__batches": "some"}, ["method.batches: got 'some', accepted: all, accepted"]),
         ({"method__name": "supervised"}, ["method.name=supervised", "configs/digits.py:supervised"]),
         ({"model__name": "vgg"}, ["model.name", "vgg"]),
+        (
+            {"vary": "client.optimizer.learning_rate", "values": tuple(range(1, 202)), "seeds": 5},
+            ["values: got 201", "1005 runs"],
+        ),
     ],
 )
 def test_a_wrong_value_names_its_key(overrides, words):
@@ -120,6 +124,40 @@ def test_explain_prints_each_key_with_its_value_meaning_and_what_it_accepts(caps
     assert re.search(r"^method\.rho = 0\.1\n    .*radius.*\n    accepts: a number >= 0$", printed, re.M)
     assert re.search(r"^client\.optimizer\.schedule = constant$", printed, re.M)
     assert "server." not in printed
+
+
+def test_explain_knows_the_options_of_a_network_of_ones_own(capsys, tmp_path, own_methods):
+    text = """
+from typing import Annotated
+import fedjax_ssl, pydantic
+from configs import common
+from flax import linen as nn
+
+class Own(nn.Module):
+    num_classes: int
+    width: Annotated[int, pydantic.Field(ge=1, le=64, description="Channels.")] = 16
+    sizes: tuple[int, ...] = (3, 5)
+    plain: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(x.reshape(len(x), -1))
+
+fedjax_ssl.register_model("own", Own)
+
+def get_config():
+    return common.base("fedavg", "own")
+"""
+    (tmp_path / "own.py").write_text(text)
+    words = ["explain", f"--config={tmp_path}/own.py", "--config.model.sizes=7", "model.width", "model.sizes", "model.plain"]
+    assert explain.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "model.width = 16\n    Channels.\n    accepts: a whole number >= 1 and <= 64\n" in printed
+    assert "model.sizes = 7\n    An option of the network.\n    accepts: numbers, separated by commas\n" in printed
+    assert "model.plain = 2\n    An option of the network.\n    accepts: a whole number >= 1\n" in printed
+    for word in ("width=65", "plain=0", "widht=3", "sizes=.5"):
+        assert explain.main([*words, f"--config.model.{word}"]) == 2
+        assert f"model.{word.split('=')[0]}: " in capsys.readouterr().err
 
 
 def test_explain_knows_every_key_of_every_method(capsys):
