@@ -51,14 +51,17 @@ def launched(count: int, *arguments: str, devices: int = 2, own: Sequence[Sequen
 
 
 def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[Ended]:
-    """How the processes end; Gloo, which adds up what CPU devices have, announces itself on standard output."""
+    """How the processes end; Gloo, which adds up what CPU devices have, announces itself, with empty lines between."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    streams = [["".join(line for line in text.splitlines(True) if "[Gloo]" not in line) for text in both] for both in outputs]
-    return [Ended(process.returncode, *both) for process, both in zip(processes, streams, strict=True)]
+
+    def own(text: str) -> str:
+        return "".join(line for line in text.splitlines(True) if line.strip() and "[Gloo]" not in line)
+
+    return [Ended(process.returncode, *map(own, both)) for process, both in zip(processes, outputs, strict=True)]
 
 
 def rounds(case: Sequence[str], number: int = 2) -> list[tuple[dict, Any]]:
