@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -114,6 +115,15 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
         return CLOSED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def logging_that_waits() -> MemoryHandler:
+    """Sets logging up; what is said before the input is accepted waits in this handler, as a refusal is one line."""
+    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
+    # Importing the package, as `fedjax-ssl` does first, has given the root logger a handler of Orbax's: it goes.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting], force=True)
+    _log.setLevel(logging.INFO)
+    return waiting
 
 
 def refuse(error: Exception | str, status: int = 2) -> int:

@@ -9,7 +9,6 @@ The script has all words in it, so that completing starts no Python; print it ag
 Exit status: 0 done; 2 wrong arguments.
 """
 
-import argparse
 import importlib
 import itertools
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from . import command
+from . import arguments, command
 
 PATHS = ("evaluate", "report")
 """The commands whose first arguments are paths: their options are offered after a hyphen."""
@@ -108,13 +107,14 @@ SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        command.program("completion"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.Parser("completion", __doc__)
     parser.add_argument("shell", nargs="?", default="nothing", help=", ".join(SHELLS))
-    shell = parser.parse_args(argv[1:]).shell
-    if shell not in SHELLS:
-        return command.refuse(f"shell: got {shell}, accepted: {', '.join(SHELLS)}")
+    try:
+        shell = parser.parse_args(argv[1:]).shell
+        if shell not in SHELLS:
+            raise ValueError(f"shell: got {shell}, accepted: {', '.join(SHELLS)}")
+    except ValueError as error:
+        return command.refuse(error)
     print(script(shell), end="")
     return 0
 

@@ -1,7 +1,7 @@
 """Explains a config's keys, and lists what there is.
 
     python -m launch.explain --config=digits:fl2 [KEY or GROUP ...] [--config.a.b=value ...]
-    python -m launch.explain methods | networks | datasets | splits | configs
+    python -m launch.explain methods | networks | datasets | splits | configs | sweeps
 
 Each key is printed with its value, its meaning and what it accepts. Exit status: 0 done; 2 wrong config or arguments.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from . import command
 
-LISTS = ("methods", "networks", "datasets", "splits", "configs")
+LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
 
 def main(argv: list[str]) -> int:
@@ -27,9 +27,9 @@ def main(argv: list[str]) -> int:
         if flags:
             lines = list(explained(command.parse([argv[0], *flags], __name__).tree, words))
         elif len(words) == 1 and words[0] in LISTS:
-            rows = list(listed(words[0]))
-            width = max(len(name) for name, _ in rows) + 2
-            lines = [f"{name:<{width}}{line}" for name, line in rows]
+            from fedjax_ssl.experiment.report.tables import aligned
+
+            lines = aligned(list(listed(words[0])))
         else:
             raise ValueError(f"got {' '.join(words) or 'nothing'}, accepted: --config=..., or one of {', '.join(LISTS)}")
     except command.WRONG_INPUT as error:
@@ -44,6 +44,11 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
         for name in command.config_names():
             source = pathlib.Path(command.CONFIGS, f"{name}.py").read_text()
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
+        return
+    if what == "sweeps":
+        from . import sweep
+
+        yield from ((name, sweep.from_file(name, small=False)["about"]) for name in sweep.names())
         return
     from fedjax_ssl.data.catalog import DATASETS
     from fedjax_ssl.data.partition import PARTITIONS

@@ -9,7 +9,6 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 
 import logging
 import sys
-from logging.handlers import MemoryHandler
 
 from absl import flags
 
@@ -20,11 +19,7 @@ OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    # What is to be said of data that are accepted waits until then: a refusal is one line.
-    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
-    # Importing the package, as `fedjax-ssl` does first, has given the root logger a handler of Orbax's: it goes.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting], force=True)
-    logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
+    waiting = command.logging_that_waits()
     try:
         config = command.parse(argv, __name__)
         output = arguments.output("--output", OUTPUT.value, ".png")

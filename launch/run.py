@@ -37,11 +37,7 @@ PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, fr
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    # What is to be said before the run is accepted waits until then: a refusal is one line.
-    waiting = MemoryHandler(1000, flushLevel=logging.CRITICAL)
-    # Importing the package, as `fedjax-ssl` does first, has given the root logger a handler of Orbax's: it goes.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting], force=True)
-    logging.getLogger("fedjax_ssl").setLevel(logging.INFO)
+    waiting = command.logging_that_waits()
     try:
         config = command.parse(argv, __name__)
         place = _place()
