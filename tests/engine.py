@@ -11,12 +11,12 @@ from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
 
-def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, on_host=False):
+def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, on_host=False, on_disk=False):
     """(the simulator, copies of the states after 0, 1, ... rounds, the rows of metrics, evaluated).
 
     strategy: a key of `toy.EXECUTIONS`; changed: (the method) -> the method that runs in its place; start: the first state.
     """
-    problem = experiment.problem._replace(on_host=on_host)
+    problem = experiment.problem._replace(on_host=on_host, on_disk=on_disk)
     if changed is not None:
         method = changed(problem.method(None))
         problem = problem._replace(method=lambda number: method)

@@ -217,7 +217,8 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
         spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
         rounds=settings.rounds,
-        on_host=settings.execution.data == "host",
+        on_host=settings.execution.data != "device",
+        on_disk=settings.execution.data == "disk",
         system=system,
         stop=settings.client.on_nonfinite == "stop",
     )

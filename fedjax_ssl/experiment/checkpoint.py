@@ -18,9 +18,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.experiment import increments
 from fedjax_ssl.experiment.files import REMEDY, DamagedError, make_folder, read_json, sync, write_json
+from fedjax_ssl.simulation.client_states import OnDisk
 
-STATE, MANIFEST, UNFINISHED = "state", "manifest.json", ".tmp"
+STATE, ROWS, MANIFEST, UNFINISHED = "state", "rows", "manifest.json", ".tmp"
 KEPT = 2
 _log = logging.getLogger(__name__)
 
@@ -67,18 +69,31 @@ class Checkpoints(AbstractContextManager):
         if round < newest:
             path = self.folder / str(newest)
             raise ValueError(f"cannot save round {round}: {path} is newer; restore it, or use an empty folder")
-        leaves = _leaves(state)
+        leaves, on_disk = _parted(_leaves(state))
         arrays = {path: _to_host(path, leaf) for path, leaf in leaves.items()}
         # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         manifest = {"round": round, "log": log, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
-        self._saving = self._thread.submit(self._write, round, content, manifest)
+        records = None
+        if on_disk:
+            manifest["on_disk"] = {path: _kind(leaf) for path, leaf in on_disk.items()}
+            records = increments.taken([*on_disk.values()])
+        self._saving = self._thread.submit(self._write, round, content, manifest, newest, records)
 
-    def _write(self, round: int, content: np.ndarray, manifest: dict[str, Any]) -> None:
-        """Writes a checkpoint, on disk in this order: all that is in its folder, the folder's name, the end of older ones."""
+    def _write(
+        self, round: int, content: np.ndarray, manifest: dict[str, Any], newest: int, records: np.ndarray | None
+    ) -> None:
+        """Writes a checkpoint, on disk in this order: all that is in its folder, the folder's name, the end of older ones.
+
+        `newest` is the round of the one before it, or -1, and `records` are what has changed since of states on disk.
+        """
         folder = self.folder / f"{round}{UNFINISHED}"
         try:
             folder.mkdir()
+            if records is not None:
+                before = self.folder / str(newest)
+                entries = read_json(before / MANIFEST)["rows"] if newest >= 0 else []
+                manifest["rows"] = increments.write(folder / ROWS, f"{round}", (before / ROWS, entries), records)
             self._orbax.save(folder / STATE, args=ocp.args.ArraySave(content, save_args=ocp.SaveArgs(chunk_byte_size=2**26)))
             write_json(folder / MANIFEST, manifest | {"blake2b": _checksum(content)})
             for path in (*folder.rglob("*"), folder):
@@ -120,6 +135,8 @@ class Checkpoints(AbstractContextManager):
                     )
             if not self._read_only:
                 self._set_aside(corrupt)
+            if on_disk := _parted(likes)[1]:
+                increments.read(self.folder / str(round) / ROWS, saved[next(iter(on_disk))][1]["rows"], [*on_disk.values()])
             leaves = [_place(*saved[path], like) for path, like in likes.items()]
             return round, jax.tree.unflatten(jax.tree.structure(template), leaves)
         if corrupt:
@@ -152,13 +169,14 @@ class Checkpoints(AbstractContextManager):
             self._thread.shutdown()
             self._orbax.close()
 
-    def _read(self, round: int) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
-        """Each leaf's array and its entry in the manifest, by path; raises DamagedError where they are not as saved."""
+    def _read(self, round: int) -> dict[str, tuple[np.ndarray | None, dict[str, Any]]]:
+        """Each leaf's array, or None of one on disk, and its entry in the manifest, by path; DamagedError: not as saved."""
         folder = self.folder / str(round)
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
         try:
             manifest, content = read_json(folder / MANIFEST), self._orbax.restore(folder / STATE, args=as_numpy)
-            checksum = manifest.pop("blake2b")
+            checksum, rows = manifest.pop("blake2b"), manifest.get("rows", [])
+            increments.check(folder / ROWS, rows)
         except DamagedError:
             raise
         except Exception as error:  # damage surfaces as any exception of Orbax, TensorStore or the system
@@ -170,7 +188,8 @@ class Checkpoints(AbstractContextManager):
         entries, self.log = manifest["leaves"], manifest["log"]
         ends = np.cumsum([math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize for entry in entries])
         leaves = zip(entries, np.split(content, ends[:-1]), strict=True)
-        return {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}
+        saved = {entry["path"]: (part.view(entry["dtype"]).reshape(entry["shape"]), entry) for entry, part in leaves}
+        return saved | {path: (None, {"kind": kind, "rows": rows}) for path, kind in manifest.get("on_disk", {}).items()}
 
     def _set_aside(self, corrupt: list[int]) -> None:
         for round in corrupt:
@@ -192,6 +211,12 @@ def _leaves(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def _parted(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, OnDisk]]:
+    """The leaves that are saved whole, and those on disk, of which a checkpoint has the rows that have changed."""
+    on_disk = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, OnDisk)}
+    return {path: leaf for path, leaf in leaves.items() if path not in on_disk}, on_disk
+
+
 def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -207,7 +232,7 @@ def _entry(path: str, leaf: Any, array: np.ndarray) -> dict[str, Any]:
 def _kind(leaf: Any) -> str:
     """Dtype and shape, such as `float32[3,4]` or `key<fry>[]`, in which a checkpoint and a template have to agree."""
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]{' on disk' * isinstance(leaf, OnDisk)}"
 
 
 def _to_host(path: str, leaf: Any) -> np.ndarray:
@@ -218,8 +243,13 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
     return array
 
 
-def _place(array: np.ndarray, entry: dict[str, Any], like: Any) -> Any:
-    """A copy of `array` as the saved leaf, its weak type included, placed as `like` is, so that jit traces nothing again."""
+def _place(array: np.ndarray | None, entry: dict[str, Any], like: Any) -> Any:
+    """A copy of `array` as the saved leaf, its weak type included, placed as `like` is, so that jit traces nothing again.
+
+    Without an array it is `like` itself, whose rows have been read from disk.
+    """
+    if array is None:
+        return like
     if isinstance(like, np.ndarray):
         return array.copy()
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):

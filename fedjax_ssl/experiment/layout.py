@@ -61,7 +61,7 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
         raise ValueError(f"execution.devices: got {devices} with strategy={strategy}, accepted: 1, or strategy=sharded")
     if strategy not in ("sharded", "chunked") and given.chunk_size:
         raise ValueError(f"execution.chunk_size: got {given.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
-    if given.data == "host":
+    if given.data != "device":
         _check_host(settings, requires, num_runs)
     chunk_size = {"vmap": 0, "scan": 1}.get(strategy, given.chunk_size or int(on_cpu))
     runs_at_once = _fewest(num_runs, max(1, max_devices // devices))
@@ -76,13 +76,14 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
 
 def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
     """Raises ValueError where data cannot stay on the host."""
+    where = settings.execution.data
     if num_runs > 1:
-        raise ValueError(f"execution.data: got host with {num_runs} runs, accepted: device")
+        raise ValueError(f"execution.data: got {where} with {num_runs} runs, accepted: device")
     if (together := settings.execution.rounds_per_dispatch) > 1:
-        raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data=host, accepted: 1")
+        raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data={where}, accepted: 1")
     if requires.all_states or requires.pool:
         reads_all = f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
-        got = f"got host with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
+        got = f"got {where} with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
         raise ValueError(f"execution.data: {got}, accepted: device")
 
 
@@ -91,8 +92,8 @@ def _check_processes(settings: Settings, num_runs: int) -> None:
     given, here = settings.execution, f"in {jax.process_count()} processes"
     if num_runs > 1:
         raise ValueError(f"seeds, vary: got {num_runs} runs {here}, accepted: one run")
-    if given.data == "host":
-        raise ValueError(f"execution.data: got host {here}, accepted: device")
+    if given.data != "device":
+        raise ValueError(f"execution.data: got {given.data} {here}, accepted: device")
     if given.strategy not in ("auto", "sharded"):
         raise ValueError(f"execution.strategy: got {given.strategy} {here}, accepted: auto, sharded")
     if given.devices not in (0, len(jax.devices())):

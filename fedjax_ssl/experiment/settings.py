@@ -248,7 +248,10 @@ class ExecutionSettings(Model):
     rounds_per_dispatch: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=1, description="Rounds in one call of the program, for very short rounds."
     )
-    data: Literal["device", "host"] = Field(default="device", description="Where training images and client states are.")
+    data: Literal["device", "host", "disk"] = Field(
+        default="device",
+        description="Where training images and client states are; `disk`: images on the host, states in a file in TMPDIR.",
+    )
 
 
 class DiagnosticsSettings(Model):

@@ -1,6 +1,8 @@
 """Whether an experiment fits into memory and into whole numbers of 32 bits, before anything is compiled."""
 
 import math
+import shutil
+import tempfile
 
 import jax
 
@@ -18,7 +20,11 @@ MOST_PARAMETERS = 2**27 - 1  # an int32 counts the bytes of a client's messages,
 def check_images(dataset: Dataset, size: int) -> None:
     """Raises ValueError where the images of a dataset do not fit into memory once they have `size` x `size` pixels."""
     images = len(dataset.train_images) + len(dataset.test_images)
-    _check(f"data.image_size: got {size}, {images:,} images", images * size**2 * dataset.train_images.shape[-1])
+    _check(
+        f"data.image_size: got {size}, {images:,} images",
+        images * size**2 * dataset.train_images.shape[-1],
+        memory.available(on_host=True),
+    )
 
 
 def check_trainings(settings: Settings, options: Options, data: FederatedData) -> None:
@@ -44,12 +50,15 @@ def check_states(settings: Settings, method: Method, spec: DataSpec, num_params:
         raise ValueError(f"model.name: {got}, accepted: a network of at most {MOST_PARAMETERS:,}")
     states = jax.eval_shape(lambda key: method.init(key, spec), jax.random.key(0))
     server, clients = map(num_bytes, states)
-    _check(f"model.name: got {network}, a server's state", num_runs * server, on_host=False)
+    _check(f"model.name: got {network}, a server's state", num_runs * server, memory.available(on_host=False))
     got = f"data.num_clients: got {spec.num_clients:,}, clients' states"
-    _check(got, num_runs * clients, on_host=settings.execution.data == "host")
+    if settings.execution.data == "disk":
+        where = tempfile.gettempdir()
+        _check(got, clients, shutil.disk_usage(where).free, f"on the disk of {where}; TMPDIR names another folder")
+    else:
+        _check(got, num_runs * clients, memory.available(on_host=settings.execution.data == "host"))
 
 
-def _check(what: str, needed: int, *, on_host: bool = True) -> None:
-    there = memory.available(on_host=on_host)
+def _check(what: str, needed: int, there: int, place: str = "of memory") -> None:
     if 0 < there < needed:
-        raise ValueError(f"{what} of {needed / 1e9:,.3g} GB in all, accepted: what fits into {there / 1e9:.3g} GB of memory")
+        raise ValueError(f"{what} of {needed / 1e9:,.3g} GB in all, accepted: what fits into {there / 1e9:.3g} GB {place}")

@@ -17,7 +17,7 @@ from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import Metrics
-from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation import client_states, rng
 from fedjax_ssl.simulation.cohort import draw
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.program import Program
@@ -39,6 +39,7 @@ class Problem(NamedTuple):
     spec: DataSpec
     rounds: int  # how many rounds a run has
     on_host: bool = False  # whether training images and client states stay on the host; for one run
+    on_disk: bool = False  # whether, then, client states are in a file
     system: System | None = None  # how uneven clients are treated; needs `profiles` among the tables
     stop: bool = False  # whether a round in which a client is left out leaves the state as it was
 
@@ -130,7 +131,7 @@ class DeviceSource:
 
 
 class HostSource:
-    """Training images and client states on the host, in NumPy arrays; `place` is where they are sent.
+    """Training images and client states on the host, in NumPy arrays, or the states `OnDisk`; `place` is where they are sent.
 
     A round's cost on the device does not grow with the number of clients. While the device computes a round, the host gathers
     and sends the images of the next one. A method that reads the whole pool or all clients' states cannot run so.
@@ -144,6 +145,7 @@ class HostSource:
         self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)
         self._ahead: tuple[int, Cohort, RoundData] | None = None
         self._drawn: dict[int, Cohort] = {}
+        self._unused: PyTree = None  # the states before round 1, on disk, that `shapes` has made
         self._key = jax.random.key(problem.seeds[0])
         rules = problem.spec, problem.rounds, problem.system, self._data
         self._draw = jax.jit(jax.vmap(lambda number: draw(self._key, number, *rules)))
@@ -164,19 +166,20 @@ class HostSource:
 
     def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
         """The state before round 1, its clients in NumPy arrays; `program` is the compiled `initialize`."""
-        with jax.default_device(cpu()):  # the states of all clients need not fit on the accelerator
-            server, clients = jax.jit(self._init)(self._key)
-        leaves, tree = jax.tree.flatten(clients)
-        del clients  # so that each leaf is freed once it is copied
-        clients = jax.tree.unflatten(tree, copied_one_by_one(leaves))
+        clients, self._unused = self._unused or self._initial(), None
+        with jax.default_device(cpu()):
+            server = jax.jit(lambda key: self._init(key)[0])(self._key)
         first = self._cohort(0)
         state, _ = program(jax.device_put(server, self._place), key, self._send(first, first))
         return state._replace(clients=clients)
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
-        """Its shapes and dtypes; its clients are NumPy arrays of any values."""
+        """Its shapes and dtypes; its clients are NumPy arrays: on disk the states before round 1, else of any values."""
         server, clients = jax.eval_shape(self._init, key)
-        clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
+        if self._problem.on_disk:
+            clients = self._unused = self._initial()
+        else:
+            clients = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), clients)
         return RunState(server, clients, jax.ShapeDtypeStruct((), jnp.int32), key)
 
     def fetch(self, state: RunState, inputs: Any, pools: Any) -> tuple[RunState, Cohort, RoundData]:
@@ -193,10 +196,22 @@ class HostSource:
         assert self._ahead is not None
         number, cohort, _ = self._ahead
         jax.tree.map(lambda x: x.copy_to_host_async(), after.clients)
-        self._ahead = self._gather(number + 1)
+        self._ahead = following = self._gather(number + 1)
+        if self._problem.on_disk:  # what the next round needs is read meanwhile, and is in memory then
+            jax.tree.map(lambda x: x[following[1].ids], before.clients)
         for old, new in zip(jax.tree.leaves(before.clients), jax.tree.leaves(after.clients), strict=True):
             old[cohort.ids] = np.asarray(new)
         return after._replace(clients=before.clients)
+
+    def _initial(self) -> PyTree:
+        """The states of all clients before round 1, which need not fit on the accelerator."""
+
+        def rows(start: Number, number: int) -> PyTree:
+            return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, number), self._init(self._key)[1])
+
+        shapes = jax.eval_shape(self._init, self._key)[1]
+        with jax.default_device(cpu()):
+            return client_states.initial(rows, shapes, on_disk=self._problem.on_disk)
 
     def _init(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         return self._method.init(rng.stream(key, "init"), self._problem.spec)
@@ -260,14 +275,6 @@ def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size
 
     clients, server = jax.tree.map(fetch, (rows.clients, rows.server), is_leaf=lambda x: isinstance(x, Examples))
     return rows._replace(images=images, clients=clients, server=server)
-
-
-def copied_one_by_one(leaves: list[jax.Array]) -> list[np.ndarray]:
-    """Writable NumPy copies. Each array leaves the list before the next is copied, so that one at a time is there twice."""
-    copies = []
-    while leaves:
-        copies.append(np.array(leaves.pop(0)))
-    return copies
 
 
 def cpu() -> jax.Device | None:

@@ -45,7 +45,7 @@ OWN = {
 """What a method reports besides, in the rounds in which it has a meaning."""
 
 
-@pytest.fixture(scope="module", params=tiny.params())
+@pytest.fixture(scope="module", params=tiny.params(fast=tiny.ONE_OF_EACH, other="ci"))
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param

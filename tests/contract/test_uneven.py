@@ -10,6 +10,8 @@ from tests import engine, tiny
 
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 CASES = [case for case in tiny.CASES if case[0] not in WITHOUT_CLIENTS]
+FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"), ("feddure", "clients"), ("fedtrinet", "clients"))
+"""Those that differ most: thresholds, helpers, layers that are sent, a look-ahead, three networks."""
 DEADLINE = 10.0
 SYSTEM = {
     "participation": "available", "trace": "diurnal", "round_s": 100.0, "period_s": 300.0, "window_s": 1.0, "dropout": 0.3,
@@ -28,8 +30,10 @@ def uneven(method, labels_at):
     return dataclasses.replace(experiment, problem=experiment.problem._replace(tables=({**tables, "profiles": profiles},)))
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id="-".join(case), marks=pytest.mark.ci if case in FAST else pytest.mark.slow) for case in CASES],
+)
 def test_a_method_keeps_its_promises(case):
     simulator, states, rows = engine.simulate(uneven(*case), "chunked", rounds=3)
     first, second, third = rows

@@ -56,7 +56,7 @@ def test_one_round_of_every_method_agrees_under_every_strategy(case):
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=() if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
+    "strategy", [pytest.param(name, marks=pytest.mark.ci if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
 )
 @pytest.mark.parametrize("case", tiny.params(fast=(("fedmatch", "clients"),)))
 def test_three_rounds_of_every_method_agree(case, strategy):
@@ -64,7 +64,9 @@ def test_three_rounds_of_every_method_agree(case, strategy):
     assert_same_rounds(experiment, strategy, states, rows)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("vmap", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("vmap", marks=pytest.mark.slow), pytest.param("chunked", marks=pytest.mark.ci)]
+)
 def test_a_permuted_cohort_gives_the_same_rounds(monkeypatch, strategy):
     # In chunks of 2 of 5 clients, others then share a chunk, and another one is repeated as padding.
     experiment, states, _ = reference("fl2", "server", rounds=3)
@@ -108,7 +110,8 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 )
 def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
     experiment, states, rows = reference.__wrapped__(method, labels_at, 3)  # compiled anew
-    _, got_states, got_rows = engine.simulate(experiment, "scan", rounds=3, on_host=True)
-    assert got_rows == rows
-    assert all(engine.same_bits(a, b) for a, b in zip(states, got_states, strict=True))
+    for on_disk in (False, True):
+        _, got_states, got_rows = engine.simulate(experiment, "scan", rounds=3, on_host=True, on_disk=on_disk)
+        assert got_rows == rows
+        assert all(engine.same_bits(a, b) for a, b in zip(states, got_states, strict=True))
     assert not np.array_equal(jax.tree.leaves(states[0].server)[0], jax.tree.leaves(states[3].server)[0])

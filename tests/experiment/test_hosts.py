@@ -52,6 +52,7 @@ def wait_for_rounds(workdir, number, jobs):
         time.sleep(0.05)
 
 
+@pytest.mark.ci
 def test_two_processes_of_two_devices_write_what_one_of_four_does(tmp_path):
     (tmp_path / "fixmatch.py").write_text(FIXMATCH)
     arguments = [f"--config={tmp_path / 'fixmatch.py'}", "--config.rounds=2", f"--workdir={tmp_path / 'job'}"]

@@ -64,6 +64,7 @@ def check_command(words: list[str]) -> None:
         check_line(done.stderr.removesuffix("\n"))
 
 
+@pytest.mark.ci
 @SOME
 @given(configs())
 def test_no_config_escapes_build(tree):

@@ -33,6 +33,7 @@ def test_mlflow_has_one_run_with_every_round(tmp_path, monkeypatch):
         assert history == {(row["round"], row[key]) for row in rows if key in row}
 
 
+@pytest.mark.ci
 def test_wandb_writes_offline_below_the_folder(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     rows = run_in_two_parts(tmp_path / "a run", monkeypatch, "wandb")

@@ -1,7 +1,5 @@
 """Data on the host: what is fetched for a round, and when."""
 
-import weakref
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,16 +107,6 @@ def test_the_next_round_is_fetched_while_the_device_is_at_work(monkeypatch):
     monkeypatch.setattr(source, "gather_images", noted("gather", source.gather_images))
     host.round(state._replace(clients=state.clients.view(Written)))
     assert order == ["round", "gather", "write back"]
-
-
-def test_of_client_states_only_one_leaf_is_there_twice():
-    leaves = [jnp.full(size, float(size)) for size in (2, 3, 4)]
-    there = [weakref.ref(leaf) for leaf in leaves]
-    copies = source.copied_one_by_one(leaves)
-    assert [copy.tolist() for copy in copies] == [[2.0] * 2, [3.0] * 3, [4.0] * 4]
-    assert all(copy.flags.writeable for copy in copies)
-    assert leaves == []
-    assert [one() for one in there] == [None] * 3
 
 
 def test_client_states_are_made_where_jax_has_no_cpu(without_cpu):
