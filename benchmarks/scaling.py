@@ -3,10 +3,10 @@
     python -m benchmarks.scaling [--only cohort clients] --json=benchmarks/results/scaling_<machine>.json
 
 FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum, in
-`hosted` these and the images are in the host's memory, and `devices` are virtual ones of a CPU. Exponents c, with 95 %
-intervals, are of s = b x^c for seconds against clients and devices, else of s = a + b x^c, as a round has a fixed cost.
-`rounds` is the growth of resident memory over ROUNDS rounds of `launch.run` but the first tenth; it needs Linux. Run time: half
-an hour on two CPU cores.
+`hosted` these and the images are in the host's memory, in `on_disk` they are in a file, and `devices` are virtual ones of a CPU.
+Exponents c, with 95 % intervals, are of s = b x^c for seconds against clients and devices, else of s = a + b x^c, as a round has a
+fixed cost. `rounds` is the growth of resident memory over ROUNDS rounds of `launch.run` but the first tenth; it needs Linux. Run
+time: half an hour on two CPU cores.
 """
 
 import os
@@ -25,13 +25,14 @@ from benchmarks import harness
 from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
-BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1, "states": 0, "hosted": 0}
+BASE = {"cohort": 10, "clients": 1_000, "steps": 8, "devices": 1, "states": 0, "hosted": 0, "width": 16}
 CLIENTS = (100, 300, 1_000, 3_000, 10_000, 30_000)
 SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "cohort": ("cohort", (10, 20, 50, 100, 200, 500, 1_000), {}),
     "clients": ("clients", (*CLIENTS, 100_000, 300_000, 1_000_000), {}),
     "states": ("clients", CLIENTS, {"states": 1}),
     "hosted": ("clients", CLIENTS, {"states": 1, "hosted": 1}),
+    "on_disk": ("clients", (1_000, 10_000, 100_000, 1_000_000), {"states": 1, "hosted": 2, "width": 4}),
     "steps": ("steps", (2, 4, 8, 16, 32, 64, 128), {}),
     "devices": ("devices", (1, 2, 4), {}),
 }  # which number of BASE changes, its values, and what else differs from BASE
@@ -59,10 +60,10 @@ def rows(one: Result) -> Rows:
 def config_of(point: dict[str, int]) -> dict[str, Any]:
     """The config of a point."""
     optimizer = {"persistent": bool(point["states"]), "schedule": "constant"}
-    strategy, data = "sharded" if point["devices"] > 1 else "auto", "host" if point["hosted"] else "device"
+    strategy, data = "sharded" if point["devices"] > 1 else "auto", ("device", "host", "disk")[point["hosted"]]
     return {
         "method": {"name": "fixmatch", "pseudo_labels": "local", "confidence": 0.0},
-        "model": {"name": "cnn", "width": 16}, "cohort_size": point["cohort"], **RUNS_LONG,
+        "model": {"name": "cnn", "width": point["width"]}, "cohort_size": point["cohort"], **RUNS_LONG,
         "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
         "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},

@@ -1,0 +1,95 @@
+"""Long runs: killed every few seconds, a run ends with the bits of one that nothing has disturbed; memory does not grow."""
+
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.checkpoint import Checkpoints
+from fedjax_ssl.experiment.files import MetricsLog, read_json
+from launch import command
+from tests.experiment.commands import rows
+from tests.experiment.test_resume import assert_same_checkpoint
+
+pytestmark = [pytest.mark.reliability, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+CONFIG = "digits:fixmatch,labels_at=clients"
+QUICK = {"model.hidden": "8", "client.epochs": "0", "client.steps": "2", "eval_every": "50", "checkpoint_every": "20"}
+
+
+def begin(workdir: pathlib.Path, overrides: dict[str, str]) -> None:
+    """`launch.run`, in a process that has imported all it needs."""
+    from launch import run as program
+
+    os.environ.pop("XLA_FLAGS", None)
+    words = [f"--config={CONFIG}", f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in overrides.items())]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    sys.exit(program.main(["launch.run", *words]))
+
+
+def started(workdir: pathlib.Path, overrides: dict[str, str]) -> multiprocessing.Process:
+    ready = multiprocessing.get_context("forkserver")
+    ready.set_forkserver_preload(["launch.run", "fedjax_ssl.experiment.build", "fedjax_ssl.experiment.run"])
+    process = ready.Process(target=begin, args=(workdir, overrides))
+    process.start()
+    return process
+
+
+def done(workdir: pathlib.Path) -> int:
+    """The newest checkpoint's round."""
+    return max(Checkpoints(workdir, read_only=True).rounds(), default=0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seconds"), [pytest.param(400, 30, marks=pytest.mark.ci), pytest.param(10_000, 1800, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("where", ["device", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memory_is_flat(tmp_path, rounds, seconds, where):
+    overrides = QUICK | {"rounds": str(rounds), "execution.data": where}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    process, resident = started(whole, overrides), {}
+    while process.is_alive():
+        time.sleep(0.2)
+        resident[len(MetricsLog(whole).path.read_bytes().splitlines()) if MetricsLog(whole).path.exists() else 0] = pages(
+            process
+        )
+    assert process.exitcode == 0
+    after = np.array([(number, size) for number, size in resident.items() if number > rounds / 4 and size])
+    if rounds >= 10_000:  # else it is over before the allocator has all that it keeps
+        slope = np.polyfit(*after.T, 1)[0]
+        print(f"{rounds} rounds: {after[-1, 1] / 1e6:.0f} MB, growing by {slope:.0f} bytes a round")
+        assert slope < 500  # the log's rows in memory for a report at the end are more
+    chance, kills, newest, end = random.Random(rounds), 0, 0, time.monotonic() + seconds
+    while time.monotonic() < end and not (parts / "summary.json").exists():
+        process = started(parts, overrides)
+        process.join(chance.uniform(1, 9))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        assert done(parts) >= newest, "a checkpoint is lost"
+        newest = done(parts)
+    process = started(parts, overrides)
+    process.join()
+    print(f"{kills} kills, {newest} of {rounds} rounds by then")
+    assert process.exitcode == 0
+    assert kills >= seconds / 20
+    assert rows(parts) == rows(whole)
+    assert read_json(parts / "summary.json")["eval/accuracy"] == read_json(whole / "summary.json")["eval/accuracy"]
+    assert_same_checkpoint(build(command.read(CONFIG, overrides).tree), whole, parts)
+
+
+def pages(process: multiprocessing.Process) -> int:
+    """Resident bytes; 0 of a process that has ended."""
+    try:
+        return int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
