@@ -2,11 +2,11 @@
 
     python -m benchmarks.scaling [--only cohort clients] --json=benchmarks/results/scaling_<machine>.json
 
-FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum, in
-`hosted` these and the images are in the host's memory, in `on_disk` they are in a file, and `devices` are virtual ones of a CPU.
-Exponents c, with 95 % intervals, are of s = b x^c for seconds against clients and devices, else of s = a + b x^c, as a round has a
-fixed cost. `rounds` is the growth of resident memory over ROUNDS rounds of `launch.run` but the first tenth; it needs Linux. Run
-time: half an hour on two CPU cores.
+FixMatch on a small CNN, 4 images a client. One number changes at a time from BASE; in `states` each client has its momentum,
+in `hosted` these and the images are in the host's memory, in `on_disk` they are in a file, and `devices` are virtual ones of a
+CPU. Exponents c, with 95 % intervals, are of s = b x^c for seconds against clients and devices, else of s = a + b x^c, as a
+round has a fixed cost. `rounds` is the growth of resident memory over ROUNDS rounds of `launch.run` but the first tenth; it
+needs Linux. Run time: half an hour on two CPU cores.
 """
 
 import os
