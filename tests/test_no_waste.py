@@ -37,7 +37,7 @@ def called(monkeypatch):
         ({"strategy": "scan"}, ["rounds"] * 3),
         ({"strategy": "sharded", "devices": 2}, ["rounds"] * 3),
         ({"strategy": "scan", "rounds_per_dispatch": 3}, ["rounds"]),
-        ({"strategy": "scan", "data": "host"}, ["rounds"] * 3),
+        pytest.param({"strategy": "scan", "data": "host"}, ["rounds"] * 3, marks=pytest.mark.ci),
     ],
     ids=["scan", "sharded", "three rounds at once", "data on the host"],
 )

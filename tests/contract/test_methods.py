@@ -102,7 +102,7 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
 
 
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
-FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"), ("freematch_central", "server"))
+FAST = (("fl2", "server"), ("fedmatch", "clients"))
 
 
 @pytest.mark.parametrize("case", tiny.params(fast=FAST, other="ci"))

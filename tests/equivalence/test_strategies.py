@@ -106,7 +106,12 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 
 
 @pytest.mark.parametrize(
-    ("method", "labels_at"), [("fl2", "server"), ("uda", "clients"), pytest.param("fedcon", "server", marks=pytest.mark.slow)]
+    ("method", "labels_at"),
+    [
+        ("fl2", "server"),
+        pytest.param("uda", "clients", marks=pytest.mark.ci),
+        pytest.param("fedcon", "server", marks=pytest.mark.slow),
+    ],
 )
 def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
     experiment, states, rows = reference.__wrapped__(method, labels_at, 3)  # compiled anew

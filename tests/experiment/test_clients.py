@@ -17,6 +17,7 @@ from tests.experiment.commands import CONFIG, launch, refused, rows
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
+@pytest.mark.ci
 def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_result(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG)
     arguments = (f"--config={tmp_path / 'small.py'}", "--config.diagnostics.clients_every=2")

@@ -75,10 +75,8 @@ def test_each_of_many_checkpoints_gives_back_what_was_saved_in_few_files_of_few_
                 state = assign(state, chance.sample(range(CLIENTS), 3), round)
             checkpoints.save(round, state)
             checkpoints.wait()
-            expected = in_memory(state)
-            found = restored(tmp_path)
-            assert found[0] == round
-            assert_same(found[1], expected)
+            if round % 10 == 0:
+                assert_same(restored(tmp_path), (round, in_memory(state)))
             files = list((tmp_path / "checkpoints" / str(round) / "rows").iterdir())
             assert len(files) <= 6
             assert sum(file.stat().st_size for file in files) <= 2 * CLIENTS * (8 + 12 + 4 + 1)
@@ -127,6 +125,7 @@ def saved(root, *rounds):
             yield round, in_memory(state)
 
 
+@pytest.mark.ci
 @pytest.mark.reliability
 def test_after_a_power_cut_at_any_moment_the_newest_checkpoint_that_ended_is_there(tmp_path):
     images, root = Images(tmp_path), tmp_path / "run"
@@ -142,6 +141,7 @@ def test_after_a_power_cut_at_any_moment_the_newest_checkpoint_that_ended_is_the
     assert len(images.left) >= 100
 
 
+@pytest.mark.ci
 @pytest.mark.reliability
 def test_after_an_io_error_at_any_write_the_checkpoint_before_is_there_and_the_next_succeeds(tmp_path):
     expected = dict(saved(tmp_path / "before", 1, 2))

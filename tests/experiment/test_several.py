@@ -157,7 +157,7 @@ def test_the_split_may_vary():
     [
         ("average", RATE, (0.01, 0.1, 0.03)),
         ("average", "method.scale", (0.5, 2.0)),
-        ("fedprox", "method.prox_mu", (0.1, 3.0)),  # which zero switches off, as those below
+        pytest.param("fedprox", "method.prox_mu", (0.1, 3.0), marks=pytest.mark.ci),  # which zero switches off, as those below
         slow("fixmatch", RATE, (0.01, 0.1, 0.03)),
         slow("fixmatch", "method.confidence", (0.12, 0.2)),
         slow("fedavg", MOMENTUM, (0.1, 0.9)),

@@ -28,7 +28,7 @@ def client_of(method, labels_at, **more):
     return Client(method, labeled, 18, scale=scale, labels_at=labels_at, **overrides)
 
 
-@pytest.fixture(scope="module", params=tiny.params(CASES))
+@pytest.fixture(scope="module", params=tiny.params(CASES, fast=tiny.ONE_OF_EACH))
 def client(request):
     return client_of(*request.param)
 
@@ -69,8 +69,10 @@ def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does
     assert finite(output)
 
 
-FAST = ("fl2", "fedcon", "fedtrinet")
-OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in ("semifl", "fedsiam_pi", "feddure", "fedlabel", "fedsem")]
+FAST = ("fl2", "fedcon")
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.ci) for name in ("fedtrinet", "semifl", "fedsiam_pi", "feddure", "fedlabel", "fedsem")
+]
 
 
 @pytest.mark.parametrize("method", [*FAST, *OTHERS])

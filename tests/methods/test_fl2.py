@@ -45,6 +45,7 @@ def test_a_client_of_one_image_trains_on_it_and_stays_finite():
     assert output.metrics["diagnostics/label_ratio"] == (1, 1)
 
 
+@pytest.mark.ci
 def test_all_clients_dropped_leave_the_round_to_the_server():
     def dropped(output):
         return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
