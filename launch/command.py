@@ -147,7 +147,15 @@ class Config(NamedTuple):
 
 
 def parse(argv: list[str], module: str = "__main__") -> Config:
-    """The config of a command line, whose other flags, those of `module`, are set; `--help` prints them.
+    """As `parsed`, of a command that takes flags alone."""
+    config, rest = parsed(argv, module)
+    if rest:
+        raise ValueError(f"{rest[0]}: not a flag; a value is given as --config.key=value")
+    return config
+
+
+def parsed(argv: list[str], module: str = "__main__") -> tuple[Config, list[str]]:
+    """The config of a command line, whose other flags, those of `module`, are set, and what is no flag; `--help` prints them.
 
     ValueError has one line for a mistake.
     """
@@ -160,9 +168,7 @@ def parse(argv: list[str], module: str = "__main__") -> Config:
         rest = flags.FLAGS([argv[0], *others])[1:]
     except flags.Error as error:
         raise ValueError(str(error)) from None
-    if rest:
-        raise ValueError(f"{rest[0]}: not a flag; a value is given as --config.key=value")
-    return read(file, overrides)
+    return read(file, overrides), rest
 
 
 def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:

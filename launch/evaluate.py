@@ -1,10 +1,11 @@
 """Evaluates finished or stopped runs: accuracy, per class, confusion matrix, calibration, per client; predictions to a file.
 
-    python -m launch.evaluate DIR [--data FILE_OR_FOLDER] [--clients] [--out predictions.csv] [--json]
+    python -m launch.evaluate DIR [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 
-DIR is a run's folder, or one that holds several runs, such as seeds: then with mean and standard deviation. By default the
-model is evaluated on the run's own test set. `--data` is an .npz file (x_test, y_test; test_images, test_labels; or images and,
-if known, labels), or a folder: of classes, or with train/ and test/. The runs are only read.
+DIR is a run's folder, or one that holds several, such as a sweep: runs that lie beside each other, such as seeds, also have a
+mean and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
+y_test; test_images, test_labels; or images and, if known, labels), or a folder: of classes, or with train/ and test/. The runs
+are only read; with `--save` each gets what was found as `evaluation.json`, which `launch.report` shows.
 
 Exit status: 0 done; 2 wrong arguments, runs or data.
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from . import arguments, command
 
-KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
+KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", "test_labels"), ("images", "labels"))
 LARGEST = 20  # classes of a confusion matrix that is printed
 
 
@@ -44,17 +45,22 @@ def main(argv: Sequence[str]) -> int:
         if options.config:  # it may register methods and networks
             command.read(options.config)
         command.keep_programs()
-        from fedjax_ssl.experiment.files import plain
+        from fedjax_ssl.experiment.files import plain, write_json
         from fedjax_ssl.experiment.loading import run_folders
+        from fedjax_ssl.experiment.run import EVALUATION
 
         folders = run_folders(options.workdir)
         if out and len(folders) > 1:
             raise ValueError(f"--out: got {options.out} for {len(folders)} runs, accepted: with the folder of one run")
-        reports = {str(folder): _evaluated(folder, out, options) for folder in folders}
+        reports = {}
+        for folder in folders:
+            reports[str(folder)] = report = plain(_evaluated(folder, out, options))
+            if options.save:
+                write_json(folder / EVALUATION, report)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
-    found = {"runs": reports, **({"all": _summary(list(reports.values()))} if len(reports) > 1 else {})}
-    print(json.dumps(plain(found), indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
+    found = {"runs": reports, "all": _summaries(reports)}
+    print(json.dumps(found, indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
     return 0
 
 
@@ -65,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
     parser.add_argument("--path", default="", help="likewise for its data.path")
     parser.add_argument("--clients", action="store_true", help="also evaluate on each client's own training examples")
+    parser.add_argument("--save", action="store_true", help="write what is found into each run's folder, for launch.report")
     parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")
     parser.add_argument("--config", help="a config file that registers the run's method or network")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -138,7 +145,7 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
     columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
     with replacing(out) as file:
         if out.suffix == ".npz":
-            np.savez(file, allow_pickle=False, **columns)
+            np.savez(file, **columns)
             return
         text = io.TextIOWrapper(file, "utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -146,6 +153,14 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
         writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
         text.flush()
         text.detach()
+
+
+def _summaries(reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The summary of each folder that holds several of the runs."""
+    beside: dict[str, list[dict[str, Any]]] = {}
+    for folder, report in reports.items():
+        beside.setdefault(os.path.dirname(folder), []).append(report)
+    return {folder: _summary(own) for folder, own in beside.items() if len(own) > 1}
 
 
 def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,9 +185,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     for folder, report in found["runs"].items():
         yield f"{folder}: round {report['round']}, {report['examples']} examples"
         yield from _of_run(report)
-    if "all" in found:
-        yield f"{len(found['runs'])} runs, mean and standard deviation"
-        for key, value in found["all"].items():
+    for folder, summary in found["all"].items():
+        yield f"{folder}, mean and standard deviation over its runs"
+        for key, value in summary.items():
             if key == "class_accuracy":
                 yield from (f"  class {c}  {one['mean']:.4f} ± {one['sd']:.4f}" for c, one in enumerate(value))
             elif key == "clients":

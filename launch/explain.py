@@ -22,10 +22,11 @@ LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    words, flags = ([word for word in argv[1:] if word.startswith("-") == is_flag] for is_flag in (False, True))
+    words = argv[1:]
     try:
-        if flags:
-            lines = list(explained(command.parse([argv[0], *flags], __name__).tree, words))
+        if any(word.startswith("-") for word in words):
+            config, wanted = command.parsed(argv, __name__)
+            lines = list(explained(config.tree, wanted))
         elif len(words) == 1 and words[0] in LISTS:
             from fedjax_ssl.experiment.report.tables import aligned
 

@@ -72,8 +72,13 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its folder and of its log."""
+        """The name of its folder."""
         return self.shared if len(self.cells) > 1 else self.cells[0].name
+
+    @property
+    def log(self) -> str:
+        """The name of its log, of which each part of a folder that programs share has its own."""
+        return f"{self.shared}-{self.cells[0].name}" if len(self.cells) > 1 else self.cells[0].name
 
     def settings(self, seeds: int) -> Any:
         """The settings of all its runs."""
@@ -199,8 +204,7 @@ class Queue:
         """What a cell's folder holds; `error` is why it has not ended."""
         from fedjax_ssl.experiment.files import plain
         from fedjax_ssl.experiment.report import cells, runs
-        from fedjax_ssl.experiment.run import identity
-        from fedjax_ssl.experiment.runs import flattened
+        from fedjax_ssl.experiment.runs import flattened, identity
 
         found: list[dict[str, Any]] = []
         problems: list[str] = []
@@ -268,7 +272,7 @@ class Queue:
         cell = program.cells[0]
         overrides = [f"--config.{key}={command.as_text(value)}" for key, value in cell.overrides.items()]
         given = [f"--config={cell.config}", *overrides, *self.extra, *words, f"--workdir={workdir}"]
-        line, log = [sys.executable, "-m", f"{__package__}.run", *given], self.folder / f"{program.name}.log"
+        line, log = [sys.executable, "-m", f"{__package__}.run", *given], self.folder / f"{program.log}.log"
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(line)}\n".encode())
             file.flush()
@@ -295,6 +299,6 @@ def gpus() -> list[str]:
     """The GPUs that jobs can be dealt to, without a look at JAX: the visible ones, else those that the driver lists."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         return []
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [word for word in visible.split(",") if word.strip()]
     return [str(number) for number, _ in enumerate(pathlib.Path("/proc/driver/nvidia/gpus").glob("*"))]

@@ -133,16 +133,15 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
 
 def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tuple[Any, pathlib.Path]:
     """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
-    from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run, trackers
+    from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run
     from fedjax_ssl.experiment.files import plain
     from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.runs import flattened, runs_of
+    from fedjax_ssl.experiment.runs import flattened, identity, runs_of
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
     def began() -> tuple[Settings, pathlib.Path, Layout | None]:
         settings = Settings.from_dict(config.tree)
-        trackers.names(settings.log_to)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
         if is_first() and not DRY_RUN.value:  # before anything there is read
@@ -156,9 +155,9 @@ def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tu
     experiment = hosts.together(lambda: build.build(settings, layout=noted and Layout(*noted)))
 
     def alike() -> dict[str, Any]:
-        here, identity = provenance.machine(), run.identity(flattened(settings.to_dict()))
+        here, own = provenance.machine(), identity(flattened(settings.to_dict()))
         versions = [here[name] for name in (*provenance.PACKAGES, "fedjax_ssl")]
-        return {"config": plain(identity), "data": provenance.data_digests(experiment), "versions": versions}
+        return {"config": plain(own), "data": provenance.data_digests(experiment), "versions": versions}
 
     hosts.check_alike(alike)
 

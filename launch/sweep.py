@@ -1,7 +1,7 @@
 """Runs a table of experiments, each over several seeds, as a queue of `launch.run`; the same command again goes on.
 
     python -m launch.sweep fl2_ablation [--small] [--rows CAT 'CAT + SACR'] [--workdir=DIR]
-    python -m launch.sweep --config=digits:{method},labels=10 --methods=fl2,semifl --seeds=3 --set data.split=iid,dir0.3
+    python -m launch.sweep --config=digits:{method} --methods=fl2,semifl --seeds=3 --set data.num_labels=10,40
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
 `[columns]`, each with a `name`, what it `set`s, and words of its own, such as `data` for {data}; `[paper]` has accuracies to

@@ -85,7 +85,7 @@ def _read(
 ) -> tuple[Int64[np.ndarray, " N"], Float64[np.ndarray, "N C"]]:
     """A CSV file of numbers with a header: the column `client` int64 [N], and the others float64 [N, C]."""
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
             header, *lines = [line for line in csv.reader(file) if line] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = first_line(getattr(error, "strerror", None) or error)

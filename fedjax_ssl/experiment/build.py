@@ -16,7 +16,7 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.data import presets, profiles, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
-from fedjax_ssl.experiment import sizes
+from fedjax_ssl.experiment import sizes, trackers
 from fedjax_ssl.experiment.doubts import log_doubts
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
@@ -176,6 +176,7 @@ class Drawn(NamedTuple):
 def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Drawn:
     """Reads the data of a config, unless `dataset` has them, and draws the splits; the first part of `build`."""
     runs = runs_of(config)
+    trackers.names(config.log_to)
     plan = plan_of(runs[0].settings, dataset)
     plans = [plan.of(run.settings) for run in runs]
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):

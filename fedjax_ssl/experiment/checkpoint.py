@@ -21,6 +21,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.experiment import increments
 from fedjax_ssl.experiment.files import REMEDY, DamagedError, make_folder, read_json, sync, write_json
 from fedjax_ssl.simulation.client_states import OnDisk
+from fedjax_ssl.simulation.distributed import is_key
 
 STATE, ROWS, MANIFEST, UNFINISHED = "state", "rows", "manifest.json", ".tmp"
 KEPT = 2
@@ -217,14 +218,10 @@ def _parted(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, OnDisk]]:
     return {path: leaf for path, leaf in leaves.items() if path not in on_disk}, on_disk
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _entry(path: str, leaf: Any, array: np.ndarray) -> dict[str, Any]:
     """A leaf in the manifest: its kind, the stored array's dtype and shape, and what a NumPy array does not have."""
     stored = {"path": path, "kind": _kind(leaf), "dtype": str(array.dtype), "shape": list(array.shape)}
-    if _is_key(leaf):
+    if is_key(leaf):
         return stored | {"key": str(jax.random.key_impl(leaf))}
     return stored | {"weak": isinstance(leaf, jax.Array) and leaf.weak_type}
 
@@ -237,7 +234,7 @@ def _kind(leaf: Any) -> str:
 
 def _to_host(path: str, leaf: Any) -> np.ndarray:
     """The leaf as a NumPy array, a typed key as its uint32 data."""
-    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
+    array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf, order="C")
     if array.dtype.kind in "OSU":
         raise ValueError(f"state{path} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers")
     return array

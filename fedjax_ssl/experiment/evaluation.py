@@ -87,10 +87,14 @@ def of_clients(correct: Float[np.ndarray, " N"], rows: Sequence[Int[np.ndarray, 
     known = [own[~np.isnan(own)] for own in (correct[row] for row in rows)]
     count = np.array([len(own) for own in known])
     accuracy = np.array([own.mean() if len(own) else np.nan for own in known])
-    there = np.sort(accuracy[count > 0])
+    there = accuracy[count > 0]
     mean = float(there.mean()) if len(there) else float("nan")
-    worst = float(there[: max(1, len(there) // TENTHS)].mean()) if len(there) else float("nan")
-    return OfClients(accuracy, count, mean, worst, np.histogram(there, TENTHS, (0.0, 1.0))[0])
+    return OfClients(accuracy, count, mean, worst(there), np.histogram(there, TENTHS, (0.0, 1.0))[0])
+
+
+def worst(accuracy: Float[np.ndarray, " K"]) -> float:
+    """The mean over the worst tenth of clients, at least one; NaN of none."""
+    return float(np.sort(accuracy)[: max(1, len(accuracy) // TENTHS)].mean()) if len(accuracy) else float("nan")
 
 
 def report(logits: Float[np.ndarray, "N C"], labels: Classes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jax.interpreters import partial_eval
 
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.simulation.distributed import is_key
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs
@@ -32,7 +33,7 @@ def same_programs(first: Problem, second: Problem) -> bool:
     for one, other in zip(_traced(first), _traced(second), strict=True):
         if str(one.jaxpr) != str(other.jaxpr) or len(one.consts) != len(other.consts):
             return False
-        if not all(np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True) if not _is_key(x)):
+        if not all(np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True) if not is_key(x)):
             return False
     return True
 
@@ -60,10 +61,6 @@ def _used(closed: jax.extend.core.ClosedJaxpr) -> jax.extend.core.ClosedJaxpr:
     """A program without operations whose results are not used, such as those that hand the number of rounds on."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return closed.replace(jaxpr=jaxpr)
-
-
-def _is_key(x: object) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _schedules(experiment: Experiment) -> list[str]:

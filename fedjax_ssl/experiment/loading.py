@@ -65,13 +65,14 @@ def run_folder(workdir: Path) -> pathlib.Path:
 
 
 def run_folders(workdir: Path) -> list[pathlib.Path]:
-    """The folders of the runs in a workdir: itself, or those in it; FileNotFoundError where there is none."""
+    """The folders of the runs in a workdir: itself, or those below it; FileNotFoundError where there is none."""
     folder = pathlib.Path(workdir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"workdir: got {folder}, which is no folder, accepted: the folder of a run")
     if (folder / CONFIG).is_file():
         return [folder]
-    found = sorted((path.parent for path in folder.glob(f"*/{CONFIG}")), key=lambda path: (len(path.name), path.name))
+    below = (path.parent for path in folder.rglob(CONFIG))
+    found = sorted(below, key=lambda path: (path.parent, len(path.name), path.name))  # seed 10 after seed 9
     if not found:
         raise FileNotFoundError(f"workdir: got {folder}, which has no {CONFIG}, accepted: the folder of a run")
     return found

@@ -16,7 +16,7 @@ from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.owner import owned
-from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
@@ -27,11 +27,9 @@ from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
-FOLDERS = ("checkpoints", "tensorboard", CLIENTS)
-OURS = (CONFIG, SUMMARY, RUN, DIVERGED, "metrics.jsonl", *FOLDERS)
-ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
-"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
-data's digest is in `run.json`."""
+EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
+FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS)
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
 _log = logging.getLogger(__name__)
 
 
@@ -94,11 +92,6 @@ def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Cal
         shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
         instead = "give another --workdir, or --overwrite to start anew"
         raise ValueError(f"{path.parent} holds another experiment: {shown}; {instead}")
-
-
-def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
-    return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
 
 def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:

@@ -11,6 +11,10 @@ GROUPS = ("client", "server", "method", "data")
 SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
 """Numbers that switch a part of the program off where they are 0, so that a program of several values takes none that is 0."""
 
+ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
+"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
+data's digest is in `run.json`."""
+
 
 class Run(NamedTuple):
     """One of several runs: its settings alone, its folder's name (`3`, `0-learning_rate=0.1`), and its value of what varies."""
@@ -66,6 +70,11 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
     for key, value in config.items():
         flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def identity(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
+    return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
 
 def replaced(tree: Any, path: Sequence[str], value: object) -> Any:

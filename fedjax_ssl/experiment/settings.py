@@ -134,7 +134,9 @@ class ClientSettings(Model):
     """Local training."""
 
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the local steps.")
-    batch_size: BatchSize = Field(default=32, description="B, labeled examples of a step; unlabeled ones without labels.")
+    batch_size: BatchSize = Field(
+        default=32, description="B, the labeled examples of a step; where a client has no labels, its unlabeled ones."
+    )
     epochs: Epochs = Field(default=5, description="Local epochs, or 0.")
     steps: Steps = Field(default=0, description="Local steps, or 0.")
     on_nonfinite: Literal["skip", "stop"] = Field(
@@ -156,7 +158,8 @@ class ServerSettings(Model):
         default="after", description="After the aggregation, or in parallel with the clients and then averaged with them."
     )
     sbn_data: Literal["cohort", "all", "labeled"] = Field(
-        default="cohort", description="Static batch-norm statistics are over labeled data, those and the next cohort's, or all."
+        default="cohort",
+        description="Static batch-norm statistics are over labeled data and the next cohort's, all data, or labeled data.",
     )
     sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
     sbn_labeled_batch_size: BatchSize = Field(default=250, description="Their batch size on labeled data.")

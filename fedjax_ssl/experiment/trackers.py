@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import TensorBoard
 
@@ -50,7 +50,8 @@ class WandB:
         import wandb
 
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "fedjax_ssl"), name=_title(settings, folder), id=_identity(folder),
+            project=os.environ.get("WANDB_PROJECT", "fedjax_ssl"),
+            name=_title(settings, folder), id=_identity(settings, folder),
             dir=str(folder), resume="allow", mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
             config=flattened(settings.to_dict()), settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
@@ -72,10 +73,10 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-        self._client, name, tag = MlflowClient(where), "fedjax_ssl", {"fedjax_ssl.id": _identity(folder)}
+        self._client, name, tag = MlflowClient(where), "fedjax_ssl", {"fedjax_ssl.id": _identity(settings, folder)}
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
-        query = f"tags.`fedjax_ssl.id` = '{_identity(folder)}'"
+        query = f"tags.`fedjax_ssl.id` = '{_identity(settings, folder)}'"
         runs = self._client.search_runs([experiment], query)
         if runs:
             self._id = runs[0].info.run_id
@@ -104,9 +105,10 @@ def _title(settings: Settings, folder: pathlib.Path) -> str:
     return f"{settings.method['name']} on {settings.data.name}, seed {settings.seed}: {folder.name}"
 
 
-def _identity(folder: pathlib.Path) -> str:
-    """An id that a resumed run has again."""
-    return hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+def _identity(settings: Settings, folder: pathlib.Path) -> str:
+    """An id that a resumed run has again, also with more rounds, and another experiment in the same folder has not."""
+    config = {key: value for key, value in identity(flattened(settings.to_dict())).items() if key != "rounds"}
+    return hashlib.sha256(f"{folder.absolute()} {config}".encode()).hexdigest()[:16]
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

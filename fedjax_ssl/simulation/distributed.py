@@ -81,8 +81,8 @@ def largest(number: int) -> int:
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array is of typed PRNG keys."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    """Whether something is an array of typed PRNG keys."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _of_data(function: Callable[..., Any], x: Any, *args: Any) -> Any:

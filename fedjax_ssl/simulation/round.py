@@ -20,10 +20,11 @@ from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
-from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, slots
+from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, kept_where, slots
 
 FAULTS = ("the update", "the weight", "the client state", "a metric", "a negative weight")
-FAULT = "internal/fault"  # a metric: which of FAULTS are in a client's results, one bit for each; but for the last: not finite
+"""What may be wrong with a client's results: NaN or infinity in one of four, or a weight below 0."""
+FAULT = "internal/fault"  # a metric: which of FAULTS are in a client's results, one bit for each
 SENT = "internal/sent"  # a metric: whether a client sent its results, which one of weight 0 does not
 UPLOAD = ("comm/bytes_up", "client/upload")  # how the names of metrics begin that are of clients that sent their results
 
@@ -241,29 +242,14 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     fault = sum(bad.astype(jnp.int32) << bit for bit, bad in enumerate(faults))
     sound = fault == 0
 
-    def where_sound(new: jax.Array, old: jax.Array | float) -> jax.Array:
-        return jnp.where(sound, new, old).astype(new.dtype)
-
-    def contained(metric: Mean | Sum | Each) -> Mean | Sum | Each:
-        if isinstance(metric, Each):
-            return Each(where_sound(metric.value, jnp.nan))
-        if isinstance(metric, Mean):
-            return Mean(*(where_sound(x, 0.0) for x in metric))
-        return Sum(jnp.where(jnp.isfinite(metric.total), metric.total, 0).astype(metric.total.dtype))
-
-    weight = jnp.where(sound, output.weight, 0.0)
-    return ClientOutput(
-        update=jax.tree.map(lambda x: where_sound(x, 0), output.update),
-        weight=weight,
-        client_state=jax.tree.map(where_sound, output.client_state, old_state),
-        metrics={
-            **{name: contained(metric) for name, metric in output.metrics.items()},
-            "client/non_finite": Sum((~sound).astype(jnp.int32)),
-            "client/participants": Sum((weight > 0).astype(jnp.int32)),
-            FAULT: Sum(fault),
-            SENT: Sum((output.weight != 0).astype(jnp.int32)),
-        },
-    )
+    kept = kept_where(sound, output, old_state, lambda _, total: jnp.where(jnp.isfinite(total), total, 0))
+    own = {
+        "client/non_finite": Sum((~sound).astype(jnp.int32)),
+        "client/participants": Sum((kept.weight > 0).astype(jnp.int32)),
+        FAULT: Sum(fault),
+        SENT: Sum((output.weight != 0).astype(jnp.int32)),
+    }
+    return kept._replace(metrics=kept.metrics | own)
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

@@ -166,7 +166,7 @@ class HostSource:
 
     def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
         """The state before round 1, its clients in NumPy arrays; `program` is the compiled `initialize`."""
-        clients, self._unused = self._unused or self._initial(), None
+        clients, self._unused = self._initial() if self._unused is None else self._unused, None
         with jax.default_device(cpu()):
             server = jax.jit(lambda key: self._init(key)[0])(self._key)
         first = self._cohort(0)

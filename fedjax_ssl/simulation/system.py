@@ -9,6 +9,7 @@ times, however long the simulated ones take, so that a cohort depends on seed an
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -92,26 +93,37 @@ def arrived(system: System, slot: Slot, output: ClientOutput, passes: Passes, ol
     works = slot.there & slot.stays
     arrives = works & (spent <= system.deadline_s * (1 + ROUNDING))
 
-    def where(condition: jax.Array, new: jax.Array, old: PyTree = 0) -> jax.Array:
-        return jnp.where(condition, new, old).astype(new.dtype)
+    asked = slot.there | (system.participation != "available")
+    waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
+    reached = {name: slot.there if name == "comm/bytes_down" else works for name in output.metrics}
+    kept = kept_where(arrives, output, old_state, lambda name, total: jnp.where(reached[name], total, 0))
+    own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
+    own |= {SECONDS: Sum(waited)} if system.is_timed else {}
+    return kept._replace(metrics=kept.metrics | own)
+
+
+def kept_where(
+    counts: jax.Array, output: ClientOutput, old_state: PyTree, total: Callable[[str, jax.Array], jax.Array]
+) -> ClientOutput:
+    """A client's results where it counts, bool scalar.
+
+    Where it does not, its update and weight are 0, its state stays as it was, its means do not count, and what is recorded of
+    it is NaN. Its sums are `total(name, sum)` either way.
+    """
+
+    def where(new: jax.Array, old: PyTree = 0) -> jax.Array:
+        return jnp.where(counts, new, old).astype(new.dtype)
 
     def of(name: str, metric: Mean | Sum | Each) -> Mean | Sum | Each:
         if isinstance(metric, Each):
-            return Each(where(arrives, metric.value, jnp.nan))
+            return Each(where(metric.value, jnp.nan))
         if isinstance(metric, Mean):
-            return Mean(*(where(arrives, x) for x in metric))
-        return Sum(where(slot.there if name == "comm/bytes_down" else works, metric.total))
+            return Mean(*map(where, metric))
+        return Sum(total(name, metric.total).astype(metric.total.dtype))
 
-    asked = slot.there | (system.participation != "available")
-    waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
     return ClientOutput(
-        update=jax.tree.map(lambda x: where(arrives, x), output.update),
-        weight=where(arrives, output.weight),
-        client_state=jax.tree.map(lambda x, old: where(arrives, x, old), output.client_state, old_state),
-        metrics={
-            **{name: of(name, metric) for name, metric in output.metrics.items()},
-            "sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)),
-            "sim/absent": Sum((~slot.there).astype(jnp.int32)),
-            **({SECONDS: Sum(waited)} if system.is_timed else {}),
-        },
+        update=jax.tree.map(where, output.update),
+        weight=where(output.weight),
+        client_state=jax.tree.map(where, output.client_state, old_state),
+        metrics={name: of(name, metric) for name, metric in output.metrics.items()},
     )

@@ -178,6 +178,12 @@ def test_explain_lists_what_there_is(capsys, what):
     assert all(re.fullmatch(r"\S+ {2,}\S.*", line) for line in lines), lines
 
 
+def test_explain_takes_a_config_and_a_key_in_any_order(capsys):
+    for words in (["--config", "digits:fl2", "client.batch_size"], ["client.batch_size", "--config=digits:fl2"]):
+        assert explain.main(["explain", *words]) == 0
+        assert capsys.readouterr().out.startswith("client.batch_size = ")
+
+
 @pytest.mark.parametrize("words", [["client.optimzer", "--config=digits:fl2"], ["nonsense"], [], ["--config=digits:fl3"]])
 def test_explain_refuses_in_one_line(capsys, words):
     assert explain.main(["explain", *words]) == 2

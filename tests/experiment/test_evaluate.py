@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import cv2
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.loading import load
+from fedjax_ssl.experiment.report import extras
+from fedjax_ssl.experiment.report import runs as report_runs
 from launch import evaluate
 from tests.experiment.commands import CONFIG, launch, refused
 
@@ -90,10 +93,22 @@ def test_a_run_as_text_as_json_and_its_predictions(runs, tmp_path):
 def test_seeds_have_mean_and_standard_deviation(runs):
     found = evaluated(runs)
     accuracies = [report["accuracy"] for report in found["runs"].values()]
-    assert found["all"]["accuracy"] == {
+    assert found["all"][str(runs)]["accuracy"] == {
         "mean": pytest.approx(np.mean(accuracies)),
         "sd": pytest.approx(np.std(accuracies, ddof=1)),
     }
+
+
+def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs, tmp_path):
+    sweep = shutil.copytree(runs, tmp_path / "sweep" / "fl2").parent
+    shutil.copytree(runs / "0", sweep / "fixmatch" / "0")
+    found = evaluated(sweep, "--save")
+    assert [*found["runs"]] == [str(sweep / name) for name in ("fixmatch/0", "fl2/0", "fl2/1")]
+    assert [*found["all"]] == [str(sweep / "fl2")]
+    for run in report_runs.find([sweep]).runs:
+        saved, problems = extras.evaluation(run)
+        assert problems == []
+        assert saved.confusion.tolist() == found["runs"][str(run.path)]["confusion"]
 
 
 def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):

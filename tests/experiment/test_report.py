@@ -37,8 +37,7 @@ def folder(tmp_path_factory, own_methods) -> pathlib.Path:
     confusion = generator.multinomial(20, np.full(10, 0.1), 10)
     evaluation = {"accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
     evaluation["clients"] = {"accuracy": [0.5, None, 0.75]}
-    of_all = {"runs": {"runs/fixmatch/0": evaluation}}  # as `launch.evaluate runs/fixmatch --clients --json` prints it
-    (top / "fixmatch" / "evaluation.json").write_text(json.dumps(plain(of_all)))
+    write_json(top / "fixmatch" / "0" / "evaluation.json", plain(evaluation))  # as `launch.evaluate --clients --save` does
     clients = top / "fixmatch" / "0" / "clients"
     clients.mkdir()
     record = {"client/id": [0, 2, 5], "client/threshold": [0.1, 0.2, 0.3]}

@@ -179,13 +179,13 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
 def test_an_evaluation_that_is_damaged_is_named_and_not_used(tmp_path, change, why):
     folder = write(tmp_path / "run")
     content = {"class_accuracy": [0.5, None, 1], "clients": {"accuracy": [0.5, None], "mean": 0.5}, "accuracy": 0.6}
-    (folder / "evaluation.json").write_text(json.dumps(content))
+    write_json(folder / "evaluation.json", content)
     (run,) = runs.find([tmp_path]).runs
     found, problems = extras.evaluation(run)
     np.testing.assert_array_equal(found.per_class, [0.5, np.nan, 1])
     np.testing.assert_array_equal(found.per_client, [0.5, np.nan])
     assert (problems, len(found.confusion)) == ([], 0)
-    (folder / "evaluation.json").write_text(json.dumps(content | change))
+    write_json(folder / "evaluation.json", content | change)
     found, (problem,) = extras.evaluation(run)
     assert (found, problem.startswith(f"evaluation.json: not used: {why}")) == (None, True)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -14,6 +15,15 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.report.tables import DASH
 from launch import command, jobs, report, sweep
 from tests.experiment.commands import ROOT, launch, refused, rows
+
+
+def test_the_commands_of_the_help_are_accepted():
+    lines = [line.split("launch.sweep ")[1] for line in sweep.__doc__.splitlines() if "python -m launch.sweep" in line]
+    options, _ = sweep._parser().parse_known_args(shlex.split(lines[1]))
+    cells = list(sweep.cells_of(sweep._from_options(options)))
+    assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
+    assert [sweep.settings_of(cell, []).data.num_labels for cell in cells] == [10, 40, 10, 40]
+    assert lines[0].split(" ")[0] in sweep.names()
 
 
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():

@@ -1,15 +1,14 @@
 """What a run's folder may hold in addition to its log: `evaluation.json`, and clients' records in `clients/round_*.npz`."""
 
-import json
-import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from pydantic import Field
 
 from fedjax_ssl.experiment.clients import ClientsLog
-from fedjax_ssl.experiment.report.runs import EVALUATION, Run
+from fedjax_ssl.experiment.report.runs import Run, read_object
+from fedjax_ssl.experiment.run import EVALUATION
 from fedjax_ssl.options import Count, Fraction, Model, parse
 
 
@@ -20,7 +19,7 @@ class ClientsFile(Model, extra="ignore"):
 
 
 class EvaluationFile(Model, extra="ignore"):
-    """What is read of a run in `evaluation.json`, which `launch.evaluate --json` prints; a part that is missing is empty."""
+    """What is read of a run in `evaluation.json`, which `launch.evaluate --save` writes; a part that is missing is empty."""
 
     class_accuracy: list[Fraction | None] = Field(default=[])
     confusion: list[list[Count]] = Field(default=[])
@@ -54,21 +53,11 @@ class Records(NamedTuple):
 
 
 def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
-    """What `launch.evaluate --json` says of a run, or None, and why its file is not used, if it is not.
-
-    It is read from `evaluation.json` in the run's folder, or in the folder above it, of several runs.
-    """
-    path = next((folder / EVALUATION for folder in (run.path, run.path.parent) if (folder / EVALUATION).is_file()), None)
-    if path is None:
+    """What `launch.evaluate --save` says of a run, or None, and why its file is not used, if it is not."""
+    if not (run.path / EVALUATION).is_file():
         return None, []
     try:
-        content: Any = json.loads(path.read_bytes())
-        if isinstance(content, dict) and isinstance(content.get("runs"), dict):
-            own = [one for folder, one in content["runs"].items() if pathlib.Path(folder).name == run.path.resolve().name]
-            if not own:
-                return None, []
-            content = own[0]
-        found = parse(EvaluationFile, content)
+        found = parse(EvaluationFile, read_object(run.path / EVALUATION))
         confusion = np.array(found.confusion, float).reshape(len(found.confusion), len(found.confusion))
     except ValueError as error:
         return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]

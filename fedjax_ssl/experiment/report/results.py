@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_ssl.experiment.evaluation import worst
 from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.experiment.report.extras import Evaluation
 from fedjax_ssl.experiment.report.groups import (
@@ -137,8 +138,7 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
         if not having:
             continue
         each = [np.sort(one.known) for one in having]
-        tenths = [values[: max(1, math.ceil(len(values) / 10))] for values in each]
-        numbers = [spread([100 * float(values.mean()) for values in lists], 1) for lists in (each, tenths)]
+        numbers = [spread([100 * float(of(values)) for values in each], 1) for of in (np.mean, worst)]
         lowest = spread([100 * float(values[0]) for values in each], 1)
         first = having[0].per_client
         named = ", ".join(f"{k} ({100 * first[k]:.1f})" for k in np.argsort(first, kind="stable")[:5] if np.isfinite(first[k]))

@@ -17,7 +17,7 @@ from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 
-METRICS, EVALUATION = "metrics.jsonl", "evaluation.json"
+METRICS = "metrics.jsonl"
 SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
 
 
