@@ -30,7 +30,7 @@ WAITS = (0.5, 1.0, 2.0, 4.0)
 _PROGRESS = 1 << 20  # bytes of an attempt that was worth another one
 
 
-class Place(NamedTuple):
+class Original(NamedTuple):
     """A file, where it is fetched from, and where it is stored."""
 
     file: File
@@ -48,7 +48,7 @@ def folder(data_dir: str | None = None) -> Path:
     return path
 
 
-def places(name: str, data_dir: str | None = None) -> list[Place]:
+def places(name: str, data_dir: str | None = None) -> list[Original]:
     """The files of a dataset of `ORIGINALS`, with their sources and paths.
 
     FEDJAX_SSL_MIRROR is the address of another copy of `originals`; FEDJAX_SSL_CHECKSUMS a JSON file with sizes and checksums
@@ -57,7 +57,7 @@ def places(name: str, data_dir: str | None = None) -> list[Place]:
     group = name.partition("/")[0]
     base = os.environ.get(MIRROR, "").rstrip("/")
     root, files = folder(data_dir) / "originals" / group, _replaced(group, ORIGINALS[name])
-    return [Place(file, f"{base}/{group}/{file.name}" if base else file.url, root / file.name) for file in files]
+    return [Original(file, f"{base}/{group}/{file.name}" if base else file.url, root / file.name) for file in files]
 
 
 def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> dict[str, Path]:
@@ -87,7 +87,7 @@ def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> 
     return {place.file.name: place.path for place in found}
 
 
-def is_whole(place: Place) -> bool:
+def is_whole(place: Original) -> bool:
     """Whether a file is there, with its size and its checksum."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = place.path.stat()
@@ -97,7 +97,7 @@ def is_whole(place: Place) -> bool:
     return False
 
 
-def fetch(place: Place, waits: Sequence[float] = WAITS) -> None:
+def fetch(place: Original, waits: Sequence[float] = WAITS) -> None:
     """Fetches a file and checks it; several processes may ask for it at once, and one of them fetches.
 
     RefusedError with one line: the server does not have the file, another one is there, or no connection lasts, after as many
@@ -145,7 +145,7 @@ def shown(size: float) -> str:
     return f"{size:.2f} GB"
 
 
-def _receive_all(place: Place, part: Path, waits: Sequence[float]) -> None:
+def _receive_all(place: Original, part: Path, waits: Sequence[float]) -> None:
     """Receives a file's bytes until all are there, over as many connections as it takes."""
     failed = 0
     while True:
@@ -208,7 +208,7 @@ def _replaced(group: str, files: Sequence[File]) -> list[File]:
     return found
 
 
-def _announced(name: str, missing: Sequence[Place]) -> str:
+def _announced(name: str, missing: Sequence[Original]) -> str:
     """What is fetched, from where, where it goes, and its terms, in a line."""
     about, size = DATASETS[name], sum(place.file.size for place in missing)
     amount = shown(size) if all(place.file.size for place in missing) else "a file whose size the server says"
@@ -219,7 +219,7 @@ def _announced(name: str, missing: Sequence[Place]) -> str:
     return f"{name}: fetching {what}, from {where} to {missing[0].path.parent}{again}; terms: {about.terms} ({about.url})"
 
 
-def _make_room(missing: Sequence[Place]) -> None:
+def _make_room(missing: Sequence[Original]) -> None:
     """Raises OSError where the disk is too full for what is missing."""
     needed = sum(place.file.size - have(part_of(place.path)) for place in missing)
     where = missing[0].path.parent
@@ -232,7 +232,7 @@ def _elsewhere() -> str:
     return f"make room, or give another folder (data.data_dir, --data_dir or {DATA})"
 
 
-def _absent(name: str, missing: Sequence[Place], data_dir: str | None) -> str:
+def _absent(name: str, missing: Sequence[Original], data_dir: str | None) -> str:
     states = [f"{place.path} is damaged" for place in missing if place.path.exists()]
     where = f"data_dir={folder(data_dir)} holds {name} neither prepared by TFDS nor as its original files"
     option = f" --data_dir={data_dir}" if data_dir else ""

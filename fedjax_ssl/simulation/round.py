@@ -54,7 +54,7 @@ class ClientInputs(NamedTuple):
     state: PyTree
     rows: Shard
     key: jax.Array
-    slot: PyTree = None  # a Slot, where clients are uneven
+    slot: PyTree = None  # an UnevenClient, where clients are uneven
 
 
 class Round(NamedTuple):

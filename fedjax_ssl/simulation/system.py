@@ -38,7 +38,7 @@ class System(NamedTuple):
     shortens: bool = False  # whether a slow client takes fewer steps, to end at the deadline; else its update is dropped
 
 
-class Slot(NamedTuple):
+class UnevenClient(NamedTuple):
     """One client of a cohort, or with leading axis M all of them."""
 
     profile: Profiles
@@ -56,11 +56,11 @@ def are_there(system: System, windows: jax.Array | None, round: jax.Array, size:
     return jnp.any(((begin <= time) & (time < end)) | ((begin <= later) & (later < end)), axis=-1)
 
 
-def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> Slot:
+def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> UnevenClient:
     """The cohort's clients in a round, with leading axis M; `key` is the run's root key."""
     keys = rng.client_keys(key, cohort.round, cohort.ids, "dropout")
     assert cohort.there is not None  # `cohort.draw` says who is
-    return Slot(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
+    return UnevenClient(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
 
 
 def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Number) -> jax.Array:
@@ -68,7 +68,7 @@ def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Num
     return bytes_down / profile.down + passes.as_forward / profile.speed + bytes_up / profile.up
 
 
-def allowance(system: System, slot: Slot, output: ClientOutput, passes: Passes) -> jax.Array:
+def allowance(system: System, slot: UnevenClient, output: ClientOutput, passes: Passes) -> jax.Array:
     """Forward passes for which a client's training has time; the arguments are of a round without any step."""
     down, up = transfers(output)
     needed = seconds(slot.profile, down, passes, jnp.maximum(up, num_bytes(output.update)))
@@ -82,7 +82,7 @@ def transfers(output: ClientOutput) -> tuple[Number, Number]:
     return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)
 
 
-def arrived(system: System, slot: Slot, output: ClientOutput, passes: Passes, old_state: PyTree) -> ClientOutput:
+def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Passes, old_state: PyTree) -> ClientOutput:
     """What arrives of a client's results, and what it costs.
 
     An update that does not arrive has weight 0, and so costs no upload, and the client's state stays as it was. A client that

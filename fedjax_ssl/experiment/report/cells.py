@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import statistics
-from fedjax_ssl.experiment.report.groups import METHOD, SEED, Place, slug
+from fedjax_ssl.experiment.report.groups import METHOD, SEED, Shown, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Table, spread
 from fedjax_ssl.options import Model, parse
@@ -53,7 +53,7 @@ class Sweep(NamedTuple):
     about: str
     source: dict[str, Any]
     results: list[Result]
-    places: dict[pathlib.Path, Place]
+    places: dict[pathlib.Path, Shown]
 
 
 def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
@@ -89,21 +89,21 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
     if len(sweeps) > 1 or sum(len(one.places) for one in sweeps) < len(runs):  # they need their sweeps' names, too
         for one in sweeps:
             for path, (label, figure, curve) in one.places.items():
-                one.places[path] = Place(f"{one.name}: {label}", f"{one.name}: {figure}".removesuffix(": "), curve)
+                one.places[path] = Shown(f"{one.name}: {label}", f"{one.name}: {figure}".removesuffix(": "), curve)
     return sweeps, problems
 
 
-def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, Place]:
+def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, Shown]:
     """The place of each run. A figure has the cells of a column, or, where a row has several methods, those of a row."""
     methods: dict[str, set[str]] = {}
     for cell, own in having:
         methods.setdefault(cell.row, set()).add(own[0].config[METHOD])
     varying = [axis for axis in ("row", "column") if len({getattr(cell, axis) for cell, _ in having}) > 1] or ["row"]
-    places: dict[pathlib.Path, Place] = {}
+    places: dict[pathlib.Path, Shown] = {}
     for cell, own in having:
         words = [getattr(cell, axis) or "run" for axis in varying]
         curve, *figure = reversed(words) if any(len(found) > 1 for found in methods.values()) else words
-        places |= dict.fromkeys((run.path for run in own), Place(", ".join(words), "".join(figure), curve))
+        places |= dict.fromkeys((run.path for run in own), Shown(", ".join(words), "".join(figure), curve))
     return places
 
 

@@ -16,7 +16,7 @@ NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
 """Keys that do not change what an experiment is, and do not make groups."""
 
 
-class Place(NamedTuple):
+class Shown(NamedTuple):
     """A group's name; which figures show it, those of all groups where it is empty; and its name there, in legends."""
 
     label: str
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     is finished, the unfinished ones.
     """
 
-    place: Place
+    place: Shown
     runs: tuple[Run, ...]
     used: tuple[Run, ...]
 
@@ -100,13 +100,13 @@ def identity(run: Run) -> str:
     return repr([(key, value) for key, value in sorted(run.config.items()) if is_compared(key)])
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Place] | None = None) -> Grouped:
+def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Shown] | None = None) -> Grouped:
     """Groups runs by keys; without any, runs of sweeps by their `places`, others by method and what else its runs differ in."""
     places = {} if by or places is None else places
     others = [run for run in runs if run.path not in places]
     keys = [full_key(name, runs) for name in by] or [METHOD, *sorted(filter(is_compared, differing_within_methods(others)))]
     shown = [key for key in keys if key in differing(others)] or keys[:1]
-    members: dict[Place, list[Run]] = {}
+    members: dict[Shown, list[Run]] = {}
     for run in runs:
         members.setdefault(places.get(run.path) or _named(run, shown), []).append(run)
     groups, notes = [], _across(runs)
@@ -124,7 +124,7 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
     return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
 
 
-def _named(run: Run, keys: Sequence[str]) -> Place:
+def _named(run: Run, keys: Sequence[str]) -> Shown:
     """The place of a run that its values of keys name: `fl2`, or `fl2, num_labels=10`."""
     words = [
         text_of(run.config[key]) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(run.config[key])}"
@@ -132,7 +132,7 @@ def _named(run: Run, keys: Sequence[str]) -> Place:
         if key in run.config
     ]
     label = ", ".join(words) or f"without {', '.join(keys)}"
-    return Place(label, "", label)
+    return Shown(label, "", label)
 
 
 def text_of(value: Any) -> str:
