@@ -28,7 +28,7 @@ class ClientsLog:
         """Writes a round's record: names -> arrays with leading axis M."""
         make_folder(self.folder)
         with replacing(self.folder / _NAME.format(round)) as file:
-            np.savez_compressed(file, **columns)
+            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
 
     def truncate(self, round: int) -> None:
         """Removes the records after `round`, which a run that resumes there makes again."""

@@ -32,7 +32,7 @@ def save(path: str | os.PathLike[str], experiment: Experiment, state: RunState) 
     arrays, text = named_arrays(experiment, state), json.dumps(metadata(experiment))
     with replacing(path) as file:
         if path.suffix == ".npz":
-            np.savez(file, **arrays, **{METADATA: np.array(text)})
+            np.savez(file, **arrays, **{METADATA: np.array(text)})  # type: ignore[arg-type]
         else:
             file.write(to_bytes(arrays, metadata={METADATA: text}))
 

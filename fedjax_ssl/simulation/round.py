@@ -249,7 +249,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
         FAULT: Sum(fault),
         SENT: Sum((output.weight != 0).astype(jnp.int32)),
     }
-    return kept._replace(metrics=kept.metrics | own)
+    return kept._replace(metrics={**kept.metrics, **own})
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

@@ -99,7 +99,7 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     kept = kept_where(arrives, output, old_state, lambda name, total: jnp.where(reached[name], total, 0))
     own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
     own |= {SECONDS: Sum(waited)} if system.is_timed else {}
-    return kept._replace(metrics=kept.metrics | own)
+    return kept._replace(metrics={**kept.metrics, **own})
 
 
 def kept_where(
