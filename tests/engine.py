@@ -11,12 +11,13 @@ from fedjax_ssl.simulation.simulator import Simulator
 from tests import toy
 
 
-def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, on_host=False, on_disk=False):
-    """(the simulator, copies of the states after 0, 1, ... rounds, the rows of metrics, evaluated).
+def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=None, evaluated=True, **where):
+    """(the simulator, copies of the states after 0, 1, ... rounds, the rows of metrics, by default evaluated).
 
-    strategy: a key of `toy.EXECUTIONS`; changed: (the method) -> the method that runs in its place; start: the first state.
+    strategy: a key of `toy.EXECUTIONS`; changed: (the method) -> the method that runs in its place; start: the first state;
+    where: on_host, on_disk.
     """
-    problem = experiment.problem._replace(on_host=on_host, on_disk=on_disk)
+    problem = experiment.problem._replace(**where)
     if changed is not None:
         method = changed(problem.method(None))
         problem = problem._replace(method=lambda number: method)
@@ -25,7 +26,7 @@ def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=No
     states, rows = [copied(state)], []
     for _ in range(rounds):
         state, row = simulator.round(state)
-        rows.append(row | simulator.evaluate(state)[0])
+        rows.append(row | (simulator.evaluate(state)[0] if evaluated else {}))
         states.append(copied(state))
     return simulator, states, rows
 

@@ -9,7 +9,7 @@ from benchmarks import costs
     ("method", "p", "b", "down", "up"),
     [
         # One batch of labels, once forward and back; one model each way, down with its static batch-norm statistics.
-        pytest.param("fedavg", 0, 1, (1, 1.1), (1, 1), marks=pytest.mark.ci),
+        pytest.param("fedavg", 0, 1, (1, 1.1), (1, 1), marks=pytest.mark.slow),
         # Two helpers; sigma's batch, and psi's in two views. Both parts down, and of psi what differs, of two helpers too.
         pytest.param("fedmatch", 2, 3, (1, 4.1), (0, 2), marks=pytest.mark.slow),
         # A batch of labels; of the others both experts' outputs, and back through the strong view and, for KL, the plain one.

@@ -10,8 +10,8 @@ from tests import engine, tiny
 
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 CASES = [case for case in tiny.CASES if case[0] not in WITHOUT_CLIENTS]
-FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"), ("feddure", "clients"), ("fedtrinet", "clients"))
-"""Those that differ most: thresholds, helpers, layers that are sent, a look-ahead, three networks."""
+FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
+"""Those that differ most: thresholds, helpers, layers that are sent."""
 DEADLINE = 10.0
 SYSTEM = {
     "participation": "available", "trace": "diurnal", "round_s": 100.0, "period_s": 300.0, "window_s": 1.0, "dropout": 0.3,

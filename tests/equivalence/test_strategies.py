@@ -27,7 +27,7 @@ def reference(method: str, labels_at: str, rounds: int):
     """The experiment, and what clients one after another make of it."""
     quick = {} if rounds > 1 else {"client__epochs": 0, "client__steps": 2, "server__epochs": 0, "server__steps": 2}
     experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method) | quick)
-    return experiment, *engine.simulate(experiment, "scan", rounds=rounds)[1:]
+    return experiment, *engine.simulate(experiment, "scan", rounds=rounds, evaluated=False)[1:]
 
 
 def assert_agree(expected, got, tolerance):
@@ -38,7 +38,7 @@ def assert_agree(expected, got, tolerance):
 
 def assert_same_rounds(experiment, strategy, states, rows, start=None):
     """The states, what was counted, and what was decided."""
-    _, got_states, got_rows = engine.simulate(experiment, strategy, rounds=len(rows), start=start)
+    _, got_states, got_rows = engine.simulate(experiment, strategy, rounds=len(rows), start=start, evaluated=False)
     assert [row.keys() for row in got_rows] == [row.keys() for row in rows]
     counted = [[{key: row[key] for key in EQUAL & row.keys()} for row in all_] for all_ in (rows, got_rows)]
     assert counted[0] == counted[1]
@@ -88,9 +88,7 @@ CNN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.ci if name == "chunked" else pytest.mark.slow) for name in STRATEGIES]
-)
+@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
 def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
     experiment = tiny.experiment("fixmatch", network="cnn", **CNN)
     _, states, rows = engine.simulate(experiment, "scan", rounds=3)
@@ -116,7 +114,7 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 def test_data_on_the_host_give_the_same_bits(usual_emitters, method, labels_at):
     experiment, states, rows = reference.__wrapped__(method, labels_at, 3)  # compiled anew
     for on_disk in (False, True):
-        _, got_states, got_rows = engine.simulate(experiment, "scan", rounds=3, on_host=True, on_disk=on_disk)
+        _, got_states, got_rows = engine.simulate(experiment, "scan", rounds=3, on_host=True, on_disk=on_disk, evaluated=False)
         assert got_rows == rows
         assert all(engine.same_bits(a, b) for a, b in zip(states, got_states, strict=True))
     assert not np.array_equal(jax.tree.leaves(states[0].server)[0], jax.tree.leaves(states[3].server)[0])

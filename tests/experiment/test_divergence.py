@@ -113,7 +113,9 @@ def test_a_run_that_prox_mu_drives_to_infinity_says_so():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("method", ["fedavg", "fedmatch", "fedsiam_d", "fedlabel"])  # whose averages are their own
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedmatch", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedsiam_d", "fedlabel"))]
+)  # whose averages are their own
 def test_a_round_in_which_nobody_counts_leaves_weights_and_optimizer_as_they_were(method):
 
     def idle(made):

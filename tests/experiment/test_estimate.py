@@ -12,7 +12,7 @@ from tests.experiment.commands import launch
 @pytest.mark.parametrize(
     ("method", "labels_at", "network"),
     [
-        pytest.param("feddure", "clients", "mlp", marks=pytest.mark.ci),
+        pytest.param("feddure", "clients", "mlp", marks=pytest.mark.slow),
         pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.slow),
         pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.slow),
     ],

@@ -65,7 +65,7 @@ def test_two_processes_of_two_devices_write_what_one_of_four_does(tmp_path):
     assert rows(tmp_path / "job") == numbers(rows(tmp_path / "whole"))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_job_with_its_name_and_any_number_of_processes_goes_on(tmp_path, config):
     arguments = [config, f"--workdir={tmp_path / 'job'}", *LONG]
     jobs = hosts.launched(2, *arguments)

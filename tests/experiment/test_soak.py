@@ -18,9 +18,9 @@ from launch import command
 from tests.experiment.commands import rows
 from tests.experiment.test_resume import assert_same_checkpoint
 
-pytestmark = [pytest.mark.reliability, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [pytest.mark.slow, pytest.mark.reliability, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 CONFIG = "digits:fixmatch,labels_at=clients"
-QUICK = {"model.hidden": "8", "client.epochs": "0", "client.steps": "2", "eval_every": "50", "checkpoint_every": "20"}
+QUICK = {"model.name": "mlp", "client.epochs": "0", "client.steps": "2", "eval_every": "50", "checkpoint_every": "20"}
 
 
 def begin(workdir: pathlib.Path, overrides: dict[str, str]) -> None:
@@ -29,8 +29,7 @@ def begin(workdir: pathlib.Path, overrides: dict[str, str]) -> None:
 
     os.environ.pop("XLA_FLAGS", None)
     words = [f"--config={CONFIG}", f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in overrides.items())]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    os.dup2(os.open(f"{workdir}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     sys.exit(program.main(["launch.run", *words]))
 
 
@@ -47,11 +46,8 @@ def done(workdir: pathlib.Path) -> int:
     return max(Checkpoints(workdir, read_only=True).rounds(), default=0)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "seconds"), [pytest.param(400, 30, marks=pytest.mark.ci), pytest.param(10_000, 1800, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("where", ["device", pytest.param("disk", marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memory_is_flat(tmp_path, rounds, seconds, where):
+@pytest.mark.parametrize(("where", "rounds", "seconds"), [("device", 400, 30), ("disk", 400, 30), ("device", 60_000, 1800)])
+def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memory_is_flat(tmp_path, where, rounds, seconds):
     overrides = QUICK | {"rounds": str(rounds), "execution.data": where}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     process, resident = started(whole, overrides), {}
@@ -60,7 +56,7 @@ def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memo
         resident[len(MetricsLog(whole).path.read_bytes().splitlines()) if MetricsLog(whole).path.exists() else 0] = pages(
             process
         )
-    assert process.exitcode == 0
+    assert process.exitcode == 0, pathlib.Path(f"{whole}.log").read_text()
     after = np.array([(number, size) for number, size in resident.items() if number > rounds / 4 and size])
     if rounds >= 10_000:  # else it is over before the allocator has all that it keeps
         slope = np.polyfit(*after.T, 1)[0]
@@ -69,7 +65,7 @@ def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memo
     chance, kills, newest, end = random.Random(rounds), 0, 0, time.monotonic() + seconds
     while time.monotonic() < end and not (parts / "summary.json").exists():
         process = started(parts, overrides)
-        process.join(chance.uniform(1, 9))
+        process.join(chance.uniform(1, 9 if rounds >= 10_000 else 4))
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
@@ -81,7 +77,7 @@ def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memo
     process.join()
     print(f"{kills} kills, {newest} of {rounds} rounds by then")
     assert process.exitcode == 0
-    assert kills >= seconds / 20
+    assert kills >= (seconds / 20 if rounds >= 10_000 else 3)
     assert rows(parts) == rows(whole)
     assert read_json(parts / "summary.json")["eval/accuracy"] == read_json(whole / "summary.json")["eval/accuracy"]
     assert_same_checkpoint(build(command.read(CONFIG, overrides).tree), whole, parts)

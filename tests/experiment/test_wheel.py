@@ -19,7 +19,7 @@ def test_every_folder_of_modules_is_a_package_of_the_wheel():
     assert set(listed) == inside | {"fedjax_ssl.configs", "fedjax_ssl.launch"}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_its_commands_work_beside_a_users_own_packages(tmp_path):
     source = tmp_path / "source"  # building leaves files behind
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "build", "tests", "runs", "env", ".venv", "*.egg-info"))
