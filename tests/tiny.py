@@ -24,11 +24,16 @@ ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in MET
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 
 
-def params(cases: Sequence[tuple[str, str]] = CASES, *, fast: Sequence[tuple[str, str]] = CASES, other: str = "slow") -> list:
-    """Cases as a test's parameters; those that are not `fast` are marked `other`."""
-    assert set(fast) <= set(CASES)
-    mark = getattr(pytest.mark, other)
-    return [pytest.param(case, id="-".join(case), marks=() if case in fast else mark) for case in cases]
+def params(
+    cases: Sequence[tuple[str, str]] = CASES, *, fast: Sequence[tuple[str, str]] = CASES, ci: Sequence[tuple[str, str]] = ()
+) -> list:
+    """Cases as a test's parameters; those that are not `fast` are marked `ci`, or, if not there either, `slow`."""
+    assert {*fast, *ci} <= set(CASES)
+
+    def marks(case: tuple[str, str]) -> Any:
+        return () if case in fast else pytest.mark.ci if case in ci else pytest.mark.slow
+
+    return [pytest.param(case, id="-".join(case), marks=marks(case)) for case in cases]
 
 
 def config(method: str, *, network: str = "mlp", labels_at: str = "", **overrides: Any) -> dict[str, Any]:

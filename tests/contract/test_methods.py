@@ -45,7 +45,7 @@ OWN = {
 """What a method reports besides, in the rounds in which it has a meaning."""
 
 
-@pytest.fixture(scope="module", params=tiny.params(fast=tiny.ONE_OF_EACH, other="ci"))
+@pytest.fixture(scope="module", params=tiny.params(fast=tiny.ONE_OF_EACH))
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
@@ -105,7 +105,7 @@ WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 FAST = (("fl2", "server"), ("fedmatch", "clients"))
 
 
-@pytest.mark.parametrize("case", tiny.params(fast=FAST, other="ci"))
+@pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=tiny.ONE_OF_EACH))
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
     method, labels_at = case
     quiet = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}  # so that a round is the clients' work

@@ -47,7 +47,7 @@ def assert_same_rounds(experiment, strategy, states, rows, start=None):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
+@pytest.mark.parametrize("case", tiny.params(fast=tiny.ONE_OF_EACH))
 def test_one_round_of_every_method_agrees_under_every_strategy(case):
     experiment, states, rows = reference(*case, rounds=1)
     assert not experiment.method.requires.clients or rows[0]["client/participants"] > 0
@@ -55,10 +55,9 @@ def test_one_round_of_every_method_agrees_under_every_strategy(case):
         assert_same_rounds(experiment, strategy, states, rows, start=engine.copied(states[0]))
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.ci if name == "sharded" else pytest.mark.slow) for name in STRATEGIES]
-)
-@pytest.mark.parametrize("case", tiny.params(fast=(("fedmatch", "clients"),)))
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", tiny.CASES, ids="-".join)
 def test_three_rounds_of_every_method_agree(case, strategy):
     experiment, states, rows = reference(*case, rounds=3)
     assert_same_rounds(experiment, strategy, states, rows)

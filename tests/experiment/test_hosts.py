@@ -123,7 +123,7 @@ def test_a_process_that_fails_alone_is_named_and_ends_all(tmp_path):
     assert "Traceback" not in first.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config):
     def refusal(*arguments, own):
         first, second = hosts.ended(hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *arguments, own=own))

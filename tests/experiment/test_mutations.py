@@ -14,7 +14,7 @@ from tests.experiment.mutations import command_lines, configs, within_limits
 
 pytestmark = pytest.mark.reliability
 
-SOME = settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(SOME, max_examples=2000, derandomize=False)
 SMALL = ("mlp", "linear", "cnn")
 OVERRIDES = (

@@ -93,7 +93,7 @@ PROGRAM = "import my_method, sys\nfrom launch import run\nsys.exit(run.main(sys.
     ("words", "config"),
     [
         pytest.param(("-m", "launch.run"), "on_digits.py:prox_entropy,labels_at=clients", marks=pytest.mark.ci),
-        pytest.param(("program.py",), "digits:prox_entropy,labels_at=clients", marks=pytest.mark.ci),
+        pytest.param(("program.py",), "digits:prox_entropy,labels_at=clients", marks=pytest.mark.slow),
     ],
 )
 def test_a_registered_method_runs_on_the_digits_by_its_name_in_a_process_of_its_own(folder, tmp_path, words, config):

@@ -78,7 +78,7 @@ def test_after_an_io_error_at_any_write_of_a_save_the_one_before_is_there_and_th
 
 ci, slow = pytest.mark.ci, pytest.mark.slow
 RUNS_AND_STEPS = [
-    pytest.param(1, 23, marks=ci), pytest.param(2, 61, marks=ci), pytest.param(1, 1, marks=slow), pytest.param(2, 5, marks=slow)
+    pytest.param(1, 23, marks=ci), *(pytest.param(*some, marks=slow) for some in ((2, 61), (1, 1), (2, 5)))
 ]  # fmt: skip
 """How many runs a program has, and which moments, or calls, are tried: every 23rd ..."""
 

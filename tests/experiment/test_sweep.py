@@ -158,7 +158,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
     words = ["--config=digits:supervised", "--config.model.name=linear", f"--workdir={tmp_path}"]
     many = [sys.executable, "-m", "launch.sweep", *words, "--config.rounds=100000"]
