@@ -226,7 +226,7 @@ def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
 def _made(path: str, argument: str | None) -> dict[str, Any]:
     """The nested dicts that a config file's `get_config` returns."""
     file = pathlib.Path(os.path.expanduser(path))  # unlike pathlib's, these functions take any text
-    if not file.suffix and not os.path.exists(file):
+    if not file.suffix and not os.path.isfile(file):  # a folder of the same name, such as one of results, is none
         file = CONFIGS / f"{path}.py"
     if file.suffix != ".py" or not os.path.isfile(file):
         near = difflib.get_close_matches(file.stem, config_names(), 1)

@@ -105,6 +105,12 @@ def test_a_config_file_that_is_none_is_one_line(tmp_path, monkeypatch, name, tex
     assert all(word in said for word in words), said
 
 
+def test_a_folder_of_a_configs_name_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert command.read("digits:fl2").name == "digits-fl2"
+
+
 def test_a_mistyped_config_names_the_nearest():
     assert "did you mean digits?" in line(command.read, "digts:fl2", {"rounds": "3"})
     assert "accepted: fl2, " in line(command.read, "digits:fl3", {"rounds": "3"})
