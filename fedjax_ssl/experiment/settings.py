@@ -59,7 +59,9 @@ class DataSettings(Model):
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
     num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
     labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
-    label_selection: Literal["balanced", "random"] = Field(default="balanced", description="As many of each class, or random.")
+    label_selection: Literal["balanced", "random", "stratified"] = Field(
+        default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
+    )
     exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
     labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
     reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")

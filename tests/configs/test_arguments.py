@@ -47,7 +47,6 @@ WRONG = [
     ("fedsiam_mnist:mt,curve=rectangle", ["curve", "'rectangle'", "with mt"]),
     ("fedsiam_mnist:d,curve=square", ["curve", "'square'", "linear, rectangle"]),
     ("fedsiam_mnist:pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
-    ("fedsiam_mnist:pi,split=noniid3,variant=released", ["variant", "released", "split=noniid3", "accepted: paper"]),
     ("fedsiam_mnist:fl2", ["'fl2'", "labels_at=clients", "accepted: d, mt, pi"]),
 ]
 

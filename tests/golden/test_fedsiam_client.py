@@ -99,7 +99,8 @@ class Data:
 def expected_client(data, name, options, num_labeled, largest, stats):
     """(online, target, statistics, momentum, metrics, steps) by the paper's equations; Pi's target is its online network."""
     w, t, m = dict(data.online), dict(data.target), dict(data.momentum)
-    repeats = options.labeled_repeats if num_labeled else 0
+    few = num_labeled / (num_labeled + 4) < options.repeats_below
+    repeats = 0 if not num_labeled else options.labeled_repeats if few else 1
     rows = [(i, True) for i in data.labeled[:num_labeled]] * repeats + [(i, False) for i in data.unlabeled[:4]]
     rows = [rows[i] for i in order(len(data.labeled) * options.labeled_repeats + len(data.unlabeled)) if i < len(rows)]
     batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
@@ -184,6 +185,8 @@ CASES = {
     "d, while it is pi, running statistics": Case("fedsiam_d", {"pi_rounds": 2}, norm=True),
     "mt, labels at the server, kl": Case("fedsiam_mt", {"consistency": "kl", "consistency_weight": 3.0}, 0),
     "mt, released": Case("fedsiam_mt", RELEASED),
+    "mt, released, labels of 3/7 repeat": Case("fedsiam_mt", RELEASED | {"repeats_below": 0.43}),
+    "mt, released, labels of 3/7 do not": Case("fedsiam_mt", RELEASED | {"repeats_below": 0.42}),
     "mt, released, kl": Case("fedsiam_mt", RELEASED | {"consistency": "kl"}),
     "pi, labels at the server": Case("fedsiam_pi", {}, 0),
     "d": Case("fedsiam_d", {"pi_rounds": 1, "alpha_max": 0.87}),
