@@ -53,7 +53,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     # The rectangle is rounds 10 to 40 of 50, as shares of all.
     own |= {"pi_rounds": 3 / config.rounds} if of_curve == "linear" else {"pi_rounds": 0.2, "end_round": 0.8}
     if released:
-        own |= {"normalization": "released", "alpha_counts": "epochs", **repeats}
+        own |= {"normalization": "released", "alpha_counts": "epochs", "target_delay": 1, **repeats}
     if word in FEDSIAM:
         config.method.update({key: value for key, value in own.items() if key in config.method})
     else:

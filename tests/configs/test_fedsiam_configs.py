@@ -28,7 +28,7 @@ RELEASED = CLIENTS | values("""
 MNIST = {"data.name": "mnist", "model.name": "mnist_cnn"}
 SVHN = {"data.name": "svhn_cropped", "model.name": "cifar_cnn"}
 CIFAR = {"data.name": "cifar10", "model.name": "cifar_cnn"}
-LINEAR = {"method.curve": "linear", "method.pi_rounds": 0.06, "method.saved": 0.5, "method.alpha_max": 0.999}
+LINEAR = values("method: target_delay=0 curve=linear pi_rounds=0.06 saved=0.5 alpha_max=0.999")
 RECTANGLE = LINEAR | {"method.curve": "rectangle", "method.pi_rounds": 0.2, "method.end_round": 0.8}
 KL, PI, MT, D = ({"method.consistency": "kl"}, *({"method.name": f"fedsiam_{name}"} for name in ("pi", "mt", "d")))
 EPOCHS, STEPS = {"method.alpha_counts": "epochs"}, {"method.alpha_counts": "steps"}
@@ -66,7 +66,7 @@ CASES = {
     "fedsiam_mnist:d,split=noniid3": CLIENTS | MNIST | THIRD,
     "fedsiam_mnist:pi,labels_at=server,gamma=0.01": SERVER | MNIST | PI | {"data.labeled_fraction": (0.01,)},
     "fedsiam_mnist:mt,labels_at=server,split=noniid": SERVER | MNIST | MT | CLASSES,
-    "fedsiam_mnist:d,variant=released": RELEASED | MNIST | D | EPOCHS | PLAIN_VIEW,
+    "fedsiam_mnist:d,variant=released": RELEASED | MNIST | D | EPOCHS | PLAIN_VIEW | {"method.target_delay": 1},
     "fedsiam_mnist:pi,variant=released,gamma=0.15": RELEASED | MNIST | PI | TWICE,
     "fedsiam_mnist:mt,variant=released,split=noniid3": RELEASED | MNIST | MT | THIRD | SIX_TIMES | PLAIN_VIEW,
     "fedsiam_mnist:fedavg_pp,variant=released,split=noniid3": PLAIN | MNIST | THIRD | SIX_TIMES | {"client.epochs": 5},

@@ -191,6 +191,7 @@ CASES = {
     "pi, labels at the server": Case("fedsiam_pi", {}, 0),
     "d": Case("fedsiam_d", {"pi_rounds": 1, "alpha_max": 0.87}),
     "d, while it is pi": Case("fedsiam_d", {"pi_rounds": 2}),
+    "d, released, while it is pi": Case("fedsiam_d", {"pi_rounds": 1, "target_delay": 1}),
 }
 
 
@@ -201,7 +202,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     method = build(name, options, task=NORMED if norm else TASK, persistent=persistent)
     if not persistent:
         data.momentum = dict.fromkeys(data.momentum, 0.0)
-    one_net = getattr(options, "pi_rounds", 0) == 2  # the round is the second
+    one_net = name == "fedsiam_d" and options.pi_rounds + options.target_delay == 2  # the round is the second
     if one_net:
         data.target, data.stats[1] = data.online, data.stats[0]
     stats = data.stats if norm else [{}, {}]
@@ -236,7 +237,13 @@ def test_a_client_update_is_what_the_equations_say(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("fedsiam_pi", {}), ("fedsiam_mt", {"alpha_max": 0.93}), ("fedsiam_d", {"pi_rounds": 3})]
+    ("name", "options"),
+    [
+        ("fedsiam_pi", {}),
+        ("fedsiam_mt", {"alpha_max": 0.93}),
+        ("fedsiam_d", {"pi_rounds": 3}),
+        ("fedsiam_d", {"pi_rounds": 2, "target_delay": 1}),
+    ],
 )
 def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(name, options):
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
