@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,8 +119,11 @@ def log_notes(assignment: Assignment, num_examples: int) -> None:
         _log.warning("%s", note)
 
 
-def tables(dataset: Dataset, assignment: Assignment) -> FederatedData:
-    """A dataset with the index tables of a split, in NumPy arrays."""
+def tables(dataset: Dataset, assignment: Assignment, by_class: Sequence[str] = ()) -> FederatedData:
+    """A dataset with the index tables of a split, in NumPy arrays; `by_class`: those of `server` and `pooled` to sort so."""
+    for name in by_class:
+        rows = getattr(assignment, name)
+        assignment = assignment._replace(**{name: rows[np.argsort(dataset.train_labels[rows], kind="stable")]})
     return FederatedData(
         train=Pool(dataset.train_images, dataset.train_labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
