@@ -133,7 +133,7 @@ def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False
     config.data.name, config.data.num_labels = dataset, labels
     set_split(config, given["split"])
     if not linear:
-        config.data.strong = "usb"
+        config.data.strong = "usb" if variant == "paper" else "fl2_released"
     config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
     if variant == "released":
         own = {"strict": False, "batches": "accepted", "consistency_on": "confident_accepted"}

@@ -37,6 +37,7 @@ RELEASED = PAPER | values("""
     method: strict=False batches=accepted consistency_on=confident_accepted
     client.optimizer, server.optimizer: schedule=constant clip_norm=1.0
     server: sbn_data=all sbn_weighting=batches sbn_order=class
+    data: strong=fl2_released
 """)
 CIFAR10, SVHN = {"data.name": "cifar10"}, {"data.name": "svhn_cropped"}
 CIFAR100 = {"data.name": "cifar100", "model.width": 8}
