@@ -25,10 +25,12 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     """FedDure's setting for a dataset of so many training examples: ResNet-9, 200 rounds of 5 of 100 clients, Adam 5e-4.
 
     The argument is one of WORDS, then `split` of labeled and of unlabeled examples (`iid_iid`, `iid_dir`, `dir_dir`), `gamma`
-    (Dirichlet's alpha), `clients` (a round) and `labels` (in all, class-balanced). Other methods with an unlabeled batch size
-    get the one that FedDure's rule gives a client of mean size.
+    (Dirichlet's alpha), `clients` (a round), `labels` (in all, class-balanced) and `batch`, what "batch size 10" means for
+    unlabeled examples: 10 in a step (`paper`), or by the code's rule about as many batches as labeled ones, so that an epoch
+    goes through all of them (`released`). Other methods with an unlabeled batch size then get that of a client of mean size.
     """
-    word, given = common.parse(argument, tuple(WORDS), split="iid_iid", gamma="0.5", clients="5", labels="5000")
+    keys = {"split": "iid_iid", "gamma": "0.5", "clients": "5", "labels": "5000", "batch": "released"}
+    word, given = common.parse(argument, tuple(WORDS), **keys)
     method, own = WORDS[word]
     split = common.one_of("split", given["split"], ("iid_iid", "iid_dir", "dir_dir"))
     labels = common.number("labels", given["labels"])
@@ -42,7 +44,9 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(name="adam", learning_rate=5e-4, schedule="constant", weight_decay=0.0, persistent=False)
     config.server.update(momentum=0.0, pretrain=0)
-    if method != "feddure" and "unlabeled_batch_size" in config.method:
+    if common.one_of("batch", given["batch"], ("paper", "released")) == "paper" and "unlabeled_batch_size" in config.method:
+        config.method.unlabeled_batch_size = 10
+    elif method != "feddure" and "unlabeled_batch_size" in config.method:
         config.method.unlabeled_batch_size = int(own_batch_size(labels // 100, (examples - labels) // 100, 10))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
     return config

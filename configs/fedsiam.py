@@ -35,24 +35,25 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     _check(word, words, given, curve)
 
     config = common.base(FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
-    config.data.update(DATA[at][split], name=dataset, weak="fedsiam", strong="fedsiam")
+    of_split = SPLITS[f"fedsiam_{split}_released"] if released else DATA[at][split]
+    config.data.update(of_split, name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
         config.data.labeled_fraction = (gamma,)
-    if split == "noniid1" and released:
-        config.data.partition = "class_grid"
     for optimizer in (config.client.optimizer, config.server.optimizer):
         optimizer.update(learning_rate=0.01, schedule="constant", nesterov=False, weight_decay=1e-4, persistent=False)
     config.server.update(momentum=0.0, pretrain=0, epochs=1)
     lengths = {"clients": (50, 5, 10, 1), "server": (server_rounds, 1, 100, 5)}
     config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = lengths[at]
 
-    repeats = {0.1: 3, 0.15: 2, 0.2: 2}.get(gamma, 1)  # how often the released code goes through labeled data in an epoch
+    # How often the released code goes through labeled data in an epoch; in Non-IID-III where less than 40 % is labeled.
+    repeats = {"labeled_repeats": 6, "repeats_below": 0.4} if split == "noniid3" else {}
+    repeats = repeats or {"labeled_repeats": {0.1: 3, 0.15: 2, 0.2: 2}.get(gamma, 1)}
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, "curve": of_curve}
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
     # The rectangle is rounds 10 to 40 of 50, as shares of all.
     own |= {"pi_rounds": 3 / config.rounds} if of_curve == "linear" else {"pi_rounds": 0.2, "end_round": 0.8}
     if released:
-        own |= {"normalization": "released", "alpha_counts": "epochs", "labeled_repeats": repeats}
+        own |= {"normalization": "released", "alpha_counts": "epochs", "target_delay": 1, **repeats}
     if word in FEDSIAM:
         config.method.update({key: value for key, value in own.items() if key in config.method})
     else:
@@ -68,15 +69,13 @@ def _check(word: str, words: tuple[str, ...], given: dict[str, str], curve: str)
     at_clients = [other for other in words if FEDSIAM.get(other, other) in common.LABELS_AT_CLIENTS]
     if at == "clients" and word not in at_clients:
         raise ValueError(f"the config's argument: got {word!r} with labels_at=clients, accepted: {', '.join(at_clients)}")
-    # At the server its clients do not use their data; in Non-IID-III they go through labels six times where there are few.
-    other = "labels_at=server" if at == "server" else "split=noniid3" if split == "noniid3" else ""
-    if given["variant"] == "released" and other:
-        raise ValueError(f"the config's argument variant: got 'released' with {other}, accepted: paper")
+    if given["variant"] == "released" and at == "server":  # there its clients do not use their data
+        raise ValueError("the config's argument variant: got 'released' with labels_at=server, accepted: paper")
     if split == "noniid3" and float(given["gamma"]) != 0.1:
         raise ValueError(f"the config's argument gamma: got {given['gamma']!r} with split=noniid3, accepted: 0.1")
 
 
-def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: int) -> None:
+def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: dict[str, Any]) -> None:
     """Sets what a method that is compared with FedSiam has of its own."""
     at_clients = config.data.labels_at == "clients"
     if method == "fedavg":
@@ -93,8 +92,7 @@ def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: 
         return
     if method in ("fedavg", "fedavg_pp", "fedprox", "fedsem"):
         config.client.optimizer.update(momentum=0.5, weight_decay=0.0)
-    # Where labeled examples count the epochs, more of these go through them as often; FedAvg goes through them once.
-    if "labeled_repeats" in config.method:
-        config.method.labeled_repeats = repeats
-    elif method not in ("fedavg", "fedtrinet"):
-        config.client.epochs *= repeats
+    if "labeled_repeats" in config.method and method != "fedavg":  # FedAvg goes through labeled data once
+        config.method.update(repeats)
+    elif method in ("feddure", "fedlabel") and len(repeats) == 1:  # more epochs go through them as often
+        config.client.epochs *= repeats["labeled_repeats"]

@@ -10,6 +10,8 @@ from typing import Any
 
 from .common import ConfigDict, base, parse
 
+_FEDSIAM = {"labels_at": "clients", "labeled_fraction": (0.1,), "label_selection": "stratified"}  # as released
+
 SPLITS: dict[str, dict[str, Any]] = {
     "fl2_iid": {"num_labels": 40, "partition": "iid"},
     "fl2_dir0.1": {"num_labels": 40, "partition": "dirichlet", "alpha": 0.1},
@@ -43,11 +45,16 @@ SPLITS: dict[str, dict[str, Any]] = {
     },
     "fedsiam_iid": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "iid"},
     "fedsiam_noniid1": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "random_classes"},
-    "fedsiam_noniid1_released": {"labels_at": "clients", "labeled_fraction": (0.1,), "partition": "class_grid"},
     "fedsiam_noniid2": {
         "labels_at": "clients", "labeled_fraction": (0.1,), "labeled_partition": "random_classes", "unlabeled_partition": "iid",
     },
     "fedsiam_noniid3": {"labels_at": "clients", "labeled_fraction": (0.55,) * 10 + (0.05,) * 90, "partition": "iid"},
+    "fedsiam_iid_released": _FEDSIAM | {"partition": "class_balanced"},
+    "fedsiam_noniid1_released": _FEDSIAM | {"partition": "class_grid"},
+    "fedsiam_noniid2_released": _FEDSIAM | {"labeled_partition": "class_grid", "unlabeled_partition": "iid"},
+    "fedsiam_noniid3_released": _FEDSIAM | {
+        "labeled_fraction": (0.55,) * 10 + (0.05,) * 90, "partition": "class_balanced",
+    },
     "fedsiam_server_noniid": {"labeled_fraction": (0.01,), "partition": "random_classes"},
 }  # fmt: skip
 """Name -> what it sets under `data`."""

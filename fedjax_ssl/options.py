@@ -90,6 +90,15 @@ class Options(Model):
         return self
 
 
+class LabeledRepeats(Options):
+    """Settings of a client that goes through its labeled examples several times in an epoch (FedSiam's released code)."""
+
+    labeled_repeats: Repeats = Field(default=1, description="A client's passes over its labeled data in an epoch.")
+    repeats_below: Fraction = Field(
+        default=1.0, description="Clients with a smaller labeled share repeat labels, others do not; 1: all clients do."
+    )
+
+
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
     """The rounds of a first phase (0: there is none) of a run of `rounds`, from the option `name`, a Phase.
 

@@ -109,19 +109,20 @@ def rounded_mean(gray: Float32[Array, "*shape"]) -> Count:
     return (2 * jnp.int32(jnp.sum(gray)) + gray.size) // (2 * gray.size)  # a float quotient can miss a half
 
 
-def cutout(low: float, high: float, fill: Fill) -> Augmentation:
+def cutout(low: float, high: float, fill: Fill, first: float = 0.0) -> Augmentation:
     """Paints a square whose side is U(low, high) times the width: the cutout of RandAugment's PyTorch ports.
 
-    The center is uniform over the image. The top left corner is clamped to the image and rounded down before the side is added,
-    and the far edges are painted too, as Pillow's rectangles include them. The fill is a value 0..255 or one per channel; gray
-    images get the luma of an RGB fill.
+    The center is uniform over the image, from the pixel `first` on. The top left corner is clamped to the image and rounded
+    down before the side is added, and the far edges are painted too, as Pillow's rectangles include them. The fill is a value
+    0..255 or one per channel; gray images get the luma of an RGB fill.
     """
     if not 0 <= low <= high:
         raise ValueError(f"got cutout sides from {low} to {high}, accepted: 0 <= low <= high, as shares of the width")
 
     def apply(key: Key, image: Image) -> Image:
         height, width, channels = image.shape
-        row, column, size = jax.random.uniform(key, (3,))
+        *center, size = jax.random.uniform(key, (3,))
+        row, column = ((first + (side - first) * share) / side for share, side in zip(center, (height, width), strict=True))
         box = pillow_box(row, column, (low + (high - low) * size) * width, height, width)
         return jnp.where(box[..., None], _fill(fill, channels), image.astype(jnp.float32))
 

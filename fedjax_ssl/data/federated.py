@@ -90,22 +90,31 @@ class Mixture(NamedTuple):
         return self.images[self.index[positions]]
 
 
-def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1) -> Mixture:
-    """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones with labels 0."""
-    rows = [labeled] * labeled_repeats
+def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1, own: Int32[Array, ""] | None = None) -> Mixture:
+    """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones with labels 0.
+
+    The last `own` of the repeats are real; None: all.
+    """
+    rows, masked = [labeled] * labeled_repeats, 0 if own is None else labeled_repeats - own
     index = jnp.concatenate([*(row.index for row in rows), unlabeled.index])
     return Mixture(
         images=unlabeled.images,
         index=index,
         labels=jnp.concatenate([*(row.labels for row in rows), jnp.zeros_like(unlabeled.index)]),
         labeled=jnp.arange(len(index)) < labeled_repeats * len(labeled.index),
-        mask=jnp.concatenate([*(row.mask for row in rows), unlabeled.mask]),
+        mask=jnp.concatenate([*(row.mask & (i >= masked) for i, row in enumerate(rows)), unlabeled.mask]),
     )
 
 
-def with_pseudo_labels(labeled: Examples, unlabeled: Examples, pseudo: Int[Array, " m"], labeled_repeats: int = 1) -> Mixture:
+def with_pseudo_labels(
+    labeled: Examples,
+    unlabeled: Examples,
+    pseudo: Int[Array, " m"],
+    labeled_repeats: int = 1,
+    own: Int32[Array, ""] | None = None,
+) -> Mixture:
     """`mix` with pseudo-labels as the labels of unlabeled examples; an example whose pseudo-label is -1 takes no part."""
-    examples = mix(labeled, unlabeled, labeled_repeats)
+    examples = mix(labeled, unlabeled, labeled_repeats, own)
     has_label = jnp.concatenate([jnp.ones(len(examples.index) - len(pseudo), bool), pseudo >= 0])
     labels = jnp.concatenate([examples.labels[: -len(pseudo)], jnp.maximum(pseudo, 0)])
     return examples._replace(labels=labels, mask=examples.mask & has_label)

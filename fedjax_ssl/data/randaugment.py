@@ -9,12 +9,13 @@
 Inside, an image is `Planes` with whole values 0..255.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Float32, Int32, UInt32
 
 from fedjax_ssl.arrays import Array, Count, Key, Scalar
 from fedjax_ssl.data.augment import Augmentation, Image, compose, luma, pillow_box, rounded_mean
@@ -80,7 +81,7 @@ def apply_op(drawn: Draw, planes: Planes, variant: Variant) -> Planes:
     changed = jnp.select(
         [(op >= Op.ROTATE) & (op <= Op.TRANSLATE_Y), (op >= Op.BRIGHTNESS) & (op <= Op.SHARPNESS)],
         [_warp(op, magnitude, planes, variant), _blend(op, magnitude, planes)],
-        _remap(op, magnitude, planes, equalize=Op.EQUALIZE in variant.ops),
+        _remap(op, magnitude, planes, variant),
     )
     if Op.CUTOUT in variant.ops:
         box = pillow_box(center[0], center[1], magnitude * width, height, width)
@@ -140,18 +141,36 @@ def _smooth(planes: Planes) -> Planes:
     return jnp.where(interior, jnp.floor((total + 4 * planes + 6.5) / 13), planes)
 
 
-def _remap(op: Count, magnitude: Scalar, planes: Planes, equalize: bool) -> Planes:
+def _remap(op: Count, magnitude: Scalar, planes: Planes, variant: Variant) -> Planes:
     """AutoContrast, Equalize, Posterize, Solarize, Invert: new values for old, per channel; other operations: no change."""
     low, high = jnp.min(planes, (1, 2), keepdims=True), jnp.max(planes, (1, 2), keepdims=True)
     # The quotient is whole or at least 1/255 away from it: 1e-3 covers the rounding error alone.
     stretched = jnp.floor((planes - low) * (255 / jnp.maximum(high - low, 1)) + 1e-3)
+    if variant.rounds_as_pillow:
+        place, value = jnp.int32(low * 256 + high), jnp.int32(planes)
+        bits = jnp.asarray(_one_less())[place * 8 + (value >> 5)] >> (value & 31).astype(jnp.uint32)
+        stretched -= (bits & 1).astype(jnp.float32)
     step = jnp.float32(1 << jnp.int32(jnp.where(op == Op.POSTERIZE, 8 - magnitude, 0)))
     threshold = jnp.select([op == Op.SOLARIZE, op == Op.INVERT], [magnitude, 0.0], 256.0)
     changed = jnp.where(planes < threshold, jnp.floor(planes / step) * step, 255 - planes)
     changed = jnp.where((op == Op.AUTO_CONTRAST) & (high > low), stretched, changed)
-    if equalize:
+    if Op.EQUALIZE in variant.ops:
         changed = jnp.where(op == Op.EQUALIZE, _equalized(planes, op == Op.EQUALIZE), changed)
     return changed
+
+
+@functools.cache
+def _one_less() -> UInt32[np.ndarray, "524288"]:
+    """Which values AutoContrast gives 1 less than 255 (x - low) / (high - low), rounded down, in Pillow.
+
+    Its product and its sum in float64 may fall just short of a whole number. A bit for each low, high and x, 32 in an entry.
+    """
+    x, bits = np.arange(256), np.zeros((256, 256, 256), bool)
+    for low in x:
+        value, width = x[low:], x[low + 1 :, None] - low
+        scale = 255.0 / width
+        bits[low, low + 1 :, low:] = np.int64(value * scale + -low * scale) < 255 * (value - low) // width
+    return np.packbits(bits, bitorder="little").view("<u4")
 
 
 def _equalized(planes: Planes, drawn: Bool[Array, ""]) -> Planes:

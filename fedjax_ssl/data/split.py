@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,8 +119,11 @@ def log_notes(assignment: Assignment, num_examples: int) -> None:
         _log.warning("%s", note)
 
 
-def tables(dataset: Dataset, assignment: Assignment) -> FederatedData:
-    """A dataset with the index tables of a split, in NumPy arrays."""
+def tables(dataset: Dataset, assignment: Assignment, by_class: Sequence[str] = ()) -> FederatedData:
+    """A dataset with the index tables of a split, in NumPy arrays; `by_class`: those of `server` and `pooled` to sort so."""
+    for name in by_class:
+        rows = getattr(assignment, name)
+        assignment = assignment._replace(**{name: rows[np.argsort(dataset.train_labels[rows], kind="stable")]})
     return FederatedData(
         train=Pool(dataset.train_images, dataset.train_labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
@@ -191,17 +195,29 @@ def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positi
             raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {num_known} examples is less than {minimum}")
     if how.label_selection == "balanced":
         return balanced_labels(labels, num_labels, num_classes, rng)
+    if how.label_selection == "stratified":
+        share = dataclasses.replace(how, num_clients=1, labeled_fraction=(num_labels / int(np.sum(labels >= 0)),))
+        (labeled,), _ = _label_within([np.arange(len(labels))], labels, share, rng)
+        return np.sort(labeled), np.setdiff1d(np.arange(len(labels)), labeled)
     return random_labels(labels, num_labels, rng)
 
 
 def _label_within(rows: Rows, labels: Labels, how: Split, rng: Generator) -> tuple[Rows, Rows]:
-    """Labeled and unlabeled examples of every client: a random share of those of known class is labeled, rounded half up."""
+    """Labeled and unlabeled examples of every client: a random share of those of known class is labeled, rounded half up.
+
+    With `stratified` it is a share of each class, rounded half to even, as in FedSiam's released code.
+    """
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]
     shuffled = [row[np.argsort(labels[row] < 0, kind="stable")] for row in shuffled]  # those of unknown class last
-    known = [int(np.sum(labels[row] >= 0)) for row in shuffled]
-    cuts = [int(fraction * number + 0.5) for fraction, number in zip(fractions, known, strict=True)]
-    if not any(cuts):
+    labeled = []
+    for row, fraction in zip(shuffled, fractions, strict=True):
+        if how.label_selection == "stratified":
+            of_classes = (row[labels[row] == c] for c in range(int(labels.max()) + 1))
+            labeled.append(np.concatenate([own[: round(fraction * len(own))] for own in of_classes]))
+        else:
+            labeled.append(row[: int(fraction * np.sum(labels[row] >= 0) + 0.5)])
+    if not any(map(len, labeled)):
         raise ValueError(f"labeled_fraction={max(how.labeled_fraction)} labels no example of any client: give a larger share")
-    labeled = [row[:cut] for row, cut in zip(shuffled, cuts, strict=True)]
-    return labeled, [row[cut if how.exclude_labeled else 0 :] for row, cut in zip(shuffled, cuts, strict=True)]
+    rest = [row[~np.isin(row, own)] for row, own in zip(shuffled, labeled, strict=True)] if how.exclude_labeled else shuffled
+    return labeled, rest

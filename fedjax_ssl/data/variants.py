@@ -61,6 +61,7 @@ class Variant(NamedTuple):
     fill: float = 0.0  # value of pixels from outside of the image
     bilinear: bool = False  # whether shears interpolate; rotations take the nearest pixel
     ops_first: bool = False  # whether the operations come before flip and crop
+    rounds_as_pillow: bool = False  # whether AutoContrast has Pillow's rounding errors, which take 1 from some values
 
 
 def _ops(
@@ -155,3 +156,6 @@ VARIANTS: dict[str, Variant] = {
         fill=128.0,
     ),
 }  # fmt: skip
+
+# (FL)^2's code: its Cutout gives the generator one bound, 32, which draws the center from (1, 32]
+VARIANTS["fl2_released"] = VARIANTS["usb"]._replace(cutout=cutout(0, 0.5, (125, 123, 114), first=1), rounds_as_pillow=True)

@@ -191,7 +191,8 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
 def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, int] | None = None) -> Experiment:
     """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
     config, runs, plans, assignments = drawn
-    data = [split.tables(own.dataset, assignment) for own, assignment in zip(plans, assignments, strict=True)]
+    by_class = {"joined": ["server"], "class": ["server", "pooled"]}.get(config.server.sbn_order, [])
+    data = [split.tables(own.dataset, assignment, by_class) for own, assignment in zip(plans, assignments, strict=True)]
     data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
@@ -324,7 +325,7 @@ def _server(settings: Settings) -> Server:
     server = settings.server
     optimizer = optax.sgd(server.learning_rate, momentum=server.momentum if is_on(server.momentum) else None)
     sizes = server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
-    static_norm = StaticNorm(server.sbn_data, server.sbn_weighting, *sizes)
+    static_norm = StaticNorm(server.sbn_data, server.sbn_weighting, *sizes, server.sbn_order)
     return Server(optimizer, _training(settings, server), server.pretrain, static_norm, server.training)
 
 

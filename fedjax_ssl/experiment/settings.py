@@ -59,7 +59,9 @@ class DataSettings(Model):
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
     num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
     labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
-    label_selection: Literal["balanced", "random"] = Field(default="balanced", description="As many of each class, or random.")
+    label_selection: Literal["balanced", "random", "stratified"] = Field(
+        default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
+    )
     exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
     labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
     reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
@@ -162,8 +164,19 @@ class ServerSettings(Model):
         description="Static batch-norm statistics are over labeled data and the next cohort's, all data, or labeled data.",
     )
     sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
+    sbn_order: Literal["apart", "joined", "class"] = Field(
+        default="apart",
+        description="Batches of labeled, then of unlabeled data; of one sequence of both, labeled ones by class (SemiFL); or "
+        "apart, each by class, for which it reads true labels of unlabeled data ((FL)^2's released code).",
+    )
     sbn_labeled_batch_size: BatchSize = Field(default=250, description="Their batch size on labeled data.")
     sbn_unlabeled_batch_size: BatchSize = Field(default=250, description="Their batch size on unlabeled data.")
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sbn_order == "class" and self.sbn_data == "cohort":
+            raise ValueError("server.sbn_order: got class with server.sbn_data=cohort, accepted: apart, joined, or other data")
+        return self
 
 
 class SystemSettings(Model):

@@ -1,6 +1,15 @@
 """What methods are made of: the task, the one loop of local steps, shared objectives, the server's work."""
 
-from fedjax_ssl.local.client import Setup, client_metrics, data_weight, output_of, train_client, trainable
+from fedjax_ssl.local.client import (
+    Setup,
+    client_metrics,
+    data_weight,
+    output_of,
+    own_repeats,
+    repeated,
+    train_client,
+    trainable,
+)
 from fedjax_ssl.local.forward import class_probabilities
 from fedjax_ssl.local.objectives import cross_entropy_gradients, labeled_loss, loss_gradients, mean_loss, supervised_gradient
 from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work, train_server
@@ -31,6 +40,8 @@ __all__ = [
     "mean_loss",
     "minimize",
     "output_of",
+    "own_repeats",
+    "repeated",
     "server_work",
     "substream",
     "supervised_gradient",

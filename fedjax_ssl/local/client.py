@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Bool
 
-from fedjax_ssl.arrays import Array, Key, PyTree, Scalar
+from fedjax_ssl.arrays import Array, Count, Key, PyTree, Scalar
+from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.local.training import Fit, GradientFn, Schedule, Trained, Training, minimize
+from fedjax_ssl.local.training import Fit, GradientFn, Trained, Training, minimize
+from fedjax_ssl.local.training import Schedule as AnySchedule
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
+from fedjax_ssl.options import LabeledRepeats
 
 OptionsT = TypeVar("OptionsT")
+ScheduleT = TypeVar("ScheduleT", Schedule, PairedSchedule)
 
 
 class Setup(NamedTuple, Generic[OptionsT]):
@@ -30,7 +35,7 @@ def train_client(
     task: Task,
     client: Training,
     gradient: GradientFn,
-    schedule: Schedule,
+    schedule: AnySchedule,
     shared: PyTree,
     optimizer: PyTree,
     *,
@@ -57,6 +62,22 @@ def output_of(
 def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str) -> Bool[Array, " n"]:
     """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted`; none where none is accepted."""
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
+
+
+def own_repeats(options: LabeledRepeats, shard: Shard) -> Count:
+    """How often an epoch of this client goes through its labeled examples, int32 scalar."""
+    count = shard.labeled.count
+    few = (count < options.repeats_below * (count + shard.unlabeled.count)) | (options.repeats_below >= 1)
+    return jnp.where(few, options.labeled_repeats, 1)
+
+
+def repeated(
+    options: LabeledRepeats, shard: Shard, client: Training, schedule_of: Callable[[Training], ScheduleT]
+) -> ScheduleT:
+    """What `schedule_of` makes of a training that goes through the labeled examples as often as this client does."""
+    repeats = options.labeled_repeats if client.epochs else 1
+    schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
+    return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * own_repeats(options, shard))
 
 
 def data_weight(task: Task, shard: Shard) -> Scalar:

@@ -17,13 +17,14 @@ from jaxtyping import Bool
 
 from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
-from fedjax_ssl.local.client import data_weight, train_client
+from fedjax_ssl.local.client import data_weight, repeated, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.local.training import GradientFn, Gradients, Schedule, Training
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
+from fedjax_ssl.options import LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
 
 Keys = jaxtyping.Key[jax.Array, "2"]
@@ -53,6 +54,7 @@ class Objective(NamedTuple):
     weight: float  # w, the weight of L_u
     batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
     selection: Selection | None = None  # which labeled examples L_s is over; None: all
+    repeats: LabeledRepeats = LabeledRepeats()  # how often an epoch goes through the client's labels
 
 
 def step_metrics(label: Labels, accepted: Mask, shard: Shard, batch: Batch) -> Metrics:
@@ -72,7 +74,8 @@ def client_output(
     order_key, train_key = keys
     schedule: Schedule
     if "clients" in task.labels_at:
-        schedule = client.paired_schedule(order_key, shard.labeled.mask, objective.drawn, size)
+        masks = shard.labeled.mask, objective.drawn
+        schedule = repeated(objective.repeats, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))
     else:
         client = client._replace(batch_size=size)
         schedule = client.schedule(order_key, objective.drawn)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Shaped
+from jaxtyping import Int32, Shaped
 
 from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree
 from fedjax_ssl.data import batching
@@ -26,13 +26,15 @@ class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
     They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
-    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL).
+    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Where the order is `joined`, labeled and other
+    examples are one sequence, and a batch of the unlabeled size may hold both (SemiFL).
     """
 
     data: str
     weighting: str  # whether a batch counts with its number of `examples`, or all `batches` alike ((FL)^2's released code)
     labeled_batch_size: int
     unlabeled_batch_size: int
+    order: str = "apart"
 
 
 class Server(NamedTuple):
@@ -250,20 +252,29 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
     """
     if settings is None or task.norm != "static" or not weights.stats:
         return weights
+    parts = [(data.labeled, settings.labeled_batch_size)] if "server" in task.labels_at else []
+    if settings.data != "labeled":
+        others = flatten(data.next_cohort) if settings.data == "cohort" else data.unlabeled
+        if settings.order == "joined" and parts:
+            both = data.labeled, others
+            others = _real_first(others, *(jnp.concatenate([getattr(one, key) for one in both]) for key in ("index", "mask")))
+            parts = []
+        parts.append((others, settings.unlabeled_batch_size))
     total = norm.start(weights.stats)
-    if "server" in task.labels_at:
-        total = _collect(task, settings, weights, data.labeled, settings.labeled_batch_size, total)
-    if settings.data == "cohort":
-        total = _collect(task, settings, weights, flatten(data.next_cohort), settings.unlabeled_batch_size, total)
-    elif settings.data == "all":
-        total = _collect(task, settings, weights, data.unlabeled, settings.unlabeled_batch_size, total)
+    for examples, batch_size in parts:
+        total = _collect(task, settings, weights, examples, batch_size, total)
     return weights._replace(stats=norm.finish(total, weights.stats))
 
 
 def flatten(examples: Examples) -> Examples:
     """The examples of M clients [M, n] as those of one, real ones first, in order."""
-    order = jnp.argsort(~examples.mask.ravel(), stable=True)
-    return examples._replace(index=examples.index.ravel()[order], count=jnp.sum(examples.count))
+    return _real_first(examples, examples.index.ravel(), examples.mask.ravel())
+
+
+def _real_first(examples: Examples, index: Int32[Array, " n"], mask: Mask) -> Examples:
+    """Examples with another index, those in `mask` first, in order."""
+    order = jnp.argsort(~mask, stable=True)
+    return examples._replace(index=index[order], count=jnp.sum(mask, dtype=jnp.int32))
 
 
 def _collect(

@@ -8,27 +8,25 @@ import jax.numpy as jnp
 
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local import Broadcast, Server, Task, Training
+from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.options import Options
+from fedjax_ssl.options import LabeledRepeats
 
 
-class FedAvgOptions(Options):
-    """Federated averaging has no settings of its own."""
+class FedAvgOptions(LabeledRepeats):
+    """Settings of federated averaging."""
 
 
 def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
     """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size."""
-    del options
-    return _fedavg(task, client, server, task.views.labeled)
+    return _fedavg(Setup(task, client, server, options), task.views.labeled)
 
 
 def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
     """FedAvg++ (FedSiam, Section 4.1): FedAvg on weakly augmented examples, whatever `data.labeled` is."""
-    del options
-    return _fedavg(task, client, server, task.views.weak)
+    return _fedavg(Setup(task, client, server, options), task.views.weak)
 
 
 def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
@@ -38,7 +36,8 @@ def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOpti
     return fedavg(task=task, client=client, server=server, options=options)
 
 
-def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
+def _fedavg(setup: Setup[FedAvgOptions], view: View) -> Method:
+    task, client, server, options = setup
     if "clients" not in task.labels_at:
         accepted = "clients, or server with data.reveal_labels=True"
         raise ValueError(f"data.labels_at: got server for clients that train on labels alone, accepted: {accepted}")
@@ -46,7 +45,7 @@ def _fedavg(task: Task, client: Training, server: Server, view: View) -> Method:
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
         gradient = local.supervised_gradient(task, shard.labeled, view=view)
-        schedule = client.schedule(order_key, shard.labeled.mask)
+        schedule = local.repeated(options, shard, client, lambda client: client.schedule(order_key, shard.labeled.mask))
         # A client without labeled examples does not train, and takes no part in the average.
         weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
         return local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)

@@ -27,11 +27,11 @@ from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method,
 from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
-from fedjax_ssl.options import Fraction, Options, Positive, Size, Weight
+from fedjax_ssl.options import Fraction, LabeledRepeats, Positive, Size, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
 
 
-class FedMatchOptions(Options):
+class FedMatchOptions(LabeledRepeats):
     """FedMatch's own settings; weights and thresholds have the names of its code."""
 
     confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
@@ -292,7 +292,8 @@ def train(
         (psi, stats), of_others, _ = apply(Fit(Weights(psi, stats), states[1]), on_others, anchor=start.psi)
         return Fit(Weights(Parts(sigma, psi), stats), (of_labels, of_others)), {**on_labels.metrics, **on_others.metrics}
 
-    pairs = client.paired_schedule(order_key, shard.labeled.mask, shard.unlabeled.mask, size)
+    masks = shard.labeled.mask, shard.unlabeled.mask
+    pairs = local.repeated(options, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))
     trained = local.train(Fit(shared.weights, tuple(map(client.start, start, optimizers))), step, pairs, train_key)
     weights, states, _ = trained.carry
     return trained._replace(carry=Fit(weights, tuple(map(client.stored, states))))

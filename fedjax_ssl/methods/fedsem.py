@@ -19,15 +19,14 @@ from fedjax_ssl.data.federated import with_pseudo_labels
 from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
-from fedjax_ssl.options import FirstPhase, Options, Repeats
+from fedjax_ssl.options import FirstPhase, LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
 
 
-class FedSemOptions(Options):
-    """FedSem's own settings."""
+class FedSemOptions(LabeledRepeats):
+    """FedSem's own settings; labels are repeated in its first phase alone."""
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
-    labeled_repeats: Repeats = Field(default=1, description="Repeats of labels in epochs of phase 1 (`released`: 3 or 2).")
 
 
 class FedSemBroadcast(NamedTuple):
@@ -84,7 +83,8 @@ def client_update(
     unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
     probs = local.class_probabilities(task, shared.labeler, unlabeled, None)
     pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
-    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, options.labeled_repeats)
+    repeats = options.labeled_repeats, local.own_repeats(options, shard)
+    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, *repeats)
     # The repeats of labeled examples take part in the first phase alone.
     copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
     examples = examples._replace(mask=examples.mask & ~(copies & second_phase))

@@ -33,13 +33,13 @@ from fedjax_ssl.local.server import with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Options, Repeats, Weight
+from fedjax_ssl.options import LabeledRepeats, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
 
 
-class FedSiamPiOptions(Options):
+class FedSiamPiOptions(LabeledRepeats):
     """Settings of Pi, MT and D."""
 
     consistency: Literal["mse", "kl"] = Field(default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5).")
@@ -48,7 +48,6 @@ class FedSiamPiOptions(Options):
         default="paper",
         description="`released`: J's mean over classes, L over all of a batch; epochs count the current participation twice.",
     )
-    labeled_repeats: Repeats = Field(default=1, description="Passes over the labeled data in an epoch (`released`: 3 or 2).")
 
 
 class FedSiamMTOptions(FedSiamPiOptions):
@@ -137,7 +136,7 @@ def train_client(
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
-    examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats)
+    examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
     schedule = client.schedule(order_key, examples.mask)
 
     def alpha(batch: Batch) -> jax.Array:

@@ -16,7 +16,7 @@ from fedjax_ssl.local.server import mean_of_stack
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Fraction, Phase, rounds_of
+from fedjax_ssl.options import Count, Fraction, Phase, rounds_of
 from fedjax_ssl.ssl import siamese
 
 
@@ -29,6 +29,9 @@ class FedSiamDOptions(FedSiamMTOptions):
     )
     saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
     pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
+    target_delay: Count = Field(
+        default=0, description="Further rounds with one network, while alpha stays 0 (`released`: 1, whose code counts from 0)."
+    )
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
 
     def for_rounds(self, rounds: int) -> Self:
@@ -51,8 +54,11 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     `client/upload_fraction` is the share of chosen layers, `client/upload_bytes_fraction` that of bytes, distances included.
     """
 
+    def both_sent(number: jax.Array) -> jax.Array:
+        return number > options.pi_rounds + options.target_delay
+
     def alpha_max(number: jax.Array) -> jax.Array:
-        return jnp.where(number > options.pi_rounds, options.alpha_max, 0.0)
+        return jnp.where(both_sent(number), options.alpha_max, 0.0)
 
     method = method_of(task, client, server, options, alpha_max, with_distances)
 
@@ -64,8 +70,9 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1
-        tau, both_sent = upload_share(options, data.rounds, number), number > options.pi_rounds
-        state, aggregate, sent = choose(state, stacked, tau, round=data.round, both_sent=both_sent)
+        both = both_sent(number)
+        tau = jnp.where(both, upload_share(options, data.rounds, number), 0.0)
+        state, aggregate, sent = choose(state, stacked, tau, round=data.round, both_sent=both)
         state, metrics = method.server_update(state, aggregate, data, key)
         return state, {**metrics, **sent}
 

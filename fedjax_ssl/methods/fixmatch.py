@@ -20,11 +20,11 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_su
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import Fraction, Options, Size, Weight
+from fedjax_ssl.options import Fraction, LabeledRepeats, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
-class FixMatchOptions(Options):
+class FixMatchOptions(LabeledRepeats):
     """FixMatch's own settings."""
 
     confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
@@ -64,6 +64,7 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
             objective, metrics = _once_per_round(task, options, shared.weights, shard, keys[0])
         else:
             objective = _in_each_step(options, shard)
+        objective = objective._replace(repeats=options)
         output = semi_supervised.client_output(task, client, shared, optimizer, shard, objective, keys[1:])
         return output._replace(metrics={**metrics, **output.metrics})
 

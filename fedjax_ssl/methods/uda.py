@@ -19,11 +19,11 @@ from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, Unlabeled
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.options import Fraction, Options, Rate, Size, Weight
+from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
 
 
-class UDAOptions(Options):
+class UDAOptions(LabeledRepeats):
     """UDA's own settings."""
 
     temperature: Rate = Field(default=0.4, description="Temperature T of the target's logits; 1: not sharpened.")
@@ -57,7 +57,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
             return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 
         weight, size, selected = options.unlabeled_weight, options.unlabeled_batch_size, selection(shared.round, shared.rounds)
-        objective = Objective(unlabeled, shard.unlabeled.mask, True, weight, size, selected)
+        objective = Objective(unlabeled, shard.unlabeled.mask, True, weight, size, selected, options)
         return semi_supervised.client_output(task, client, shared, optimizer, shard, objective, jax.random.split(key))
 
     def annealed(data: ServerData) -> GradientFn:

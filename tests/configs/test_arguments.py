@@ -24,6 +24,7 @@ WRONG = [
     ("feddure_cifar10:feddure,gamma=0", ["gamma", "'0'", "> 0"]),
     ("feddure_cifar10:feddure,gamma=half", ["gamma", "'half'"]),
     ("feddure_cifar10:feddure,clients=few", ["clients", "'few'"]),
+    ("feddure_cifar10:feddure,batch=10", ["batch", "'10'", "paper, released"]),
     ("fedlabel_cifar10:fedlabel", ["'fedlabel'", "paper, released, local_only, global_only"]),
     ("fedlabel_cifar10:supervised", ["'supervised'", "paper, released, local_only, global_only"]),
     ("fedlabel_cifar10:paper,labels=20", ["labels", "'20'", "(0, 1]"]),
@@ -47,7 +48,6 @@ WRONG = [
     ("fedsiam_mnist:mt,curve=rectangle", ["curve", "'rectangle'", "with mt"]),
     ("fedsiam_mnist:d,curve=square", ["curve", "'square'", "linear, rectangle"]),
     ("fedsiam_mnist:pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
-    ("fedsiam_mnist:pi,split=noniid3,variant=released", ["variant", "released", "split=noniid3", "accepted: paper"]),
     ("fedsiam_mnist:fl2", ["'fl2'", "labels_at=clients", "accepted: d, mt, pi"]),
 ]
 

@@ -27,6 +27,7 @@ PAPER = values("""
     data: num_clients=100 exclude_labeled=True min_size=10 strong=usb
     client: batch_size=32 epochs=5 steps=0
     server: batch_size=10 epochs=5 steps=0 momentum=0.5 learning_rate=1.0 pretrain=1 sbn_data=cohort sbn_weighting=examples
+    server: sbn_order=apart
     server: sbn_labeled_batch_size=10 sbn_unlabeled_batch_size=2048
     rounds=800 cohort_size=10
     client.optimizer, server.optimizer: name=sgd learning_rate=0.03 schedule=cosine momentum=0.9 nesterov=True
@@ -35,7 +36,8 @@ PAPER = values("""
 RELEASED = PAPER | values("""
     method: strict=False batches=accepted consistency_on=confident_accepted
     client.optimizer, server.optimizer: schedule=constant clip_norm=1.0
-    server: sbn_data=all sbn_weighting=batches
+    server: sbn_data=all sbn_weighting=batches sbn_order=class
+    data: strong=fl2_released
 """)
 CIFAR10, SVHN = {"data.name": "cifar10"}, {"data.name": "svhn_cropped"}
 CIFAR100 = {"data.name": "cifar100", "model.width": 8}

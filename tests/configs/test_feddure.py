@@ -40,6 +40,9 @@ CASES = {
     "feddure_cifar10:fixmatch": COMMON | FIXMATCH | {"method.unlabeled_batch_size": 90},
     "feddure_fashion_mnist:fedprox_fixmatch": COMMON | FIXMATCH | PROX | {"method.unlabeled_batch_size": 110},
     "feddure_cinic10:uda": COMMON | UDA | {"method.confidence": 0.8, "method.unlabeled_batch_size": 170},
+    "feddure_cifar10:feddure,batch=paper": OURS | CIFAR | IID | {"method.unlabeled_batch_size": 10},
+    "feddure_cifar10:fixmatch,batch=paper": COMMON | FIXMATCH | {"method.unlabeled_batch_size": 10},
+    "feddure_cifar10:fedavg,batch=paper": COMMON | {"method.name": "fedavg"},
     "feddure_cifar10:fedprox_uda,labels=10000": COMMON | UDA | PROX | MANY | {"method.unlabeled_batch_size": 40},
     "feddure_cifar10:fedmatch": COMMON | values("method: name=fedmatch unlabeled_batch_size=90 lambda_l1=1e-4"),
 }

@@ -12,7 +12,7 @@ OPTIMIZER = values("""
     client.optimizer, server.optimizer: weight_decay=0.0001 clip_norm=0.0 persistent=False
 """)
 COMMON = OPTIMIZER | values("""
-    method: consistency=mse consistency_weight=1.0 normalization=paper labeled_repeats=1
+    method: consistency=mse consistency_weight=1.0 normalization=paper labeled_repeats=1 repeats_below=1.0
     model: variant=paper norm=running norm_momentum=0.1
     data: num_clients=100 exclude_labeled=True weak=fedsiam labeled=default
     server: momentum=0.0 learning_rate=1.0 pretrain=0 epochs=1 batch_size=10
@@ -20,11 +20,15 @@ COMMON = OPTIMIZER | values("""
 """)
 CLIENTS = COMMON | values("data: labels_at=clients labeled_fraction=(0.1,)\nclient: epochs=5 batch_size=10\nrounds=50")
 SERVER = COMMON | {"data.labels_at": "server", "client.epochs": 1, "client.batch_size": 100, "rounds": 200}
-RELEASED = CLIENTS | values("method: normalization=released labeled_repeats=3\nmodel: variant=released")
+RELEASED = CLIENTS | values("""
+    method: normalization=released labeled_repeats=3
+    model: variant=released
+    data: partition=class_balanced label_selection=stratified
+""")
 MNIST = {"data.name": "mnist", "model.name": "mnist_cnn"}
 SVHN = {"data.name": "svhn_cropped", "model.name": "cifar_cnn"}
 CIFAR = {"data.name": "cifar10", "model.name": "cifar_cnn"}
-LINEAR = {"method.curve": "linear", "method.pi_rounds": 0.06, "method.saved": 0.5, "method.alpha_max": 0.999}
+LINEAR = values("method: target_delay=0 curve=linear pi_rounds=0.06 saved=0.5 alpha_max=0.999")
 RECTANGLE = LINEAR | {"method.curve": "rectangle", "method.pi_rounds": 0.2, "method.end_round": 0.8}
 KL, PI, MT, D = ({"method.consistency": "kl"}, *({"method.name": f"fedsiam_{name}"} for name in ("pi", "mt", "d")))
 EPOCHS, STEPS = {"method.alpha_counts": "epochs"}, {"method.alpha_counts": "steps"}
@@ -46,9 +50,12 @@ FEDTRINET = values("""
 IN_ITS_SETTING = without(FEDTRINET, "method.threshold") | values("method: name=fedsem\ndata: partition=dirichlet alpha=0.3")
 TRINET = {"method.name": "fedtrinet", "method.labeled_rounds": 0.4}
 CLASSES, GRID = ({"data.partition": partition} for partition in ("random_classes", "class_grid"))
+ON_GRID = {"data.labeled_partition": "class_grid", "data.unlabeled_partition": "iid", "data.labeled_fraction": (0.2,)}
+SIX_TIMES = {"method.labeled_repeats": 6, "method.repeats_below": 0.4}
 APART = {"data.labeled_partition": "random_classes", "data.unlabeled_partition": "iid"}
 FIFTH, THIRD = {"data.labeled_fraction": (0.2,)}, {"data.labeled_fraction": (0.55,) * 10 + (0.05,) * 90}
 TWICE = {"data.labeled_fraction": (0.15,), "data.weak": "none", "method.labeled_repeats": 2}
+THRICE = {"client.epochs": 5, "method.labeled_repeats": 3}
 PLAIN_VIEW, LARGE = {"data.weak": "none"}, {"client.batch_size": 30}
 
 CASES = {
@@ -59,8 +66,17 @@ CASES = {
     "fedsiam_mnist:d,split=noniid3": CLIENTS | MNIST | THIRD,
     "fedsiam_mnist:pi,labels_at=server,gamma=0.01": SERVER | MNIST | PI | {"data.labeled_fraction": (0.01,)},
     "fedsiam_mnist:mt,labels_at=server,split=noniid": SERVER | MNIST | MT | CLASSES,
-    "fedsiam_mnist:d,variant=released": RELEASED | MNIST | D | EPOCHS | PLAIN_VIEW,
+    "fedsiam_mnist:d,variant=released": RELEASED | MNIST | D | EPOCHS | PLAIN_VIEW | {"method.target_delay": 1},
     "fedsiam_mnist:pi,variant=released,gamma=0.15": RELEASED | MNIST | PI | TWICE,
+    "fedsiam_mnist:mt,variant=released,split=noniid3": RELEASED | MNIST | MT | THIRD | SIX_TIMES | PLAIN_VIEW,
+    "fedsiam_mnist:fedavg_pp,variant=released,split=noniid3": PLAIN | MNIST | THIRD | SIX_TIMES | {"client.epochs": 5},
+    "fedsiam_mnist:fedavg,variant=released,split=noniid3": PLAIN | MNIST | THIRD | {"method.labeled_repeats": 1},
+    "fedsiam_svhn:mt,variant=released,split=noniid2,gamma=0.2": without(RELEASED, "data.partition")
+    | SVHN
+    | MT
+    | ON_GRID
+    | {"method.labeled_repeats": 2},
+    "fedsiam_cifar10:mt,variant=released,split=noniid3": RELEASED | CIFAR | MT | KL | THIRD | SIX_TIMES | LARGE,
     "fedsiam_mnist:d,curve=rectangle": CLIENTS | MNIST | D | RECTANGLE,
     "fedsiam_svhn:d,labels_at=server,curve=rectangle": SERVER | (SVHN | RECTANGLE | {"rounds": 150}),
     "fedsiam_cifar10:d,curve=linear": CLIENTS | CIFAR | D | LINEAR,
@@ -82,10 +98,11 @@ CASES = {
     "fedsiam_mnist:fedtrinet,variant=released": OPTIMIZER | MNIST | TRINET | {"client.epochs": 5},
     "fedsiam_cifar10:fedavg": OPTIMIZER | CIFAR | {"client.epochs": 5},
     "fedsiam_cifar10:fedavg,variant=released": PLAIN | CIFAR | LARGE | {"client.epochs": 5, "data.labeled": "none"},
-    "fedsiam_cifar10:fedavg_pp,variant=released": PLAIN | CIFAR | {"client.epochs": 15, "data.labeled": "default"},
-    "fedsiam_mnist:fixmatch,variant=released": OPTIMIZER | MNIST | {"client.epochs": 15, "method.unlabeled_batch_size": 70},
+    "fedsiam_cifar10:fedavg_pp,variant=released": PLAIN | CIFAR | THRICE | {"data.labeled": "default"},
+    "fedsiam_mnist:fixmatch,variant=released": OPTIMIZER | MNIST | THRICE | {"method.unlabeled_batch_size": 70},
     "fedsiam_cifar10:uda": OPTIMIZER | CIFAR | {"client.batch_size": 10, "method.unlabeled_batch_size": 70},
-    "fedsiam_mnist:fedmatch,variant=released,gamma=0.15": OPTIMIZER | MNIST | CLIPPED | {"client.epochs": 10},
+    "fedsiam_mnist:fedmatch,variant=released,gamma=0.15": OPTIMIZER | MNIST | CLIPPED | {"method.labeled_repeats": 2},
+    "fedsiam_mnist:feddure,variant=released": OPTIMIZER | MNIST | {"client.epochs": 15},
     "fedsiam_svhn:fedavg": OPTIMIZER | SVHN | {"data.labeled": "none", "data.weak": "fedsiam"},
     "fedsiam_svhn:fedavg_pp": OPTIMIZER | SVHN | {"data.labeled": "default"},
     "fedsiam_mnist:fixmatch": OPTIMIZER | MNIST | FIXMATCH,

@@ -79,6 +79,14 @@ def test_cutout_of_16_pixels_covers_17_from_a_clamped_corner():
         assert_uniform(first[first > 0], list(range(1, 24)))
 
 
+def test_cutout_with_one_bound_has_its_center_in_1_to_32():
+    """NumPy's uniform(32) draws from (1, 32]: the corner is 0 for c < 9, then 1/31 each."""
+    images = many(augment.cutout(0.5, 0.5, 127, first=1), np.zeros((SIZE, SIZE, 3), np.uint8), 6000)
+    for first in np.array([painted(one) for one in images])[:, ::2].T:
+        assert abs(np.mean(first == 0) - 8 / 31) < 3 * np.sqrt(8 / 31 * 23 / 31 / len(first))
+        assert_uniform(first[first > 0], list(range(1, 24)))
+
+
 def test_cutout_sides_are_uniform_between_their_ends():
     images = many(augment.cutout(0.1, 0.2, (125, 123, 114)), np.zeros((64, 64, 3), np.float32), 4000)
     for channel, value in enumerate((125, 123, 114)):

@@ -10,6 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedjax_ssl.data.randaugment import VARIANTS, Draw, Op, apply_op, draw, randaugment, strong_view
+from fedjax_ssl.data.randaugment import _remap as remap
 
 ENHANCE = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS)
 TRANSLATE, SHEAR = (Op.TRANSLATE_X, Op.TRANSLATE_Y), (Op.SHEAR_X, Op.SHEAR_Y)
@@ -254,6 +255,21 @@ def test_result_depends_on_key_and_image_alone(name):
         by_client = jax.jit(jax.vmap(jax.vmap(randaugment("usb"))))
         got = by_client(keys(2).reshape(4, 15), IMAGES.reshape(4, 15, 32, 32, 3))
         np.testing.assert_array_equal(got.reshape(IMAGES.shape), first)
+
+
+def test_autocontrast_as_released_is_pillows_to_the_bit():
+    """Also where 255 (x - low) / (high - low) is whole, and Pillow's sum in float64 falls short of it."""
+    rng = np.random.default_rng(0)
+    ends = np.sort(rng.choice(256, (1500, 2)), axis=1)
+    values = np.clip(np.arange(256), ends[:, :1], ends[:, 1:]).astype(np.uint8)[:, None]  # [B, 1, 256]
+    expected = np.stack([np.asarray(ImageOps.autocontrast(Image.fromarray(one))) for one in values])
+
+    def stretched(name):
+        one = jax.vmap(lambda x: remap(jnp.int32(Op.AUTO_CONTRAST), jnp.float32(0), x[None], VARIANTS[name])[0])
+        return np.asarray(jax.jit(one)(np.float32(values)))
+
+    np.testing.assert_array_equal(stretched("fl2_released"), expected)
+    assert 0.001 < np.mean(stretched("usb") != expected) < 0.3  # what others leave out
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.splits import SPLITS
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
 from fedjax_ssl.data.split import Split, Training
@@ -99,6 +100,38 @@ def test_a_joint_split_draws_the_labels_of_a_client_at_random_within_its_own():
     assert ((labeled > 0) == (unlabeled > 0)).all()
     share = labeled.sum(0) / (labeled + unlabeled).sum(0)
     assert 0.1 < share.min() < share.max() < 0.3
+
+
+@pytest.mark.parametrize("name", ["iid", "noniid1", "noniid2", "noniid3"])
+def test_fedsiams_released_splits_are_its_codes(name):
+    """It deals n_c / K (on the grid n_c / 20) of a class, and rounds the labeled share of each class, half to even."""
+    keys, labels = SPLITS[f"fedsiam_{name}_released"], np.random.default_rng(5).permutation(UNEVEN)
+    drawn, sizes = draw(labels=labels, **keys | {"num_clients": 100}), np.bincount(labels)
+    labeled, unlabeled = histogram(drawn.labeled, labels), histogram(drawn.unlabeled, labels)
+    dealt = np.tile(sizes / 100, (100, 1)) if name in ("iid", "noniid3") else sizes / 20 * on_grid()
+    share = np.broadcast_to(keys["labeled_fraction"], 100)[:, None]
+    if name == "noniid2":  # the code gives each client as many of the others as it had; here all get the same number
+        assert np.abs(labeled - share * dealt).max() < 2
+        assert len(set(unlabeled.sum(1))) == 1
+        assert (unlabeled > 0).sum(1).min() >= 8
+        return
+    both = labeled + unlabeled
+    assert np.abs(both - dealt).max() <= 1 + (name == "noniid1")
+    assert labeled.tolist() == [[round(f * n) for n in row] for f, row in zip(share[:, 0], both.tolist(), strict=True)]
+
+
+UNEVEN = np.repeat(np.arange(10), [592, 674, 596, 613, 584, 542, 592, 627, 585, 595])  # a tenth of MNIST
+
+
+def on_grid():
+    return np.array([[(c == i // 10) + (c == i % 10) for c in range(10)] for i in range(100)])
+
+
+def test_a_stratified_labeled_set_has_the_same_share_of_each_class():
+    for keys in ({"labeled_fraction": (0.1,)}, {"num_labels": 600}):
+        drawn = draw(labels=UNEVEN, label_selection="stratified", **keys)
+        assert histogram([drawn.server], UNEVEN)[0].tolist() == [59, 67, 60, 61, 58, 54, 59, 63, 58, 60]
+        assert sorted([*drawn.server, *drawn.pooled]) == list(range(6000))
 
 
 def test_labeled_examples_are_among_the_unlabeled_ones_if_they_are_not_excluded():

@@ -30,7 +30,7 @@ LINES = {
     "fedjax-ssl run --config=digits:fl2 --config.rou": ["--config.rounds="],
     "fedjax-ssl run --config=digits:semifl --config.method.m": ["--config.method.mix=", "--config.method.mixup_alpha="],
     "fedjax-ssl run --config=digits:fedsem,labels=20 --config.method.l": [
-        "--config.method.labeled_rounds=", "--config.method.labeled_repeats=",
+        "--config.method.labeled_repeats=", "--config.method.labeled_rounds=",
     ],
     "fedjax-ssl run --config=digits:fl2 --config.execution.strategy=s": ["scan", "sharded"],
     "fedjax-ssl preview --config=digits:fl2 --config.data.partition=nat": ["natural"],

@@ -119,7 +119,7 @@ def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
     ("keys", "message"),
     [
         ({"labels_at": "clint"}, "data.labels_at: got 'clint', accepted: server, clients"),
-        ({"label_selection": "equal"}, "data.label_selection: got 'equal', accepted: balanced, random"),
+        ({"label_selection": "equal"}, "data.label_selection: got 'equal', accepted: balanced, random, stratified"),
         ({"partition": "dirchlet"}, "(did you mean 'dirichlet'?)"),
         ({"labels_at": "clients", "labeled_partition": "idd"}, "data.labeled_partition: got 'idd', accepted: '', iid, "),
         ({"unlabeled_partition": "iid"}, "data.unlabeled_partition: got 'iid' with data.labels_at=server, accepted: "),

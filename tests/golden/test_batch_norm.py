@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
+from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Task, Trained, Weights, networks, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
+from tests import tiny
 from tests.golden.normalizing import normalize
 
 B, REAL, H, W, F = 6, 4, 3, 5, 2
@@ -168,12 +170,13 @@ def test_clients_receive_statistics_and_send_those_that_training_changes(mode, u
     assert sums == {"comm/bytes_down": 28, "comm/bytes_up": up, "perf/client_images": 5}
 
 
+@pytest.mark.parametrize("order", ["apart", "joined"])
 @pytest.mark.parametrize("weighting", ["examples", "batches"])
 @pytest.mark.parametrize(
     ("data", "labels_at"), [("cohort", "server"), ("all", "server"), ("labeled", "server"), ("cohort", "clients")]
 )
-def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, labels_at, weighting):
-    settings = server.StaticNorm(data, weighting, labeled_batch_size=3, unlabeled_batch_size=4)
+def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(data, labels_at, weighting, order):
+    settings = server.StaticNorm(data, weighting, labeled_batch_size=3, unlabeled_batch_size=4, order=order)
     rng = np.random.default_rng(2)
     images = rng.integers(0, 256, (40, 1, 3, 1)).astype(np.uint8)
     labeled, pooled = np.arange(5), np.arange(5, 40)  # batches of 3 and 2, and of 4 with a last one of 3
@@ -191,10 +194,35 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
     clients = {"cohort": np.concatenate(cohort), "all": pooled, "labeled": np.zeros(0, int)}[data]
     labeled_batches = np.split(pixels[labeled], [3]) if labels_at == "server" else []
     batches = labeled_batches + np.split(pixels[clients], np.arange(4, len(clients), 4))
+    if order == "joined" and data != "labeled":
+        sequence = np.concatenate([labeled, clients]) if labels_at == "server" else clients
+        batches = np.split(pixels[sequence], np.arange(4, len(sequence), 4))
     batches = [b for b in batches if len(b)]
     share = [len(b) if weighting == "examples" else 1 for b in batches]
     np.testing.assert_allclose(got["mean"], np.average([b.mean(0) for b in batches], 0, share), rtol=1e-5)
     np.testing.assert_allclose(got["var"], np.average([b.var(0, ddof=1) for b in batches], 0, share), rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["apart", "joined", "class"])
+def test_the_servers_data_are_by_class_where_the_codes_are(order):
+    given = tiny.experiment("fl2", server__sbn_order=order, server__sbn_data="all")
+    tables, labels = given.problem.tables[0], np.asarray(given.problem.train.labels)
+    for name, sorted_in in (("server", ("joined", "class")), ("pooled", ("class",))):
+        of_class = labels[tables[name].index[0, : tables[name].count[0]]]
+        assert bool(np.all(np.diff(of_class) >= 0)) == (order in sorted_in)
+
+
+def test_batches_by_class_hold_the_classes_that_the_specification_counts():
+    """CIFAR-10, 40 labels: of 25 batches of 2,048 unlabeled images 16 hold one class and 9 two; 10 labeled ones hold 3."""
+    labels = np.random.default_rng(0).permutation(np.arange(50_000) % 10)
+    drawn = split.draw(split.Training(labels, 10), split.Split(), 0)
+    images = np.zeros((50_000, 1, 1, 1), np.uint8)
+    dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=np.arange(10))
+    tables = split.tables(dataset, drawn, ["server", "pooled"])
+    classes = {name: labels[getattr(tables, name).index[0]] for name in ("server", "pooled")}
+    held = [len(set(classes["pooled"][i : i + 2048].tolist())) for i in range(0, 49_960, 2048)]
+    assert sorted(held) == [1] * 16 + [2] * 9
+    assert len(set(classes["server"][:10].tolist())) == 3
 
 
 def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():

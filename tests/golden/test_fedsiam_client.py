@@ -99,7 +99,8 @@ class Data:
 def expected_client(data, name, options, num_labeled, largest, stats):
     """(online, target, statistics, momentum, metrics, steps) by the paper's equations; Pi's target is its online network."""
     w, t, m = dict(data.online), dict(data.target), dict(data.momentum)
-    repeats = options.labeled_repeats if num_labeled else 0
+    few = num_labeled / (num_labeled + 4) < options.repeats_below
+    repeats = 0 if not num_labeled else options.labeled_repeats if few else 1
     rows = [(i, True) for i in data.labeled[:num_labeled]] * repeats + [(i, False) for i in data.unlabeled[:4]]
     rows = [rows[i] for i in order(len(data.labeled) * options.labeled_repeats + len(data.unlabeled)) if i < len(rows)]
     batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
@@ -184,10 +185,13 @@ CASES = {
     "d, while it is pi, running statistics": Case("fedsiam_d", {"pi_rounds": 2}, norm=True),
     "mt, labels at the server, kl": Case("fedsiam_mt", {"consistency": "kl", "consistency_weight": 3.0}, 0),
     "mt, released": Case("fedsiam_mt", RELEASED),
+    "mt, released, labels of 3/7 repeat": Case("fedsiam_mt", RELEASED | {"repeats_below": 0.43}),
+    "mt, released, labels of 3/7 do not": Case("fedsiam_mt", RELEASED | {"repeats_below": 0.42}),
     "mt, released, kl": Case("fedsiam_mt", RELEASED | {"consistency": "kl"}),
     "pi, labels at the server": Case("fedsiam_pi", {}, 0),
     "d": Case("fedsiam_d", {"pi_rounds": 1, "alpha_max": 0.87}),
     "d, while it is pi": Case("fedsiam_d", {"pi_rounds": 2}),
+    "d, released, while it is pi": Case("fedsiam_d", {"pi_rounds": 1, "target_delay": 1}),
 }
 
 
@@ -198,7 +202,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     method = build(name, options, task=NORMED if norm else TASK, persistent=persistent)
     if not persistent:
         data.momentum = dict.fromkeys(data.momentum, 0.0)
-    one_net = getattr(options, "pi_rounds", 0) == 2  # the round is the second
+    one_net = name == "fedsiam_d" and options.pi_rounds + options.target_delay == 2  # the round is the second
     if one_net:
         data.target, data.stats[1] = data.online, data.stats[0]
     stats = data.stats if norm else [{}, {}]
@@ -233,7 +237,13 @@ def test_a_client_update_is_what_the_equations_say(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("fedsiam_pi", {}), ("fedsiam_mt", {"alpha_max": 0.93}), ("fedsiam_d", {"pi_rounds": 3})]
+    ("name", "options"),
+    [
+        ("fedsiam_pi", {}),
+        ("fedsiam_mt", {"alpha_max": 0.93}),
+        ("fedsiam_d", {"pi_rounds": 3}),
+        ("fedsiam_d", {"pi_rounds": 2, "target_delay": 1}),
+    ],
 )
 def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(name, options):
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
