@@ -116,6 +116,9 @@ def pure(
         with nn.intercept_methods(aware_of(None, "xla")):
             outputs, created = module.init_with_output(key, images, **given)
         _check(type(module).__name__, outputs, created, image_shape, num_classes)
+        if created.get("batch_stats") and "train" not in takes:  # in evaluation it would normalize as in training
+            accepted = "(x, train), with use_running_average=not train in batch norm"
+            raise ValueError(f"{type(module).__name__}.__call__: got no argument train, accepted: {accepted}")
         if unknown := set(first_blocks) - set(created.get("params", {})):
             accepted = ", ".join(created.get("params", {}))
             raise ValueError(f"first_blocks: got {', '.join(sorted(unknown))}, accepted: {accepted}")

@@ -99,9 +99,15 @@ def assemble(
 
 
 def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
-    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
+    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's. ValueError: no ClientOutput."""
     message, images = shared
-    return method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
+    output = method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
+    if not isinstance(output, ClientOutput):
+        raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
+    got, accepted = (jax.tree.structure(state) for state in (output.client_state, inputs.state))
+    if got != accepted:
+        raise ValueError(f"client_update: got the client_state {got}, accepted: that of the method's init, {accepted}")
+    return output
 
 
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from sklearn.datasets import load_digits
 
 from fedjax_ssl.models import build
@@ -111,3 +112,15 @@ def test_a_program_that_applies_a_network_often_traces_it_once(monkeypatch):
     assert len(calls) == 1
     assert np.isfinite(twice)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+def test_batch_norm_without_train_is_refused():
+    class Always(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(self.num_classes)(nn.BatchNorm(use_running_average=False)(x.reshape(len(x), -1)))
+
+    with pytest.raises(ValueError, match=r"Always.__call__: got no argument train, accepted: \(x, train\), with use_running"):
+        build(Always, num_classes=2).init(jax.random.key(0), (2, 2, 1))
