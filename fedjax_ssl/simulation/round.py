@@ -105,7 +105,7 @@ def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientI
     if not isinstance(output, ClientOutput):
         raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
     got, accepted = (jax.tree.structure(state) for state in (output.client_state, inputs.state))
-    if got != accepted:
+    if got != accepted:  # type: ignore[operator]
         raise ValueError(f"client_update: got the client_state {got}, accepted: that of the method's init, {accepted}")
     return output
 
