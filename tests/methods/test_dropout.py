@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 
 from fedjax_ssl import local
+from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import dropout_key, objectives, server
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
@@ -94,3 +95,14 @@ def test_a_network_with_dropout_and_without_batch_norm_has_no_statistics_pass(mo
     monkeypatch.setattr(server, "_collect", None)  # there is nothing to collect: the pass must not be there
     _, state, _ = traced_round(tiny.experiment(name))
     assert not jax.tree.leaves(state.server.weights.stats)
+
+
+def test_each_step_of_a_training_has_its_own_key():
+    def step(drawn, batch, key):
+        return drawn.at[batch.step].set(jax.random.bits(key)), {}
+
+    schedule = batching.shuffled(jax.random.key(0), jnp.ones(6, bool), 2, epochs=1)
+    trained = local.train(jnp.zeros(3, jnp.uint32), step, schedule, jax.random.key(1))
+    expected = [int(jax.random.bits(jax.random.fold_in(jax.random.key(1), s))) for s in range(3)]
+    assert trained.carry.tolist() == expected
+    assert len(set(expected)) == 3
