@@ -72,6 +72,8 @@ def zeros_on_disk(shapes: PyTree) -> PyTree:
             os.posix_fallocate(file.fileno(), 0, size)
         file.truncate(size)
         pages = mmap.mmap(file.fileno(), size)
+    if hasattr(mmap, "MADV_RANDOM"):  # else each row that is read brings many of its neighbors
+        pages.madvise(mmap.MADV_RANDOM)
     whole = np.frombuffer(pages, record, num_clients).view(OnDisk)
     whole.changed, whole.pages = np.zeros(num_clients, bool), pages
     return jax.tree.unflatten(tree, [whole[str(i)] for i in range(len(leaves))])
