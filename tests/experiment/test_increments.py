@@ -75,6 +75,7 @@ def test_each_of_many_checkpoints_gives_back_what_was_saved_in_few_files_of_few_
                 state = assign(state, chance.sample(range(CLIENTS), 3), round)
             checkpoints.save(round, state)
             checkpoints.wait()
+            assert not state["clients"]["counts"].changed.any()
             if round % 10 == 0:
                 assert_same(restored(tmp_path), (round, in_memory(state)))
             files = list((tmp_path / "checkpoints" / str(round) / "rows").iterdir())

@@ -204,3 +204,14 @@ def test_tracked_statistics_are_averaged_alike():
 def test_a_server_without_labels_has_nothing_to_train_in_parallel():
     with pytest.raises(ValueError, match=r"server\.training: got parallel with data\.labels_at=clients, accepted: after"):
         tiny.experiment("fedavg", data__labels_at="clients", server__training="parallel")
+
+
+def test_each_training_before_round_1_has_its_own_key():
+    def train(state, data, key):
+        number, drawn = state
+        return (number + 1, drawn.at[number].set(jax.random.bits(key))), {}
+
+    work = server.ServerWork(step=None, train=train, statistics=lambda state, _: state, pretrain=3)
+    key = jax.random.key(5)
+    (_, drawn), _ = work.prepare((0, jnp.zeros(3, jnp.uint32)), None, key)
+    assert drawn.tolist() == [int(jax.random.bits(jax.random.fold_in(key, i))) for i in range(3)]
