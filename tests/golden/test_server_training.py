@@ -213,5 +213,5 @@ def test_each_training_before_round_1_has_its_own_key():
 
     work = server.ServerWork(step=None, train=train, statistics=lambda state, _: state, pretrain=3)
     key = jax.random.key(5)
-    (_, drawn), _ = work.prepare((0, jnp.zeros(3, jnp.uint32)), None, key)
+    (_, drawn), _ = work.prepare((0, jnp.zeros(3, jnp.uint32)), ServerData(*[None] * len(ServerData._fields)), key)
     assert drawn.tolist() == [int(jax.random.bits(jax.random.fold_in(key, i))) for i in range(3)]
