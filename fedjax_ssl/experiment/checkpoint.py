@@ -75,18 +75,26 @@ class Checkpoints(AbstractContextManager):
         # One array for all leaves: where one of several is damaged, TensorStore prints a traceback for each other one.
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         manifest = {"round": round, "log": log, "leaves": [_entry(path, leaves[path], array) for path, array in arrays.items()]}
-        records = None
+        records = changed = None
         if on_disk:
+            changed = next(iter(on_disk.values())).changed
             manifest["on_disk"] = {path: _kind(leaf) for path, leaf in on_disk.items()}
             records = increments.taken([*on_disk.values()])
-        self._saving = self._thread.submit(self._write, round, content, manifest, newest, records)
+        self._saving = self._thread.submit(self._write, round, content, manifest, newest, records, changed)
 
     def _write(
-        self, round: int, content: np.ndarray, manifest: dict[str, Any], newest: int, records: np.ndarray | None
+        self,
+        round: int,
+        content: np.ndarray,
+        manifest: dict[str, Any],
+        newest: int,
+        records: np.ndarray | None,
+        changed: np.ndarray | None,
     ) -> None:
         """Writes a checkpoint, on disk in this order: all that is in its folder, the folder's name, the end of older ones.
 
-        `newest` is the round of the one before it, or -1, and `records` are what has changed since of states on disk.
+        `newest` is the round of the one before it, or -1, and `records` are what has changed since of states on disk. If it
+        fails, these clients count as `changed` [K] again, so that the next checkpoint has them.
         """
         folder = self.folder / f"{round}{UNFINISHED}"
         try:
@@ -101,6 +109,8 @@ class Checkpoints(AbstractContextManager):
                 sync(path)
             folder.rename(self.folder / str(round))
         except BaseException as error:
+            if records is not None and changed is not None:
+                changed[records["id"]] = True
             shutil.rmtree(folder, ignore_errors=True)
             if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's: a full disk is its ValueError
                 raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error

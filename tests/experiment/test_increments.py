@@ -95,6 +95,18 @@ def test_what_was_saved_before_a_resume_is_in_the_checkpoints_after_it(tmp_path)
     assert_same(restored(tmp_path), (2, in_memory(state)))
 
 
+def test_after_a_save_that_failed_the_next_one_has_its_rows(tmp_path):
+    state = assign(on_disk(), [1, 2], 1)
+    with Checkpoints(tmp_path) as checkpoints:
+        with disk.failing(tmp_path, 3):
+            checkpoints.save(1, state)
+            with pytest.raises(OSError, match="Input/output error"):
+                checkpoints.wait()
+        state = assign(state, [3], 2)
+        checkpoints.save(2, state)
+    assert_same(restored(tmp_path), (2, in_memory(state)))
+
+
 @pytest.mark.parametrize("harm", [flip, os.unlink, lambda path: os.truncate(path, 30)], ids=["a bit", "gone", "cut"])
 def test_a_checkpoint_whose_rows_are_damaged_is_skipped_and_assigns_nothing(tmp_path, harm):
     state = assign(on_disk(), range(20), 1)
