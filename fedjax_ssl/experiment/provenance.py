@@ -56,19 +56,20 @@ def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
     return None
 
 
-def check(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
-    """Raises ValueError where a run began with other data, and warns, once, where runs began on another machine."""
-    begun = [path for path in paths if path.exists()]
-    if not begun:
+def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
+    """Raises ValueError where a run, of which a `run.json` may be there, began with other data."""
+    if not any(path.exists() for path in paths):
         return
-    here, changes = machine(), dict[str, pathlib.Path]()
     for path, data in zip(paths, data_digests(experiment), strict=True):
-        if path not in begun:
-            continue
-        noted = read_json(path)
-        if noted.get("data") != data:
+        if path.exists() and read_json(path).get("data") != data:
             raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
-        there = noted.get("machine", {})
+
+
+def warn_of_changes(paths: Sequence[pathlib.Path]) -> None:
+    """Warns, once, where runs, of which a `run.json` may be there, began on another machine."""
+    here, changes = machine(), dict[str, pathlib.Path]()
+    for path in filter(pathlib.Path.exists, paths):
+        there = read_json(path).get("machine", {})
         if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
             changes.setdefault(", ".join(found), path.parent)
     for differing, folder in changes.items():

@@ -49,12 +49,12 @@ def open_workdir(
     overwrite: bool,
     dependence: Callable[[int], str] | None = None,
 ) -> None:
-    """Makes a run's folder and writes its config; `overwrite` first removes what an earlier run left.
+    """Makes a run's folder with its config, or checks the config that is there; `overwrite` first removes an earlier run.
 
-    Keys that the folder's config lacks have their defaults there, but for those of `method` and `model`. Raises ValueError with
-    the keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
+    A key that the folder's config lacks counts with its default, except one of `method` or `model`. Raises ValueError with the
+    keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
     config may have more rounds than the folder's: given the number there, it says what in the run depends on it, and is empty
-    where nothing does.
+    where nothing does. `run` then writes the new config, once the folder's other files and the data are accepted, too.
     """
     with owned([workdir]):
         for path in (workdir / name for name in OURS if overwrite):
@@ -71,7 +71,8 @@ def open_workdir(
                 raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
         if path.exists():
             _check_config(path, config, dependence)
-        write_json(path, config)
+        else:
+            write_json(path, config)
 
 
 def _check_kinds(workdir: pathlib.Path) -> None:
@@ -169,6 +170,10 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) ->
             if i not in left:
                 _check_finished(path, rounds)
             diverged(path)
+        provenance.check_data([path / RUN for path in paths], experiment)
+        for i, path in enumerate(paths):
+            if i not in left:
+                write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
@@ -189,9 +194,11 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     """Runs all up to round `end`, or to a signal."""
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     with _refusing():
-        provenance.check(run_files, experiment)
+        provenance.warn_of_changes(run_files)
         begun = _restore(experiment, opened)
     provenance.write(run_files, experiment, layout)
+    for own, folder in zip(experiment.runs, opened, strict=True):
+        write_json(folder.path / CONFIG, own.settings.to_dict())
     if done := begun.done:
         _log.info("going on after round %d", done)
     rounds = loop.rounds(experiment, begun, stop, end)
