@@ -6,16 +6,20 @@ A tracker has `add(round, metrics)` and `close()`. All write below the run's fol
 
 import hashlib
 import importlib.util
+import logging
 import math
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.writers import TensorBoard
+from fedjax_ssl.options import one_line
+
+_log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -30,7 +34,8 @@ class Tracker(Protocol):
 
 def trackers(settings: Settings, folder: pathlib.Path, start_round: int) -> list[Tracker]:
     """The trackers of a run's folder, of which `start_round` rounds are done; a resumed run goes on in the same place."""
-    return [TensorBoard(folder, start_round), *(OTHERS[name](settings, folder) for name in names(settings.log_to))]
+    others = [Forgiving(name, lambda name=name: OTHERS[name](settings, folder)) for name in names(settings.log_to)]
+    return [TensorBoard(folder, start_round), *others]
 
 
 def names(log_to: str) -> list[str]:
@@ -40,6 +45,33 @@ def names(log_to: str) -> list[str]:
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"log_to: got {name!r}, which is not installed: pip install 'fedjax-ssl[{name}]'")
     return found
+
+
+class Forgiving:
+    """A tracker that may fail, as one on a network does: its first error is a warning, and the run goes on without it."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        """Opens the tracker that `make` returns."""
+        self._name = name
+        self._tracker: Tracker | None = self._tried(make)
+
+    def add(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of a round."""
+        if tracker := self._tracker:
+            self._tried(lambda: tracker.add(round, metrics))
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if tracker := self._tracker:
+            self._tried(tracker.close)
+
+    def _tried(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            self._tracker = None
+            _log.warning("log_to: %s failed and gets no more metrics (%s); metrics.jsonl has all", self._name, one_line(error))
+            return None
 
 
 class WandB:
@@ -74,6 +106,7 @@ class MLflow:
 
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
         self._client, name, tag = MlflowClient(where), "fedjax_ssl", {"fedjax_ssl.id": _identity(settings, folder)}
+        self._rounds, self._done = settings.rounds, 0
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         query = f"tags.`fedjax_ssl.id` = '{_identity(settings, folder)}'"
@@ -90,12 +123,12 @@ class MLflow:
         """Adds the finite metrics of a round."""
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        now, self._done = int(1000 * time.time()), round
         self._client.log_batch(self._id, [Metric(key, value, now, round) for key, value in _finite(metrics).items()])
 
     def close(self) -> None:
-        """Marks the run as finished."""
-        self._client.set_terminated(self._id)
+        """Marks the run as finished, or as killed where rounds are left."""
+        self._client.set_terminated(self._id, "FINISHED" if self._done >= self._rounds else "KILLED")
 
 
 OTHERS: dict[str, Any] = {"wandb": WandB, "mlflow": MLflow}

@@ -43,6 +43,20 @@ def test_wandb_writes_offline_below_the_folder(tmp_path, monkeypatch):
     assert str(rows[-1]["eval/accuracy"]).encode() in files[1].read_bytes()
 
 
+@pytest.mark.ci
+def test_a_server_that_does_not_answer_is_one_warning_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    experiment = build(tiny.config("supervised", network="linear", log_to="mlflow"))
+    runs.open_workdir(tmp_path, experiment.settings.to_dict(), overwrite=False)
+    runs.run(experiment, tmp_path, runs.Stop())
+    assert runs.is_finished(tmp_path, experiment.settings.rounds)
+    assert [record.message[:50] for record in caplog.records if "log_to" in record.message] == [
+        "log_to: mlflow failed and gets no more metrics (AP"
+    ]
+
+
 def test_where_metrics_go_makes_no_other_experiment_and_an_unknown_place_is_named(tmp_path):
     config = tiny.config("supervised", network="linear")
     runs.open_workdir(tmp_path, config, overwrite=False)
