@@ -1,13 +1,10 @@
 """How much memory there is, and what to say where it is short."""
 
-import pathlib
-import re
-
 import jax
 
+from fedjax_ssl.host_memory import free_bytes
+
 FREE_SHARE = 0.9  # of a CPU's free memory, which a program may ask for, as it takes somewhat more
-MEMINFO, CGROUP = pathlib.Path("/proc/meminfo"), pathlib.Path("/sys/fs/cgroup")
-"""Where Linux shows the machine's free memory, and a container's limits."""
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16, or, for one run, "
     "execution.data=host"
@@ -40,7 +37,7 @@ def check(needed: int, arguments: int, devices: int) -> None:
     """Raises OutOfMemoryError where a program needs more bytes than its device has; its `arguments` are there already."""
     device = jax.local_devices()[0]
     there = (device.memory_stats() or {}).get("bytes_limit", 0)
-    if device.platform == "cpu" and (free := _free_bytes()):
+    if device.platform == "cpu" and (free := free_bytes()):
         there = int(FREE_SHARE * free) // devices + arguments  # devices share a CPU's memory
     if 0 < there < needed:
         raise OutOfMemoryError(f"a round needs {needed / 1e9:.3g} GB of a device, and may have {there / 1e9:.3g} GB of it")
@@ -50,19 +47,5 @@ def available(*, on_host: bool) -> int:
     """The bytes that arrays may have in the host's memory, or in that of all devices together; 0 if unknown."""
     devices = jax.devices()
     if on_host or devices[0].platform == "cpu":
-        return int(FREE_SHARE * _free_bytes()) * jax.process_count()
+        return int(FREE_SHARE * free_bytes()) * jax.process_count()
     return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-
-
-def _free_bytes() -> int:
-    """Free memory of the machine, or of its container where that is less; 0 if unknown."""
-    try:
-        free = [1024 * int(re.findall(r"MemAvailable:\s+(\d+)", MEMINFO.read_text())[0])]
-    except (OSError, IndexError):  # no Linux
-        return 0
-    for limit, usage in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            free.append(int((CGROUP / limit).read_text()) - int((CGROUP / usage).read_text()))
-        except (OSError, ValueError):  # no such group, or no limit
-            continue
-    return max(min(free), 1)

@@ -1,7 +1,11 @@
 """Odd data of one's own: each gives one line, an error or a warning, that says what to do: `odd_inputs.txt` has them all."""
 
+import io
 import logging
 import shutil
+import struct
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +86,29 @@ def deep(folder):
     Image.fromarray(picture(4, 6).astype(np.uint16)).save(folder / "test/cat/7.png")
 
 
+def gigantic(folder):
+    """A PNG of 2**31 - 1 pixels a side, of which nothing is there."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    (folder / "test/cat/7.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
+
+
+def claims(folder, shape=(2**40, 32, 32, 3), size=20):
+    """Loads a file whose training images have a header of another shape than `size` bytes."""
+    npz()(folder)
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(folder / "data.npz") as old, zipfile.ZipFile(folder / "more.npz", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, content.getvalue() + bytes(size) if name == "x_train.npy" else old.read(name))
+    return sources.load("npz", path=str(folder / "more.npz"))
+
+
+def linked(folder):
+    (folder / "train/cat").rename(folder.with_name(f"{folder.name}-cats"))
+    (folder / "train/cat").symlink_to(folder.with_name(f"{folder.name}-cats"))
+
+
 def pages(folder):
     (folder / "train/cat/notes.txt").write_text("")
     (folder / "train/cat/one.gif").write_bytes(b"GIF89a")
@@ -128,6 +155,8 @@ ODD = {
     "a client without examples": arrays(clients=[[0, 1], []]),
     "npz without test part": npz(drop=("x_test", "y_test")),
     "npz of pickled objects": npz(x_train=np.array([{}] * 20)),
+    "npz whose header claims more": claims,
+    "npz of more than the memory": lambda folder: claims(folder, (10**8,), 10**8),
     "npz with clients, resplit": lambda folder: npz(client=LABELS)(folder, resplit=(0.8, 0.0, 0.2)),
     "folders without test": classes(lambda root: shutil.rmtree(root / "test")),
     "an empty class": classes(lambda root: empty(root / "train/cat")),
@@ -141,6 +170,10 @@ ODD = {
     "transparency": classes(transparent),
     "16-bit file": classes(deep),
     "a damaged file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"junk")),
+    "an image of 2**62 pixels": classes(gigantic),
+    "a link out of the folder": classes(linked),
+    "a link around": classes(lambda root: (root / "train/cat/again").symlink_to(root / "train")),
+    "a link to nothing": classes(lambda root: (root / "train/cat/gone.png").symlink_to(root / "gone.png")),
     "an empty file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"")),
     "a class of the test folder alone": classes(lambda root: (root / "test" / "emu").mkdir()),
     "images without table or classes": flat(train=None),
@@ -177,5 +210,6 @@ def line_of(load, folder, caplog):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_input_gives_one_line(name, tmp_path, caplog):
+def test_an_odd_input_gives_one_line(name, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sources.npz, "free_bytes", lambda: 50_000_000)
     assert line_of(ODD[name], tmp_path, caplog) == LINES[name]

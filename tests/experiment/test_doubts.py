@@ -64,7 +64,7 @@ def test_each_doubt_has_a_case_and_shipped_settings_raise_none():
     ],
 )  # fmt: skip
 def test_what_is_too_large_is_refused_before_anything_is_allocated(monkeypatch, method, overrides, line):
-    monkeypatch.setattr(memory, "_free_bytes", lambda: 100_000_000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 100_000_000)
     with pytest.raises(ValueError, match=f"^{line}"):
         build(tiny.config(method, **overrides))
 
@@ -76,7 +76,7 @@ def test_memory_is_that_of_all_devices_unless_it_is_the_hosts(monkeypatch):
         def memory_stats(self):
             return {"bytes_limit": 1000}
 
-    monkeypatch.setattr(memory, "_free_bytes", lambda: 100)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 100)
     assert memory.available(on_host=False) == 90
     monkeypatch.setattr(jax, "devices", lambda: [Device(), Device()])
     monkeypatch.setattr(jax, "local_devices", jax.devices)

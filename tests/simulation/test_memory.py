@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ssl import host_memory
 from fedjax_ssl.simulation import memory
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program
@@ -81,7 +82,7 @@ def test_chunks_that_were_asked_for_and_one_client_do_not_shrink_and_another_err
 def test_a_round_that_asks_for_more_than_is_free_is_not_begun(monkeypatch):
     simulator = Simulator(toy.problem(), Execution())
     state = simulator.initialize()
-    monkeypatch.setattr(memory, "_free_bytes", lambda: 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1)
     ran = []
     monkeypatch.setattr(Program, "__call__", lambda *_: ran.append(1))
     with pytest.raises(memory.OutOfMemoryError, match=r"no memory \(a round needs .* GB of a device, and may have"):
@@ -90,23 +91,23 @@ def test_a_round_that_asks_for_more_than_is_free_is_not_begun(monkeypatch):
 
 
 def test_what_a_cpu_may_have_is_a_share_of_the_free_memory_and_the_arguments(monkeypatch):
-    monkeypatch.setattr(memory, "_free_bytes", lambda: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     memory.check(needed=450 + 70, arguments=70, devices=2)
     with pytest.raises(memory.OutOfMemoryError):
         memory.check(needed=451 + 70, arguments=70, devices=2)
-    monkeypatch.setattr(memory, "_free_bytes", lambda: 0)  # the system does not say
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)  # the system does not say
     memory.check(needed=10**15, arguments=0, devices=1)
 
 
 def test_free_memory_is_the_machines_or_its_containers(monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory._free_bytes() == 5 * 1024
+    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    assert host_memory.free_bytes() == 5 * 1024
     (tmp_path / "memory.max").write_text("3000")
     (tmp_path / "memory.current").write_text("1000")
-    assert memory._free_bytes() == 2000
+    assert host_memory.free_bytes() == 2000
     (tmp_path / "memory.max").write_text("max")
-    assert memory._free_bytes() == 5 * 1024
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
-    assert memory._free_bytes() == 0
+    assert host_memory.free_bytes() == 5 * 1024
+    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "none")
+    assert host_memory.free_bytes() == 0

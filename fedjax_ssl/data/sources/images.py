@@ -7,12 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 
 from fedjax_ssl.data.bars import bar
 
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))  # of 2**30, which a few bytes can claim; read at the import
+import cv2  # noqa: E402
+
+GRAY, RGB = cv2.IMREAD_GRAYSCALE, cv2.IMREAD_COLOR_RGB
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _SYSTEM = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin")
 """What systems leave in folders; names that begin with a dot (`._*`, `.DS_Store`, `.ipynb_checkpoints`) are such as well."""
@@ -35,9 +38,25 @@ def listing(folder: Path) -> Listing:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.startswith(".") or entry.name.lower() in _SYSTEM:
                 continue
+            if entry.is_symlink():
+                _check_link(folder, folder / entry.name)
             is_image = entry.name.lower().endswith(ENDINGS)
             (found.folders if entry.is_dir() else found.images if is_image else found.others).append(folder / entry.name)
     return found
+
+
+def _check_link(folder: Path, link: Path) -> None:
+    """Raises ValueError for a link in a folder that leads nowhere, or to a folder around it."""
+    if not link.exists():
+        raise ValueError(f"{link} is a link to nothing: remove it, or put back what it names")
+    if folder.resolve().is_relative_to(link.resolve()):
+        raise ValueError(f"{link} is a link to a folder that it lies in: remove it")
+
+
+def elsewhere(root: Path, paths: Sequence[Path]) -> list[Path]:
+    """Those of the files in a folder that lie elsewhere, behind links."""
+    real, parents = root.resolve(), {path.parent: path.parent.resolve() for path in paths}
+    return [path for path in paths if not (path.resolve() if path.is_symlink() else parents[path.parent]).is_relative_to(real)]
 
 
 def below(folder: Path) -> Listing:
@@ -64,6 +83,14 @@ def passed_over(paths: Sequence[Path]) -> str:
         f"{len(paths)} files or folders are passed over ({counts}{more}; first: {paths[0]}): "
         f"images are {', '.join(ENDINGS)}; convert the others, or remove them"
     )
+
+
+def decoded(content: UInt8[np.ndarray, " N"], flag: int) -> Shaped[np.ndarray, "..."] | None:
+    """OpenCV's image of an encoded one; None if it is damaged, empty, or of more than 2**26 pixels."""
+    try:
+        return cv2.imdecode(content, flag)
+    except (cv2.error, MemoryError):
+        return None
 
 
 class Read(NamedTuple):
@@ -100,17 +127,17 @@ def read(paths: Sequence[Path], shape: tuple[int, ...], threads: ThreadPoolExecu
 
 def decode(path: Path) -> tuple[UInt8[np.ndarray, "H W ch"], bool]:
     """The gray or RGB image of a file, upright as EXIF has it, and whether it had transparent pixels, which become opaque."""
-    image = None
     content = np.fromfile(path, np.uint8)
-    if content.size:  # OpenCV raises an error of its own for an empty file
-        image = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+    image = decoded(content, cv2.IMREAD_UNCHANGED)
     if image is None:
-        raise ValueError(f"{path} cannot be decoded: replace it by an intact image, or remove it")
+        raise ValueError(
+            f"{path} cannot be decoded: replace it by an intact image (of at most 67 million pixels), or remove it"
+        )
     if image.dtype != np.uint8:
         raise ValueError(f"{path} has {image.dtype} pixels: save it with 8 bits per channel")
     has_transparency = image.ndim == 3 and image.shape[2] == 4 and bool(np.any(image[..., 3] < 255))
     encoded = content.tobytes()
     if any(mark in encoded for mark in _EXIF):
-        upright = cv2.imdecode(content, cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH)
+        upright = decoded(content, cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH)
         image = image if upright is None else upright
     return image[..., None] if image.ndim == 2 else image[..., 2::-1], has_transparency

@@ -1,5 +1,6 @@
 """`.npz` files of images: a user's, and MedMNIST's."""
 
+import math
 import os
 import zipfile
 import zlib
@@ -10,11 +11,13 @@ import numpy as np
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.labels import clients
 from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.host_memory import free_bytes
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 CLIENT = "client"
-_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}  # 3.0 names fields
+_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error)
 """What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
@@ -44,6 +47,23 @@ def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[st
         raise ValueError(f"path={path} is not an .npz archive: write one with numpy.savez(path, x_train=..., y_train=..., ...)")
     try:
         with np.load(path) as archive:
-            return {key: np.asarray(archive[key]) for key in archive.files if key in keys}, archive.files
+            present = [key for key in archive.files if key in keys]
+            if not 0 < (free := free_bytes()) < (needed := _size(archive.zip, [f"{key}.npy" for key in present])):
+                return {key: np.asarray(archive[key]) for key in present}, archive.files
     except _UNREADABLE as error:
         raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew") from error
+    got = f"arrays of {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB of memory are free"
+    raise ValueError(f"path={path} has {got}: give fewer or smaller examples, or use a machine with more memory")
+
+
+def _size(archive: zipfile.ZipFile, members: Sequence[str]) -> int:
+    """The bytes that arrays take; ValueError where a header, which NumPy trusts, claims another size than its array has."""
+    total = 0
+    for name in set(archive.namelist()).intersection(members):
+        with archive.open(name) as file:
+            shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+            claimed, size = math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size - file.tell()
+        if claimed != size and not dtype.hasobject:
+            raise ValueError(f"{name} claims {claimed} bytes of shape {shape}, and has {size}")
+        total += claimed
+    return total

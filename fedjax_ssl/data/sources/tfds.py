@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import cv2
 import numpy as np
 from jaxtyping import UInt8
 
 from fedjax_ssl.data import download
 from fedjax_ssl.data.bars import bar
+from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
 
@@ -82,8 +82,8 @@ def read(builder: Any, split: str) -> Part:
         ) from error
     shape = builder.info.features["image"].shape
     transposed = builder.name in _TRANSPOSED
-    images = np.empty((len(source), *((shape[1], shape[0], shape[2]) if transposed else shape)), np.uint8)
-    as_stored = images.swapaxes(1, 2) if transposed else images
+    pixels = np.empty((len(source), *((shape[1], shape[0], shape[2]) if transposed else shape)), np.uint8)
+    as_stored = pixels.swapaxes(1, 2) if transposed else pixels
     labels = np.empty(len(source), np.int64)
 
     def fill(start: int) -> None:
@@ -99,13 +99,12 @@ def read(builder: Any, split: str) -> Part:
             list(bar(pool.map(fill, starts), f"reading {split}", total=len(starts), unit="images", each=_CHUNK))
     except (RuntimeError, ValueError, IndexError, DecodeError) as error:
         raise ValueError(f"{builder.name} at {builder.data_dir} is damaged ({first_line(error)}): prepare it again") from error
-    return Part(images, labels)
+    return Part(pixels, labels)
 
 
 def decode(encoded: bytes, shape: tuple[int, ...]) -> UInt8[np.ndarray, "H W ch"]:
     """The image of an encoded PNG or JPEG: RGB, or gray if `shape` has one channel; ValueError if it has not this shape."""
-    flag = cv2.IMREAD_GRAYSCALE if shape[2] == 1 else cv2.IMREAD_COLOR_RGB
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
+    image = images.decoded(np.frombuffer(encoded, np.uint8), images.GRAY if shape[2] == 1 else images.RGB)
     if image is None or image.shape[:2] != shape[:2]:
         raise ValueError(f"an image of {len(encoded)} bytes does not decode to shape {shape}")
     return image.reshape(shape)
