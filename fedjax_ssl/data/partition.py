@@ -43,10 +43,30 @@ def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Gene
 
 def random_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
     """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending; labels of -1 as above."""
+    return _and_the_rest(rng.choice(_known(labels, num_labels), num_labels, replace=False), len(labels))
+
+
+def stratified_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
+    """About num_labels examples, the same share of each class, and the rest, both ascending; labels of -1 as above."""
+    share = num_labels / len(_known(labels, num_labels))
+    chosen = share_of_classes(rng.permutation(len(labels)), labels, share)
+    if not len(chosen):
+        raise ValueError(f"num_labels={num_labels} is less than one example of any class: give more, or label_selection=random")
+    return _and_the_rest(chosen, len(labels))
+
+
+def share_of_classes(rows: Positions, labels: Labels, share: float) -> Positions:
+    """The first examples of each class in `rows`, a share of them that is rounded half to even (FedSiam's released code)."""
+    of_classes = (rows[labels[rows] == c] for c in np.unique(labels[labels >= 0]))
+    return np.concatenate([own[: round(share * len(own))] for own in of_classes])
+
+
+def _known(labels: Labels, num_labels: int) -> Positions:
+    """The examples of known class; ValueError where they are fewer than num_labels."""
     known = np.flatnonzero(np.asarray(labels) >= 0)
     if not 1 <= num_labels <= len(known):
         raise ValueError(f"num_labels={num_labels} of {len(known)} labeled training examples: give 1 to {len(known)} labels")
-    return _and_the_rest(rng.choice(known, num_labels, replace=False), len(labels))
+    return known
 
 
 def _and_the_rest(labeled: Positions, num_examples: int) -> tuple[Positions, Positions]:

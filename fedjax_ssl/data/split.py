@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
-from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
+from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels, share_of_classes, stratified_labels
 from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows
 from fedjax_ssl.data.sources import Dataset
 
@@ -195,11 +195,7 @@ def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positi
             raise ValueError(f"labeled_fraction={how.labeled_fraction[0]} of {num_known} examples is less than {minimum}")
     if how.label_selection == "balanced":
         return balanced_labels(labels, num_labels, num_classes, rng)
-    if how.label_selection == "stratified":
-        share = dataclasses.replace(how, num_clients=1, labeled_fraction=(num_labels / int(np.sum(labels >= 0)),))
-        (labeled,), _ = _label_within([np.arange(len(labels))], labels, share, rng)
-        return np.sort(labeled), np.setdiff1d(np.arange(len(labels)), labeled)
-    return random_labels(labels, num_labels, rng)
+    return (stratified_labels if how.label_selection == "stratified" else random_labels)(labels, num_labels, rng)
 
 
 def _label_within(rows: Rows, labels: Labels, how: Split, rng: Generator) -> tuple[Rows, Rows]:
@@ -210,13 +206,11 @@ def _label_within(rows: Rows, labels: Labels, how: Split, rng: Generator) -> tup
     fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]
     shuffled = [row[np.argsort(labels[row] < 0, kind="stable")] for row in shuffled]  # those of unknown class last
-    labeled = []
-    for row, fraction in zip(shuffled, fractions, strict=True):
-        if how.label_selection == "stratified":
-            of_classes = (row[labels[row] == c] for c in range(int(labels.max()) + 1))
-            labeled.append(np.concatenate([own[: round(fraction * len(own))] for own in of_classes]))
-        else:
-            labeled.append(row[: int(fraction * np.sum(labels[row] >= 0) + 0.5)])
+    shares = list(zip(shuffled, fractions, strict=True))
+    if how.label_selection == "stratified":
+        labeled = [share_of_classes(row, labels, fraction) for row, fraction in shares]
+    else:
+        labeled = [row[: int(fraction * np.sum(labels[row] >= 0) + 0.5)] for row, fraction in shares]
     if not any(map(len, labeled)):
         raise ValueError(f"labeled_fraction={max(how.labeled_fraction)} labels no example of any client: give a larger share")
     rest = [row[~np.isin(row, own)] for row, own in zip(shuffled, labeled, strict=True)] if how.exclude_labeled else shuffled

@@ -132,6 +132,9 @@ def test_a_stratified_labeled_set_has_the_same_share_of_each_class():
         drawn = draw(labels=UNEVEN, label_selection="stratified", **keys)
         assert histogram([drawn.server], UNEVEN)[0].tolist() == [59, 67, 60, 61, 58, 54, 59, 63, 58, 60]
         assert sorted([*drawn.server, *drawn.pooled]) == list(range(6000))
+    for num_labels, said in ((1, "less than one example of any class"), (6001, "give 1 to 6000 labels")):
+        with pytest.raises(ValueError, match=f"^num_labels={num_labels} .*{said}"):
+            draw(labels=UNEVEN, label_selection="stratified", num_labels=num_labels)
 
 
 def test_labeled_examples_are_among_the_unlabeled_ones_if_they_are_not_excluded():

@@ -77,7 +77,8 @@ def test_a_command_refused_for_other_data_leaves_config_json_as_it_was(tmp_path)
     before = config.read_bytes()
     for rounds in (2, 4):  # finished, and to go on
         done = launch(*arguments, other, f"--config.rounds={rounds}")
-        assert done.returncode == 2 and "its run began with other data" in done.stderr.splitlines()[-1]
+        assert done.returncode == 2
+        assert "its run began with other data" in done.stderr.splitlines()[-1]
         assert config.read_bytes() == before
     for rounds in (2, 4):
         assert launch(*arguments, moved, f"--config.rounds={rounds}").returncode == 0

@@ -63,7 +63,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
         _log.warning("%s: %s", path, images.passed_over(others))
     if linked := images.elsewhere(root, [path for one in files.values() for path in one.paths]):
         _log.warning(
-            "%s: %d images lie elsewhere and are read through links (first: %s, at %s): remove those links if this is not meant",
+            "%s: %d images lie elsewhere, and are read through links (first: %s, at %s): remove links that are not meant",
             *(path, len(linked), linked[0], linked[0].resolve()),
         )
     return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber)

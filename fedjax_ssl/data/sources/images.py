@@ -13,7 +13,7 @@ from jaxtyping import Shaped, UInt8
 from fedjax_ssl.data.bars import bar
 
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))  # of 2**30, which a few bytes can claim; read at the import
-import cv2  # noqa: E402
+import cv2
 
 GRAY, RGB = cv2.IMREAD_GRAYSCALE, cv2.IMREAD_COLOR_RGB
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -130,9 +130,7 @@ def decode(path: Path) -> tuple[UInt8[np.ndarray, "H W ch"], bool]:
     content = np.fromfile(path, np.uint8)
     image = decoded(content, cv2.IMREAD_UNCHANGED)
     if image is None:
-        raise ValueError(
-            f"{path} cannot be decoded: replace it by an intact image (of at most 67 million pixels), or remove it"
-        )
+        raise ValueError(f"{path} cannot be decoded: replace it by an intact one (of at most 67 million pixels), or remove it")
     if image.dtype != np.uint8:
         raise ValueError(f"{path} has {image.dtype} pixels: save it with 8 bits per channel")
     has_transparency = image.ndim == 3 and image.shape[2] == 4 and bool(np.any(image[..., 3] < 255))
