@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedjax_ssl.experiment import estimate
+from fedjax_ssl.experiment import estimate, run
 from tests import tiny
 from tests.experiment.commands import launch
 
@@ -63,3 +63,13 @@ def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
     assert lines["server"] == "40 labeled examples"
     assert re.match(r"1 x 2,000,000,000 rounds: about \d+ (minutes|hours|days)", lines["time"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ci
+def test_a_run_of_days_says_so_before_its_first_round(tmp_path, monkeypatch):
+    began = []
+    monkeypatch.setattr(run, "run", lambda experiment, *_, **__: began.append(experiment.settings.rounds))
+    done = launch("--config=fl2_cifar10", "--config.data.name=synthetic", f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"800 rounds take about [\d.]+ (hours|days) here, by a rough estimate", done.stderr), done.stderr
+    assert began == [800]

@@ -1,0 +1,30 @@
+"""Uneven clients as a user runs them: keys on a command line, files of rates and a trace, and a report against simulated time."""
+
+import pytest
+
+from launch import report
+from tests.experiment.commands import CONFIG, launch, rows
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+
+def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    (tmp_path / "rates.csv").write_text(
+        "client,examples_per_s,up_bytes_per_s,down_bytes_per_s\n" + "".join(f"{k},{10 + k},4,8\n" for k in range(6))
+    )
+    (tmp_path / "trace.csv").write_text("client,start,end\n" + "".join(f"{k},0,{600 * (k + 1)}\n" for k in range(6)))
+    keys = {"file": tmp_path / "rates.csv", "trace": tmp_path / "trace.csv", "participation": "available", "dropout": 0.3}
+    system = [f"--config.system.{key}={value}" for key, value in keys.items()]
+    assert launch(f"--config={tmp_path / 'small.py'}", *system, f"--workdir={tmp_path / 'run'}").returncode == 0
+    logged = rows(tmp_path / "run")
+    assert [row["sim/seconds"] for row in logged] == [float(row["client/participants"] > 0) for row in logged]  # 4 bytes at 4 a second
+    # In round t those of clients t-1 to 5 can be reached, so from round 5 on fewer than the cohort of 3.
+    drawn = [row["client/participants"] + row["sim/dropped"] for row in logged]
+    assert drawn == [3, 3, 3, 3, 2, 1]
+    assert sum(row["sim/dropped"] for row in logged) > 0
+
+    done = launch(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
+    assert done.returncode == 0, done.stderr
+    assert "simulated" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report_files" / "eval_accuracy_simulated.svg").exists()
