@@ -1,7 +1,8 @@
 """The original files of datasets: fetched once, resumed where a connection was cut, and checked each time they are read.
 
 They lie in `FOLDER/originals/DATASET/`, FOLDER being that of `folder`. A file gets its name only once it is whole and has the
-published checksum; until then it is `.NAME.part`.
+published checksum; until then it is `.NAME.part`. It is fetched by `requests`, in parts: pooch (1.9) and TFDS's download manager
+begin a file anew where a connection was cut, and SVHN's largest has 1.3 GB.
 """
 
 import contextlib
@@ -237,7 +238,7 @@ def _absent(name: str, missing: Sequence[Original], data_dir: str | None) -> str
     where = f"data_dir={folder(data_dir)} holds {name} neither prepared by TFDS nor as its original files"
     option = f" --data_dir={data_dir}" if data_dir else ""
     return (
-        f"{states[0] if states else where}, and data.download is false: run python -m launch.prepare {name}{option}, or set "
+        f"{states[0] if states else where}, and data.download is false: run fedjax-ssl prepare {name}{option}, or set "
         "data.download=true"
     )
 

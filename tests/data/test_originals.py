@@ -84,7 +84,7 @@ def test_medmnist_is_read_and_ag_news_says_what_its_texts_need(server, kept, tmp
     contents = {"train.csv": b'"3","Oil","Up"\n', "test.csv": b'"1","Peace","Now"\n'}
     archives.serve(server, "ag_news", contents)
     message = message_of(ValueError, originals.load, "ag_news", kept, None, 0)
-    command = f"run python -m launch.text_features --train={kept}/originals/ag_news/train.csv --test="
+    command = f"run fedjax-ssl text_features --train={kept}/originals/ag_news/train.csv --test="
     assert message.startswith("name='ag_news' needs path: its texts are there")
     assert command in message
 

@@ -166,7 +166,7 @@ def test_a_missing_file_says_what_to_give_or_to_fetch(tmp_path, name):
         assert message_of(ValueError, sources.load, name) == f"name={name!r} needs path: give the {what} to read"
     else:
         message = message_of(FileNotFoundError, sources.load, name, data_dir=str(tmp_path))
-        assert f"run python -m launch.prepare {name} --data_dir={tmp_path}, or set data.download=true" in message
+        assert f"run fedjax-ssl prepare {name} --data_dir={tmp_path}, or set data.download=true" in message
 
 
 TRAIN, TEST = tagged(10, 0), tagged(6, 10)

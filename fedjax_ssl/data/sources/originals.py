@@ -56,7 +56,7 @@ def text_hint(paths: dict[str, Path]) -> str:
     """How the features of a dataset's texts, which an experiment needs, are computed."""
     train, test = paths["train.csv"], paths["test.csv"]
     features = train.with_name("features.npz")
-    command = f"python -m launch.text_features --train={train} --test={test} --out={features}"
+    command = f"fedjax-ssl text_features --train={train} --test={test} --out={features}"
     return f"its texts are there, and an encoder's features of them are needed: run {command}, and give {features} as path"
 
 

@@ -21,7 +21,7 @@ def load(name: str, path: str) -> Dataset:
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(
             f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
-            "a strong view), as python -m launch.text_features writes them"
+            "a strong view), as `fedjax-ssl text_features` writes them"
         )
     return from_features(name=name, num_classes=None, clients=arrays.pop(npz.CLIENT, None), **arrays)
 
