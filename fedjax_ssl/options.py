@@ -100,9 +100,9 @@ class LabeledRepeats(Options):
 
 
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
-    """The rounds of a first phase (0: there is none) of a run of `rounds`, from the option `name`, a Phase.
+    """How many of a run's `rounds` the phase `name` has, from its option; 0: there is no such phase.
 
-    A ValueError says that they are no whole number, or more than `maximum` (None: all but one round, the second phase's).
+    ValueError where that is no whole number, or more than `maximum` (None: all but one, which the second phase needs).
     """
     maximum = rounds - 1 if maximum is None else maximum
     if phase >= 1 and phase != int(phase):

@@ -125,7 +125,7 @@ class Plan(NamedTuple):
         return plan
 
     def resolved(self, run: Run, vary: str) -> Run:
-        """The run with the plan's settings; its number under the key `vary` is one of rounds where it is a phase's."""
+        """The run with the plan's settings; where `vary` is the key of a phase, its number counts rounds."""
         return run._replace(settings=self.settings, number=getattr(self.options, vary.removeprefix("method."), run.number))
 
     def varied(self, key: str, number: Any) -> Self:

@@ -20,9 +20,9 @@ from fedjax_ssl.simulation.distributed import exchanged, meet
 
 LAUNCHERS = "Slurm, Open MPI, Kubernetes and Cloud TPU"
 NO_LAUNCHER = f"--coordinator: missing, accepted: HOST:PORT of process 0, or nothing under {LAUNCHERS}"
-BEAT, DEAD_AFTER, BACKSTOP, SAID_AFTER = 4.0, 20.0, 60, 10.0
-"""Seconds: between two signs of life of a process; without one until it counts as dead, for this file and, later, for JAX,
-which would end the others with a stack trace; until a process says that it waits for the others."""
+BEAT, DEAD_AFTER = 4.0, 20.0  # seconds: between two signs of life of a process; without one until it counts as dead here
+BACKSTOP = 60  # seconds until it counts as dead for JAX, which ends the others with a stack trace
+SAID_AFTER = 10.0  # seconds until a process says that it waits for the others
 AT_ONCE, DAY = 5_000, 24 * 3_600_000
 """Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
 ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"

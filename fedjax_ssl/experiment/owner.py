@@ -29,8 +29,8 @@ LOCK, OWNER = ".lock", ".owner.json"
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 ACCEPTED = "accepted: a folder that can be written to"
 BEAT, DEAD_AFTER, SETTLED_AFTER = 5.0, 30.0, 0.5
-"""Seconds: between an owner's signs of life; without one until it counts as dead; after which, of those that take its
-place, one is left."""
+"""Seconds: between an owner's signs of life; without one until it counts as dead; until only one is left of several
+processes that took its place."""
 Owner = dict[str, Any]
 Say = Callable[[str], object]
 _log = logging.getLogger(__name__)
