@@ -116,7 +116,7 @@ FL2_METHODS: dict[str, dict[str, Any]] = {
     "uda": {},
     "supervised": {"server.sbn_data": "labeled"},
 }  # fmt: skip
-"""What each method has of its own in (FL)^2's setting: those of its Tables 1 and 2, and UDA and `supervised`, which it does not compare."""
+"""What each method has of its own in (FL)^2's setting; UDA and `supervised` are not in its Tables 1 and 2."""
 
 
 def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False) -> tuple[ConfigDict, bool]:

@@ -1,8 +1,8 @@
 """The original files of datasets: fetched once, resumed where a connection was cut, and checked each time they are read.
 
 They lie in `FOLDER/originals/DATASET/`, FOLDER being that of `folder`. A file gets its name only once it is whole and has the
-published checksum; until then it is `.NAME.part`. It is fetched by `requests`, in parts: pooch (1.9) and TFDS's download manager
-begin a file anew where a connection was cut, and SVHN's largest has 1.3 GB.
+published checksum; until then it is `.NAME.part`. `requests` fetches it in parts: pooch (1.9) and TFDS's download manager begin
+a file anew where a connection was cut, and SVHN's largest has 1.3 GB.
 """
 
 import contextlib

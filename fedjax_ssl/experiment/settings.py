@@ -166,8 +166,8 @@ class ServerSettings(Model):
     sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
     sbn_order: Literal["apart", "joined", "class"] = Field(
         default="apart",
-        description="apart: batches of labeled data, then batches of unlabeled data. joined: one sequence of both, labeled ones "
-        "sorted by class (SemiFL). class: apart, and each sorted by class, as (FL)^2's released code does with true labels.",
+        description="apart: batches of labeled data, then batches of unlabeled data. joined: one sequence of both, "
+        "labeled ones by class (SemiFL). class: apart, and each by class, as (FL)^2's released code does with true labels.",
     )
     sbn_labeled_batch_size: BatchSize = Field(default=250, description="Their batch size on labeled data.")
     sbn_unlabeled_batch_size: BatchSize = Field(default=250, description="Their batch size on unlabeled data.")

@@ -1,4 +1,4 @@
-"""Uneven clients as a user runs them: keys on a command line, files of rates and a trace, and a report against simulated time."""
+"""Uneven clients as a user runs them: keys and files on a command line, and a report against simulated time."""
 
 import pytest
 
@@ -18,7 +18,8 @@ def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path):
     system = [f"--config.system.{key}={value}" for key, value in keys.items()]
     assert launch(f"--config={tmp_path / 'small.py'}", *system, f"--workdir={tmp_path / 'run'}").returncode == 0
     logged = rows(tmp_path / "run")
-    assert [row["sim/seconds"] for row in logged] == [float(row["client/participants"] > 0) for row in logged]  # 4 bytes at 4 a second
+    # A client sends 4 bytes at 4 a second.
+    assert [row["sim/seconds"] for row in logged] == [float(row["client/participants"] > 0) for row in logged]
     # In round t those of clients t-1 to 5 can be reached, so from round 5 on fewer than the cohort of 3.
     drawn = [row["client/participants"] + row["sim/dropped"] for row in logged]
     assert drawn == [3, 3, 3, 3, 2, 1]
