@@ -58,10 +58,13 @@ def without_cpu(monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def tfds_dir() -> str:
     """Folder of real datasets in TFDS form; the test is skipped where there is none."""
-    folder = pathlib.Path(os.environ.get("FEDJAX_SSL_DATA") or pathlib.Path(__file__).parents[2] / "shared" / "tfds")
-    if not (folder / "cifar10").is_dir():
-        pytest.skip(f"no TFDS datasets at {folder}: set FEDJAX_SSL_DATA to a folder that holds cifar10 and mnist in TFDS form")
-    return str(folder)
+    beside = pathlib.Path(__file__).parents[2] / "shared" / "tfds"  # a folder beside the checkout
+    from fedjax_ssl.data import download
+
+    for folder in (download.folder(), *(() if "FEDJAX_SSL_DATA" in os.environ else (beside,))):
+        if (folder / "cifar10").is_dir():
+            return str(folder)
+    pytest.skip("no TFDS datasets: set FEDJAX_SSL_DATA to a folder that holds cifar10 and mnist in TFDS form")
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,9 @@
 """The comparison with peers: who is timed, and what the peers are handed. No peer is installed here."""
 
-import shutil
 import types
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from benchmarks import compare, harness, programs
@@ -94,38 +92,6 @@ def test_weights_have_pytorchs_names_and_layouts():
 def job_of(kind, **changes):
     fixed = {"kind": kind, "warm_up": 0, "precision": "float32", "checked": True, "device": "cpu"}
     return compare.JOBS[kind] | compare.CHECKED[kind] | fixed | changes
-
-
-@pytest.mark.slow
-def test_the_cnn_here_is_federated_averaging_on_what_the_peers_are_handed(tmp_path):
-    job = job_of("cnn", cohort=10, clients=10, per_client=4, batch_size=2, rounds=1, learning_rate=0.2)
-    assert len(compare.run_ours(job, tmp_path)["seconds"]) == 1
-    with np.load(tmp_path / "data.npz") as data:
-        images, labels = data["images"], data["labels"]
-        inputs = (np.float32(images) / 255 - data["mean"]) / data["std"]
-    assert all(len(np.unique(one.reshape(4, -1), axis=0)) == 1 for one in images)
-    assert sorted(labels[:, 0]) == list(range(10))
-    model = models.build("emnist_cnn", num_classes=10, conv="xla", variant="plain")
-
-    def loss(params, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, {}, x, train=True)[0], y).mean()
-
-    @jax.jit
-    def trained(params, x, y):
-        for _ in range(2):  # two batches of the same image
-            params = jax.tree.map(lambda w, g: w - job["learning_rate"] * g, params, jax.grad(loss)(params, x, y))
-        return params
-
-    session = programs.Session()
-    session.build(compare.config_of(job), {"count": 40, "shape": (32, 32, 3), "sorted_by_class": True})
-    start = session.experiment.start()[0].server.weights.params
-    ends = [trained(start, x[:2], y[:2]) for x, y in zip(inputs, labels, strict=True)]
-    mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *ends)
-    expected = tmp_path / "expected"
-    expected.mkdir()
-    shutil.copy(tmp_path / "data.npz", expected)
-    np.savez(expected / "weights.npz", **programs.torch_cnn(types.SimpleNamespace(params=mean)))
-    assert compare.difference(expected, tmp_path) < 1e-4
 
 
 @pytest.mark.slow

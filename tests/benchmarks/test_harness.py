@@ -1,6 +1,5 @@
 """What all benchmarks share: statistics, turns, processes and result files."""
 
-import itertools
 import json
 import os
 import pathlib
@@ -25,18 +24,6 @@ class Turns:
     def ask(self, request, number):
         self.log.append(self.seconds)
         return [{"seconds": self.seconds}] * number
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
-def test_in_whole_sets_of_turns_each_has_each_place_and_follows_each_other_equally_often(count):
-    log = []
-    harness.in_turns([Turns(number, log) for number in range(count)], "rounds", 0.0, 1)
-    orders = [log[i : i + count] for i in range(0, len(log), count)]
-    assert all(sorted(order) == list(range(count)) for order in orders)
-    for place in range(count):
-        assert len({[order[place] for order in orders].count(number) for number in range(count)}) == 1
-    pairs = [pair for order in orders for pair in itertools.pairwise(order)]
-    assert len({pairs.count(pair) for pair in itertools.permutations(range(count), 2)}) <= 1
 
 
 @pytest.mark.parametrize(("seconds", "least", "turns"), [(0.0, 3, 4), (9.0, 3, 10), (0.0, 5, 6)])

@@ -1,6 +1,5 @@
 """The fits of how time and memory grow, and the points that they are of."""
 
-import numpy as np
 import pytest
 
 from benchmarks import scaling
@@ -8,45 +7,11 @@ from benchmarks import scaling
 COHORTS = scaling.SERIES["cohort"][1]
 
 
-def noisy(values, seed, part=0.02):
-    return list(np.asarray(values) * np.exp(part * np.random.default_rng(seed).standard_normal(len(values))))
-
-
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.4])
-def test_an_exponent_is_found_beside_a_fixed_cost(exponent):
-    exact = [0.02 + 1e-3 * x**exponent for x in COHORTS]
+def test_an_exponent_is_found_beside_a_fixed_cost():
+    exact = [0.02 + 1e-3 * x**1.4 for x in COHORTS]
     fit = scaling.power_law(COHORTS, exact, fixed=True)
-    assert fit["exponent"] == pytest.approx(exponent, abs=1e-3)
-    assert fit["interval"] == pytest.approx((exponent, exponent), abs=0.01)
-    assert scaling.power_law(COHORTS, exact, fixed=False)["interval"][1] < exponent  # which is why the cost is fitted
-
-
-def test_an_interval_of_95_percent_holds_the_exponent_about_as_often():
-    law = [0.05 + 2e-3 * x for x in COHORTS]
-    intervals = [scaling.power_law(COHORTS, noisy(law, seed), fixed=True)["interval"] for seed in range(200)]
-    assert 0.88 <= np.mean([low <= 1 <= high for low, high in intervals]) <= 1.0
-
-
-def test_the_interval_of_a_slope_is_students():
-    rng = np.random.default_rng(0)
-    x, y = np.arange(6.0), np.arange(6.0) + rng.standard_normal(6)
-    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
-    half = 2.776445 * np.sqrt(covariance[0, 0])  # t of 4 degrees of freedom, .975
-    fit = scaling.power_law(np.exp(x), np.exp(y), fixed=False)
-    assert fit == {"exponent": pytest.approx(slope), "interval": pytest.approx((slope - half, slope + half))}
-    assert scaling.power_law([1, 2], [1, 2], fixed=False)["interval"] is None
-
-
-def test_all_processes_count_for_seconds_and_medians_for_bytes():
-    sizes = noisy([1e7 + 1e5 * x for x in COHORTS], 0, 0.05)
-    seconds = noisy([0.02 + 2e-3 * x for x in COHORTS], 1)
-    points = [{"seconds": s, "program_bytes": size, "peak_bytes": 7} for s, size in zip(seconds, sizes, strict=True)]
-    once, thrice = (scaling.fits("cohort", {x: n * [of] for x, of in zip(COHORTS, points, strict=True)}) for n in (1, 3))
-    assert thrice["program_bytes"] == once["program_bytes"]
-    assert np.diff(thrice["seconds"]["interval"]) < 0.6 * np.diff(once["seconds"]["interval"])
-    assert "peak_bytes" not in once  # the same for all
-    doubling = {10**n: [{"seconds": 2.0**n, "program_bytes": 1, "peak_bytes": 7}] for n in (2, 3, 4)}
-    assert scaling.fits("clients", doubling)["seconds"]["exponent"] == pytest.approx(np.log10(2))  # without a fixed cost
+    assert fit == {"exponent": pytest.approx(1.4, abs=1e-3), "interval": pytest.approx((1.4, 1.4), abs=0.01)}
+    assert scaling.power_law(COHORTS, exact, fixed=False)["interval"][1] < 1.4  # which is why the cost is fitted
 
 
 def test_a_point_that_fails_is_named_and_the_others_are_fitted(monkeypatch):

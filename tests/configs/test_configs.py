@@ -1,160 +1,121 @@
-"""Every config file with its arguments, without data: it builds, and what the papers fix has the papers' values.
+"""Every config file with its arguments, without data: it builds, and has the papers' values, which `cases.txt` writes out."""
 
-The expected values are written out from (FL)^2's paper and its released code, not taken from the defaults. Left out on purpose:
-`execution.*`, which changes no result.
-"""
-
+import importlib
+import itertools
 import pathlib
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import common
+from fedjax_ssl.data.catalog import DATASETS
+from fedjax_ssl.data.split import Training, draw
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedsiam_d import upload_share
 from tests import tiny
-from tests.configs.common import check, flat, settings, values, without
+from tests.data.common import message_of
 
 FILES = {
     path.stem
     for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
     if "def get_config" in path.read_text(encoding="utf-8")
 }
-SPLITS = {f"dir{alpha}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in (0.1, 0.3)}
-SPLITS["iid"] = {"data.partition": "iid"}
-PAPER = values("""
-    method: name=fl2 prox_mu=0.0 threshold=cat confidence=0.95 strict=True batches=all consistency=sacr
-    method: consistency_on=confident perturbation=asam rho=0.1 consistency_weight=1.0 aggregation=lsaa
-    model: name=wide_resnet norm=static depth=28 width=2
-    data: num_clients=100 exclude_labeled=True min_size=10 strong=usb
-    client: batch_size=32 epochs=5 steps=0
-    server: batch_size=10 epochs=5 steps=0 momentum=0.5 learning_rate=1.0 pretrain=1 sbn_data=cohort sbn_weighting=examples
-    server: sbn_order=apart
-    server: sbn_labeled_batch_size=10 sbn_unlabeled_batch_size=2048
-    rounds=800 cohort_size=10
-    client.optimizer, server.optimizer: name=sgd learning_rate=0.03 schedule=cosine momentum=0.9 nesterov=True
-    client.optimizer, server.optimizer: weight_decay=0.0005 clip_norm=0.0 persistent=True
-""")
-RELEASED = PAPER | values("""
-    method: strict=False batches=accepted consistency_on=confident_accepted
-    client.optimizer, server.optimizer: schedule=constant clip_norm=1.0
-    server: sbn_data=all sbn_weighting=batches sbn_order=class
-    data: strong=fl2_released
-""")
-CIFAR10, SVHN = {"data.name": "cifar10"}, {"data.name": "svhn_cropped"}
-CIFAR100 = {"data.name": "cifar100", "model.width": 8}
-
-FL2_SVHN = SVHN | {"data.std": (0.1751, 0.1771, 0.1744), "data.weak": "flip_crop4"}  # the paper is silent
-FL2_CIFAR100 = CIFAR100 | {"data.std": (68.2 / 255, 65.4 / 255, 70.4 / 255)}
-# `released` on CIFAR-100 does not run, for its number of pre-trainings is undefined: nothing is expected of it.
-RELEASED_CIFAR100 = without(RELEASED, "server.pretrain") | FL2_CIFAR100
-CASES = {
-    "fl2_cifar10:paper": PAPER | CIFAR10 | {"data.num_labels": 40, "data.mean": ()},
-    "fl2_cifar10:paper,labels=10": PAPER | CIFAR10 | {"data.num_labels": 10},
-    "fl2_cifar10:released": RELEASED | CIFAR10 | {"data.num_labels": 40, "server.pretrain": 10},
-    "fl2_cifar10:released,labels=10": RELEASED | CIFAR10 | {"server.pretrain": 10, "data.mean": (0.485, 0.456, 0.406)},
-    "fl2_svhn:paper": PAPER | FL2_SVHN | {"data.num_labels": 40},
-    "fl2_svhn:paper,labels=250": PAPER | FL2_SVHN | {"data.num_labels": 250},
-    # floor(2048 / (5 floor(labels / 10))) trainings of 5 epochs in batches of 10: about 2048 steps.
-    "fl2_svhn:released": RELEASED | FL2_SVHN | {"data.num_labels": 40, "server.pretrain": 102},
-    "fl2_svhn:released,labels=250": RELEASED | FL2_SVHN | {"data.num_labels": 250, "server.pretrain": 16},
-    "fl2_cifar100:paper": PAPER | FL2_CIFAR100 | {"data.num_labels": 400, "method.rho": 1.0},
-    "fl2_cifar100:paper,labels=100": PAPER | FL2_CIFAR100 | {"data.num_labels": 100, "method.rho": 1.0},
-    "fl2_cifar100:released": RELEASED_CIFAR100 | {"data.num_labels": 400},
-    "fl2_cifar100:released,labels=100": RELEASED_CIFAR100 | {"data.num_labels": 100},
-    "fl2_fashion_mnist:paper": {"data.image_size": 32, "data.mean": ()},
-    "fl2_ag_news:paper": {"data.mean": ()},
-}
 
 
-@pytest.mark.parametrize("split", SPLITS)
+def settings(name: str, argument: str | None = None) -> Settings:
+    """The settings of a config file, whose argument may also stand behind a colon."""
+    file, _, behind = name.partition(":")
+    config = importlib.import_module(f"configs.{file}").get_config(argument or behind or None)
+    return Settings.from_dict(config.to_dict())
+
+
+def value(text: str):
+    """A number, a tuple of them or a truth value; any other word is a text."""
+    try:
+        return eval(text, {"__builtins__": {}})
+    except (NameError, SyntaxError):
+        return text
+
+
+def tables() -> dict[str, dict]:
+    """The tables of `cases.txt`."""
+    found, groups = {}, [""]
+    for line in pathlib.Path(__file__).with_name("cases.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            name, _, line = line.partition(" =")
+            table, groups = found.setdefault(name, {}), [""]
+            assert not table, f"{name} twice"
+        for part in line.replace(", server.optimizer:", ",server.optimizer:").split():
+            key, _, text = part.partition("=")
+            if part.endswith(":"):
+                groups = [f"{group}." for group in part[:-1].split(",")]
+            elif part.startswith("-"):
+                for old in [old for old in table if old.startswith(part[1:])]:
+                    del table[old]
+            elif part in found:
+                table |= found[part]
+            else:
+                whole = "." in key or key in Settings.model_fields
+                table |= {key if whole else f"{group}{key}": value(text) for group in groups}
+    return found
+
+
+def flat(tree: dict, prefix: str = "") -> dict:
+    items = [(f"{prefix}{key}", value) for key, value in tree.items()]
+    return dict(itertools.chain(*(flat(v, f"{k}.").items() if isinstance(v, dict) else [(k, v)] for k, v in items)))
+
+
+def check(got: Settings, expected: dict) -> None:
+    found = flat(got.to_dict())
+    assert {key: found.get(key, "absent") for key in expected} == expected
+    got.method_options()  # raises for an unknown or a wrong one
+
+
+TABLES = tables()
+CASES = {name: table for name, table in TABLES.items() if not name.isupper()}
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_fl2_configs_are_the_papers_and_the_released_codes(name, split):
-    check(settings(f"{name},split={split}"), CASES[name] | SPLITS[split])
+def test_a_config_is_what_its_paper_or_its_code_states(name):
+    check(settings(name), CASES[name])
 
 
-@pytest.mark.parametrize("file", sorted(f for f in FILES if f.startswith("fl2_")))
-def test_paper_and_iid_are_the_defaults(file):
-    assert settings(file) == settings(file, "paper,split=iid")
-    assert settings(file) != settings(file, "released")
+def test_no_config_file_is_left_out():
+    assert FILES - {name.partition(":")[0] for name in CASES} == {"digits", "pfl_cifar10", "splits"}
+    for file in FILES:
+        settings(file)
 
 
-FEDCON = values("""
-    method: name=fedcon head_hidden=0 target_decay=0.999 teacher_rate=0.0004 ramp_rounds=100
-    model: name=cifar_cnn norm=running norm_momentum=0.19
-    data: name=cifar10 labels_at=server num_clients=100 labeled_fraction=(0.01,) label_selection=random labels_first=False
-    data: exclude_labeled=True weak=flip_crop4 mean=(0.5,) std=(0.5,) partition=iid
-    client: batch_size=50 epochs=1
-    client.optimizer: name=lars learning_rate=0.01171875 schedule=cosine momentum=0.9 nesterov=False weight_decay=1.5e-06
-    client.optimizer: persistent=False
-    server: batch_size=10 epochs=1 pretrain=1 momentum=0.0 learning_rate=1.0
-    server.optimizer: name=sgd learning_rate=0.01 schedule=constant momentum=0.5 nesterov=False weight_decay=0.0
-    server.optimizer: persistent=False
-    rounds=200 cohort_size=10
-""")
-FEDCON_MNIST = values("data: name=mnist weak=none mean=() std=()\nmodel: name=mnist_cnn variant=released")
-FEDCON_CASES = {"fedcon_cifar10": FEDCON, "fedcon_svhn": FEDCON | SVHN | {"rounds": 150}, "fedcon_mnist": FEDCON | FEDCON_MNIST}
+def test_defaults_are_arguments_too():
+    for file in sorted(f for f in FILES if f.startswith("fl2_")):
+        assert settings(file) == settings(file, "paper,split=iid") == settings(file, "method=fl2")
+        assert settings(file) != settings(file, "released")
+    for dataset, labels in (("cifar10", 4000), ("cifar100", 10000), ("svhn", 1000)):
+        assert settings(f"semifl_{dataset}") == settings(f"semifl_{dataset}", f"paper,labels={labels},split=iid")
 
 
-@pytest.mark.parametrize(("file", "expected"), FEDCON_CASES.items())
-def test_the_fedcon_configs_are_its_codes_working_form(file, expected):
-    check(settings(file), expected)
-    check(settings(file, "paper,split=shards"), expected | {"data.partition": "shards", "data.shards_per_client": 2})
-
-
-FIXMATCH = {"method.confidence": 0.95, "method.pseudo_labels": "global", "method.divisor": "accepted"}  # as (FL)^2 has it
-BASELINES = {
-    "paper,method=fixmatch": PAPER | FIXMATCH,
-    "released,method=fixmatch": RELEASED | FIXMATCH | {"server.pretrain": 102},
-    "paper,method=uda": PAPER | {"method.confidence": 0.8, "method.temperature": 0.4},
-    "paper,method=supervised": PAPER | {"server.sbn_data": "labeled"},
-    "paper,method=fedcon": without(PAPER, "method."),
-}
-
-
-@pytest.mark.parametrize("argument", BASELINES)
-def test_baselines_run_in_fl2s_setting(argument):
-    """Its data, network, optimizers and epochs; of `method` their own."""
-    got = settings("fl2_svhn", f"{argument},labels=40")
-    own = {key for key in flat({"method": got.method}) if key != "method.name"}
-    expected = {key: value for key, value in BASELINES[argument].items() if not key.startswith("method.") or key in own}
-    check(got, expected | SVHN | {"method.name": argument.partition("=")[2], "data.num_labels": 40})
-
-
-# USB's settings of FreeMatch and FixMatch: 2^20 steps on 64 labeled and 7 x 64 unlabeled images.
-CENTRAL = values("""
-    method: mu=7 ema_decay=0.999
-    model: name=wide_resnet depth=28 width=2 variant=fixmatch norm=running norm_momentum=0.001
-    data: num_clients=1 exclude_labeled=False strong=usb
-    server: batch_size=64 epochs=0 steps=1024
-    rounds=1024
-    server.optimizer: name=sgd learning_rate=0.03 schedule=cosine_7_16 momentum=0.9 nesterov=True weight_decay=0.0005
-    server.optimizer: decay=kernels clip_norm=0.0 persistent=True
-""")
-FREEMATCH = {"method.fairness_weight": 0.001, "method.threshold_decay": 0.999, "method.threshold_clip": 1.0}
-CENTRAL_CASES = {
-    "central_cifar10": CIFAR10 | {"data.num_labels": 40},
-    "central_svhn": SVHN | {"data.num_labels": 40, "method.threshold_clip": 0.95},
-    "central_cifar100": {"data.name": "cifar100", "data.num_labels": 400, "server.optimizer.weight_decay": 1e-3},
-}
-
-
-@pytest.mark.parametrize(("file", "expected"), CENTRAL_CASES.items())
-def test_the_central_configs_are_usbs(file, expected):
-    check(settings(file), CENTRAL | FREEMATCH | {"method.name": "freematch_central"} | expected)
-    fixmatch = {"method.name": "fixmatch_central", "method.confidence": 0.95, "data.num_labels": 250}
-    check(settings(file, "fixmatch,labels=250"), CENTRAL | without(expected, tuple(FREEMATCH)) | fixmatch)
+def test_the_datasets_own_views_and_normalization_are_semifls():
+    cifar10, cifar100, svhn = (DATASETS[name] for name in ("cifar10", "cifar100", "svhn_cropped"))
+    assert (cifar10.weak, cifar100.weak, svhn.weak) == ("flip_crop4", "flip_crop4", "crop4")
+    assert (cifar100.mean, cifar100.std) == ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    assert (svhn.mean, svhn.std) == ((0.4377, 0.4438, 0.4728), (0.198, 0.201, 0.197))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_digits_takes_every_method(method):
-    ours = values("model: name=cnn\ndata: name=digits num_clients=20\nrounds=40 cohort_size=5")
+    ours = {"model.name": "cnn", "data.name": "digits", "data.num_clients": 20, "rounds": 40, "cohort_size": 5}
     ours |= {"method.name": method, "method.prox_mu": 0.01 if method == "fedprox" else 0.0}
     if method in ("fl2", "fixmatch"):
-        ours |= values("""
-            method: batches=accepted
-            server: pretrain=0
-            client.optimizer, server.optimizer: schedule=constant clip_norm=1.0 learning_rate=0.03
-        """)
-    check(settings("digits", f"{method},labels=10,split=dir0.3"), ours | {"data.num_labels": 10} | SPLITS["dir0.3"])
+        ours |= {"method.batches": "accepted", "server.pretrain": 0}
+        for holder in ("client", "server"):
+            own = {"schedule": "constant", "clip_norm": 1.0, "learning_rate": 0.03}
+            ours |= {f"{holder}.optimizer.{key}": value for key, value in own.items()}
+    split = {"data.num_labels": 10, "data.partition": "dirichlet", "data.alpha": 0.3}
+    check(settings("digits", f"{method},labels=10,split=dir0.3"), ours | split)
     at_server = {"data.labels_at": "server", "data.num_labels": 40, "data.labeled_fraction": ()}
     at_clients = {"data.labels_at": "clients", "data.labeled_fraction": (0.1,)}
     places = tiny.LABELS_AT.get(method, ("server",))
@@ -165,19 +126,76 @@ def test_digits_takes_every_method(method):
         check(settings("digits", argument), {"data.partition": "iid", "data.reveal_labels": revealed} | expected)
 
 
-def test_the_methods_that_read_labels_at_the_clients_are_in_one_list():
-    assert set(common.LABELS_AT_CLIENTS) == {method for method, place in tiny.CASES if place == "clients"}
+@pytest.mark.parametrize("method", common.LABELS_AT_CLIENTS)
+def test_every_method_that_reads_labels_at_the_clients_has_a_config_in_feddures_setting(method):
+    own = {"fedprox": ("prox_mu", 0.01), "fedsem": ("labeled_rounds", 0.6), "fedtrinet": ("labeled_rounds", 0.4)}
+    key, number = own.get(method, ("name", method))
+    expected = TABLES["FEDDURE_SETTING"] | TABLES["DIR_DIR"] | {"method.name": method, f"method.{key}": number}
+    check(settings("feddure_cifar10", f"{method},split=dir_dir"), expected)
 
 
-def test_digits_splits_labeled_and_unlabeled_data_apart_at_the_clients():
-    both = {"data.labeled_partition": "dirichlet", "data.unlabeled_partition": "dirichlet", "data.alpha": 0.5}
-    check(settings("digits", "fedavg,split=dirdir"), both | {"data.num_labels": 140, "data.min_size": 1})
-    check(settings("digits", "fedavg,split=dirdir,labels=200"), both | {"data.num_labels": 200})
-    with pytest.raises(ValueError, match=r"^data.labeled_partition: .* accepted: '', or labels_at=clients$"):
-        settings("digits", "fl2,split=dirdir")
+@pytest.mark.parametrize(("split", "gamma"), [("iid_iid", 0.5), ("iid_dir", 0.3), ("dir_dir", 0.3), ("dir_dir", 0.5)])
+@pytest.mark.parametrize(("dataset", "examples"), [("cifar10", 50_000), ("fashion_mnist", 60_000), ("cinic10", 90_000)])
+def test_every_share_of_feddures_labels_can_be_drawn(dataset, examples, split, gamma):
+    """2 to 20 % of the training examples; at 2 % no more than one label at every client is asked for."""
+    labels = np.random.default_rng(0).permutation(np.arange(examples) % 10)
+    for share in (0.02, 0.04, 0.1, 0.15, 0.2):
+        given = settings(f"feddure_{dataset}", f"split={split},labels={round(share * examples)},gamma={gamma}")
+        holdings = draw(Training(labels, 10), given.data.split, 0)
+        least = 1 if split == "dir_dir" and share == 0.02 else 10
+        assert given.data.min_size == least
+        assert sum(map(len, holdings.labeled)) == round(share * examples)
+        assert min(map(len, (*holdings.labeled, *holdings.unlabeled))) >= least
 
 
-def test_no_config_file_is_left_out():
-    assert {name.partition(":")[0] for name in CASES} | {"digits"} <= FILES
-    for file in FILES:
-        settings(file)
+@pytest.mark.parametrize("place", ["clients", "server"])
+@pytest.mark.parametrize("file", ["fedsiam_mnist", "fedsiam_cifar10", "fedsiam_svhn"])
+def test_the_curve_of_fedsiam_d_saves_the_share_of_layers_that_is_asked_for(file, place):
+    """Over a whole run, to within a round: that at an end of the curve, and what is cut."""
+    run = settings(file, f"d,labels_at={place}")
+    options = run.method_options().for_rounds(run.rounds)
+    shares = upload_share(options, run.rounds, jnp.arange(1, run.rounds + 1))
+    np.testing.assert_allclose(jnp.sum(shares), (1 - options.saved) * run.rounds, atol=1)
+
+
+WRONG = [
+    ("fl2_cifar10:publshed", ["publshed", "paper, released"]),
+    ("fl2_cifar10:paper,labels=many", ["labels", "many", "whole number"]),
+    ("fl2_cifar10:paper,label=40", ["label=40", "labels="]),
+    ("fl2_cifar10:paper,released", ["released", "labels="]),
+    ("fl2_cifar10:paper,split=dir-1", ["split", "dir-1", "dir0.1"]),
+    ("fl2_cifar10:paper,method=semiflow", ["method", "semiflow", "fl2, semifl"]),
+    ("fl2_ag_news:paper,method=fedcon", ["method", "fedcon", "fl2, semifl, fedmatch, fixmatch, uda, supervised"]),
+    ("digits:feddure,split=skewed", ["split: got 'skewed', accepted: dirdir, iid, shards, l2, dir0.1"]),
+    ("semifl_cifar10:released", ["released", "paper, no_global_labels, no_fine_tuning, fedavg_fixmatch"]),
+    ("semifl_svhn:paper,split=l", ["split", "l2"]),
+    ("feddure_cifar10:fl2", ["'fl2'", "feddure, no_c_reg"]),
+    ("feddure_cifar10:feddure,split=iid", ["split", "'iid'", "iid_iid, iid_dir, dir_dir"]),
+    ("feddure_cifar10:feddure,gamma=0", ["gamma", "'0'", "> 0"]),
+    ("feddure_cifar10:feddure,clients=few", ["clients", "'few'"]),
+    ("feddure_cifar10:feddure,batch=10", ["batch", "'10'", "paper, released"]),
+    ("fedlabel_cifar10:fedlabel", ["'fedlabel'", "paper, released, local_only, global_only"]),
+    ("fedlabel_cifar10:paper,labels=20", ["labels", "'20'", "(0, 1]"]),
+    ("fedlabel_cifar10:paper,alpha=0", ["alpha", "'0'", "> 0"]),
+    ("fedlabel_cifar10:paper,beta=nan", ["beta", "'nan'", "[0, 1]"]),
+    ("fedlabel_cifar10:uda,beta=0.5", ["beta", "'0.5'", "with uda"]),
+    ("fedlabel_cifar10:paper,tau=many", ["tau", "'many'", "whole number"]),
+    ("fedlabel_cifar10:paper,strong=usb", ["strong", "'usb'", "released, paper, none"]),
+    ("fedmatch_cifar10:paper,labels_at=client", ["the config's argument", "client", "accepted: "]),
+    ("fedtrinet_mnist:fedmatch", ["got 'fedmatch', accepted: fedtrinet, fedsem"]),
+    ("fedsiam_mnist:fl2", ["'fl2'", "labels_at=clients", "accepted: d, mt, pi"]),
+    ("fedsiam_mnist:pi,labels_at=home", ["labels_at", "'home'", "clients, server"]),
+    ("fedsiam_mnist:pi,gamma=many", ["gamma", "'many'", "(0, 1]"]),
+    ("fedsiam_mnist:pi,split=noniid", ["split", "'noniid'", "noniid1, noniid2"]),
+    ("fedsiam_mnist:pi,labels_at=server,split=noniid2", ["split", "'noniid2'", "iid, noniid"]),
+    ("fedsiam_mnist:pi,split=noniid3,gamma=0.2", ["gamma", "0.2", "noniid3"]),
+    ("fedsiam_mnist:mt,curve=rectangle", ["curve", "'rectangle'", "with mt"]),
+    ("fedsiam_mnist:d,curve=square", ["curve", "'square'", "linear, rectangle"]),
+    ("fedsiam_mnist:pi,labels_at=server,variant=released", ["variant", "released", "labels_at=server", "accepted: paper"]),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), WRONG)
+def test_a_wrong_argument_is_named(name, words):
+    message = message_of(ValueError, settings, name)
+    assert all(word in message for word in words), message

@@ -17,14 +17,13 @@ from fedjax_ssl.experiment import build, provenance, run
 from launch import command, prepare
 from tests.data import archives
 from tests.data.common import message_of, picture
-from tests.data.test_originals import kept, server  # noqa: F401
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
 NAME = "cifar-10-binary.tar.gz"
 
 
 @pytest.fixture
-def files(server):  # noqa: F811
+def files(server):
     return archives.serve(server, "cifar10", {NAME: CONTENT})
 
 
@@ -38,7 +37,7 @@ def names(folder):
     return sorted(entry.name for entry in path.iterdir() if entry.suffix != ".lock") if path.is_dir() else []
 
 
-def test_a_file_is_fetched_once_and_what_how_much_and_which_terms_are_said_first(server, kept, files, capsys):  # noqa: F811
+def test_a_file_is_fetched_once_and_what_how_much_and_which_terms_are_said_first(server, kept, files, capsys):
     assert obtain(kept).read_bytes() == CONTENT
     said = capsys.readouterr().err.splitlines()[0]
     assert said.startswith(f"cifar10: fetching 3.0 MB, from 127.0.0.1:{server.server_port} to {kept}/originals/cifar10; terms:")
@@ -46,14 +45,14 @@ def test_a_file_is_fetched_once_and_what_how_much_and_which_terms_are_said_first
     assert (len(server.asked), names(kept), capsys.readouterr().err) == (1, [NAME], "")
 
 
-def test_cut_connections_are_resumed_where_they_ended(server, kept, files):  # noqa: F811
+def test_cut_connections_are_resumed_where_they_ended(server, kept, files):
     server.cut = 1_200_000
     assert obtain(kept).read_bytes() == CONTENT
     assert [wanted for _, wanted in server.asked] == [None, "bytes=1200000-", "bytes=2400000-"]
     assert server.sent == len(CONTENT)
 
 
-def test_a_server_that_does_not_know_ranges_sends_all_again(server, kept, files):  # noqa: F811
+def test_a_server_that_does_not_know_ranges_sends_all_again(server, kept, files):
     place = download.places("cifar10", kept)[0]
     part = download.part_of(place.path)
     part.parent.mkdir(parents=True)
@@ -63,7 +62,7 @@ def test_a_server_that_does_not_know_ranges_sends_all_again(server, kept, files)
     assert server.asked == [(f"cifar10/{NAME}", "bytes=5000-")]
 
 
-def test_what_arrived_is_kept_for_the_next_call_and_not_taken_for_the_file(server, kept, files, monkeypatch):  # noqa: F811
+def test_what_arrived_is_kept_for_the_next_call_and_not_taken_for_the_file(server, kept, files, monkeypatch):
     server.cut = 1000
     place = download.places("cifar10", kept)[0]
     message = message_of(download.RefusedError, download.fetch, place, (0.0, 0.0))
@@ -80,7 +79,7 @@ BEGUN = {"other": bytes(100), "too_long": CONTENT + b"more", "last_byte": CONTEN
 
 
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
-def test_a_beginning_of_another_file_is_fetched_anew(kept, files, begun):  # noqa: F811
+def test_a_beginning_of_another_file_is_fetched_anew(kept, files, begun):
     part = download.part_of(download.places("cifar10", kept)[0].path)
     part.parent.mkdir(parents=True)
     part.write_bytes(begun)
@@ -102,14 +101,14 @@ OTHER = bytes(len(CONTENT))
         ((200, "application/gzip", OTHER), "has another file (3,000,000 bytes, sha256:"),
     ],
 )
-def test_another_answer_than_the_file_is_one_line_and_leaves_nothing(server, kept, files, answer, expected):  # noqa: F811
+def test_another_answer_than_the_file_is_one_line_and_leaves_nothing(server, kept, files, answer, expected):
     server.answers[f"cifar10/{NAME}"] = answer
     assert expected in message_of(FileNotFoundError, obtain, kept)
     assert (names(kept), len(server.asked)) == ([], 1)
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: bytes(1) + content[1:], lambda _: b""])
-def test_a_damaged_file_is_noticed_and_fetched_anew(server, kept, files, damage, capsys):  # noqa: F811
+def test_a_damaged_file_is_noticed_and_fetched_anew(server, kept, files, damage, capsys):
     path = obtain(kept)
     path.write_bytes(damage(CONTENT))
     os.utime(path, ns=(1, 1))
@@ -118,7 +117,7 @@ def test_a_damaged_file_is_noticed_and_fetched_anew(server, kept, files, damage,
     assert f"({NAME} there is damaged)" in capsys.readouterr().err
 
 
-def test_without_a_network_it_is_one_line(kept, monkeypatch):  # noqa: F811
+def test_without_a_network_it_is_one_line(kept, monkeypatch):
     monkeypatch.setattr(download, "WAITS", ())
     monkeypatch.setenv(download.MIRROR, "http://127.0.0.1:9/")  # nobody listens
     place = download.places("cifar10", kept)[0]
@@ -130,7 +129,7 @@ def test_without_a_network_it_is_one_line(kept, monkeypatch):  # noqa: F811
     assert names(kept) == []
 
 
-def test_a_full_disk_is_one_line(server, kept, files):  # noqa: F811
+def test_a_full_disk_is_one_line(server, kept, files):
     server.patch.setitem(ORIGINALS, "cifar10", [file._replace(size=10**18) for file in files])
     assert "1000000000.00 GB are needed and" in message_of(OSError, obtain, kept)
     assert server.asked == []
@@ -150,7 +149,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(files, tmp_path):
     assert "cannot write to" in message_of(OSError, obtain, str(tmp_path / "file"))
 
 
-def test_a_size_that_nobody_publishes_is_the_servers(server, kept):  # noqa: F811
+def test_a_size_that_nobody_publishes_is_the_servers(server, kept):
     (file,) = archives.serve(server, "bloodmnist", {"bloodmnist.npz": CONTENT})
     server.patch.setitem(ORIGINALS, "bloodmnist", [file._replace(size=0)])
     server.cut = 1_200_000
@@ -170,7 +169,7 @@ def test_data_are_kept_in_the_folder_that_is_asked_for(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def small(server, kept, tmp_path, monkeypatch):  # noqa: F811
+def small(server, kept, tmp_path, monkeypatch):
     """A server of a small CIFAR-10 and MNIST, with their checksums, for commands."""
     train, test = ((picture(size, 32, 32, 3, seed=size), np.arange(size) % 10) for size in (200, 50))
     entries = archives.serve(server, "cifar10", archives.cifar10(train, test))
@@ -181,7 +180,7 @@ def small(server, kept, tmp_path, monkeypatch):  # noqa: F811
     return server
 
 
-def test_prepare_fetches_and_lists(small, kept, tmp_path, capsys):  # noqa: F811
+def test_prepare_fetches_and_lists(small, kept, tmp_path, capsys):
     assert prepare.main(["prepare", "cifar10"]) == 0
     out, err = capsys.readouterr()
     assert f"bytes in {kept}/originals/cifar10, SHA256 as {tmp_path}/checksums.json has it" in out
@@ -211,13 +210,13 @@ def test_prepare_says_in_one_line_what_is_wrong(small, argv, expected, capsys):
     assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_checksums_of_ones_own_have_to_be_such(small, kept, tmp_path):  # noqa: F811
+def test_checksums_of_ones_own_have_to_be_such(small, kept, tmp_path):
     for text in ("{", "[]", '{"cifar10/%s": {"size": 1}}' % NAME, '{"cifar10/%s": {"size": 1, "checksum": "no:1"}}' % NAME):  # noqa: UP031
         (tmp_path / "checksums.json").write_text(text)
         assert "FEDJAX_SSL_CHECKSUMS: got" in message_of(ValueError, download.obtain, "cifar10", kept)
 
 
-def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):  # noqa: F811
+def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):
     overrides = {"data.num_clients": "4", "data.num_labels": "20", "cohort_size": "2"}
     tree = command.read("fl2_cifar10", overrides).tree
     tree["model"] = {"name": "linear"}
@@ -233,7 +232,7 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):  # noq
     assert provenance.data_digests(experiment) == provenance.data_digests(build.build(tree))
 
 
-def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys):  # noqa: F811
+def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys):
     server.pause = 0.05
     with ThreadPoolExecutor(2) as threads:  # whose locks are those of processes
         assert len(set(threads.map(lambda _: obtain(kept), range(2)))) == 1
@@ -242,7 +241,7 @@ def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys):  # noqa
 
 
 @pytest.mark.slow
-def test_two_processes_that_fetch_at_once_fetch_once(small, kept):  # noqa: F811
+def test_two_processes_that_fetch_at_once_fetch_once(small, kept):
     path = pathlib.Path(kept, "originals", "cifar10", NAME)
     path.parent.mkdir(parents=True)
     argv = [sys.executable, "-m", "launch.prepare", "cifar10"]
@@ -255,7 +254,7 @@ def test_two_processes_that_fetch_at_once_fetch_once(small, kept):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, monkeypatch, tmp_path):  # noqa: F811
+def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, monkeypatch, tmp_path):
     entry = archives.serve(server, "cifar10", {NAME: CONTENT * 10})[0]
     table = {f"cifar10/{NAME}": {"size": entry.size, "checksum": entry.checksum}}
     (tmp_path / "checksums.json").write_text(json.dumps(table))

@@ -15,7 +15,7 @@ from PIL import Image
 from fedjax_ssl.data import sources
 from tests.data.common import picture
 
-LABELS = np.arange(20) % 2
+LABELS, RESPLIT = np.arange(20) % 2, (0.8, 0.0, 0.2)
 
 
 def arrays(**changes):
@@ -24,15 +24,32 @@ def arrays(**changes):
     return lambda folder: sources.from_arrays(**{**given, "test_labels": LABELS[:8], **changes})
 
 
-def npz(drop=(), **changes):
-    """The same from a file, with the usual keys, less those in `drop`."""
+def npz(drop=(), resplit=None, content=None, **changes):
+    """The same from a file, with the usual keys, less those in `drop`, or a file of that content."""
     given = {"x_train": picture(20, 4, 6, 3), "y_train": LABELS, "x_test": picture(8, 4, 6, 3, seed=1), "y_test": LABELS[:8]}
 
-    def load(folder, **options):
+    def load(folder):
         np.savez(folder / "data.npz", **{key: value for key, value in {**given, **changes}.items() if key not in drop})
-        return sources.load("npz", path=str(folder / "data.npz"), **options)
+        if content is not None:
+            (folder / "data.npz").write_bytes(content)
+        return sources.load("npz", path=str(folder / "data.npz"), resplit=resplit)
 
     return load
+
+
+def features(**changes):
+    """Loads features of 20 training and 8 test texts, the training ones in two views, with changes."""
+    rows = np.ones((20, 5), np.float32)
+    given = {"train_features": rows, "train_strong_features": rows, "test_features": rows[:8]}
+    given |= {"train_labels": LABELS, "test_labels": LABELS[:8]}
+    return lambda folder: sources.from_features(**given | changes)
+
+
+def zipped():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("text.npz", "")
+    return packed.getvalue()
 
 
 def save(path, *shape, seed=0):
@@ -157,7 +174,28 @@ ODD = {
     "npz of pickled objects": npz(x_train=np.array([{}] * 20)),
     "npz whose header claims more": claims,
     "npz of more than the memory": lambda folder: claims(folder, (10**8,), 10**8),
-    "npz with clients, resplit": lambda folder: npz(client=LABELS)(folder, resplit=(0.8, 0.0, 0.2)),
+    "npz with clients, resplit": npz(client=LABELS, resplit=RESPLIT),
+    "npz of huge labels": npz(y_train=LABELS + 2**40),
+    "npz with a huge test label": npz(y_test=LABELS[:8] + 10**9),
+    "npz with other test images, resplit": npz(x_test=picture(8, 4, 5, 3), resplit=RESPLIT),
+    "npz with test images as floats, resplit": npz(x_test=np.zeros((8, 4, 6, 3)), resplit=RESPLIT),
+    "two fractions": npz(resplit=(0.8, 0.2)),
+    "fractions of more than all": npz(resplit=(0.8, 0.1, 0.2)),
+    "no test fraction": npz(resplit=(1.0, 0.0, 0.0)),
+    "a negative fraction": npz(resplit=(1.2, -0.4, 0.2)),
+    "too small a test fraction": npz(resplit=(0.99, 0.0, 0.01)),
+    "a folder as npz": lambda folder: sources.load("npz", path=str(folder)),
+    "an empty npz": npz(content=b""),
+    "a table as npz": npz(content=b"x_train,y_train\n1,2\n"),
+    "an npz of texts": npz(content=zipped()),
+    "features as float64": features(train_features=np.zeros((20, 5))),
+    "features of two axes": features(test_features=np.zeros((8, 5, 1), np.float32)),
+    "other test features": features(test_features=np.zeros((8, 4), np.float32)),
+    "fewer strong features": features(train_strong_features=np.zeros((19, 5), np.float32)),
+    "fewer labels than features": features(train_labels=LABELS[:19]),
+    "a class of the test features alone": features(test_labels=LABELS[:8] + 1),
+    "features with NaN": features(test_features=np.full((8, 5), np.nan, np.float32)),
+    "fewer clients than features": features(clients=np.arange(19)),
     "folders without test": classes(lambda root: shutil.rmtree(root / "test")),
     "an empty class": classes(lambda root: empty(root / "train/cat")),
     "an empty split": classes(lambda root: empty(root / "test")),

@@ -7,32 +7,12 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from fedjax_ssl.data import download, sources
+from fedjax_ssl.data import sources
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals
 from tests.data import archives
 from tests.data.common import as_rows, check_contract, message_of, picture, same
-from tests.data.server import serving
 from tests.data.test_tfds import NAMED, tiny_dir  # noqa: F401  # datasets that TFDS itself prepared
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with serving(folder) as server:
-        monkeypatch.setenv(download.MIRROR, server.address)
-        server.patch = monkeypatch
-        yield server
-
-
-@pytest.fixture
-def kept(tmp_path):
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    return str(folder)
-
 
 PACKED = {"cifar100": archives.cifar100, "svhn_cropped": archives.svhn, "emnist/byclass": archives.emnist}
 

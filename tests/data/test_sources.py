@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -92,39 +91,8 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
     assert not np.array_equal(dataset.test_images, other.test_images)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"train_labels": np.arange(40) % 2 + 2**40}, "npz train: labels range from 1099511627776"),
-        ({"train_labels": np.arange(40) % 2 * 2}, "npz: no training example of class 1 (2 of 3 classes occur)"),
-        ({"test_labels": np.full(20, 2)}, "npz: no training example of class 2 (2 of 3 classes occur)"),
-        ({"test_labels": np.full(20, 10**9)}, "npz: no training example of class 2 (2 of 1000000001 classes occur)"),
-        ({"test_images": None}, "holds train_images, train_labels, val_images, val_labels, test_labels: needed are"),
-        ({"resplit": [0.8, 0.2]}, "resplit=(0.8, 0.2): give three fractions"),
-        ({"resplit": [0.8, 0.1, 0.2]}, "add up to 1"),
-        ({"resplit": [1.0, 0.0, 0.0]}, "train and test above 0"),
-        ({"resplit": [1.2, -0.4, 0.2]}, "resplit=(1.2, -0.4, 0.2)"),
-        ({"resplit": [0.99, 0.0, 0.01]}, "leaves classes without a training or test example"),
-        ({"resplit": RESPLIT, "val_images": np.zeros((20, 3, 4))}, "npz val: images have dtype float64"),  # before any merging
-        ({"resplit": RESPLIT, "val_images": np.zeros((20, 4, 4), np.uint8)}, "[(3, 4, 1), (4, 4, 1)]"),
-    ],
-)
-def test_npz_says_what_is_wrong_with_the_arrays_or_the_fractions(tmp_path, changes, expected):
-    arrays = medmnist(**{key: value for key, value in changes.items() if key != "resplit"})
-    message = message_of(ValueError, load_npz, tmp_path, arrays, resplit=changes.get("resplit"))
-    assert expected in message
-    assert message.startswith(f"path={tmp_path}")
-
-
-def test_npz_says_what_is_wrong_with_the_file(tmp_path):
+def test_npz_that_is_damaged_cannot_be_read(tmp_path):
     path = tmp_path / "data.npz"
-    assert message_of(FileNotFoundError, sources.load, "npz", path=str(tmp_path)).endswith("folder: give the .npz file in it")
-    for content in (b"", b"x_train,y_train\n1,2\n"):
-        path.write_bytes(content)
-        assert f"path={path} is not an .npz archive" in message_of(ValueError, sources.load, "npz", path=str(path))
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("text.npz", "")
-    assert f"path={path} holds text.npz: needed are x_train" in message_of(ValueError, sources.load, "npz", path=str(path))
     np.savez_compressed(path, **medmnist())
     content = bytearray(path.read_bytes())
     content[200:400] = bytes(200)
@@ -178,18 +146,6 @@ def test_arrays_in_memory_are_a_dataset():
     assert (dataset.name, dataset.num_classes) == ("mine", 2)
     assert np.array_equal(dataset.train_images, TRAIN[0][..., None])
     assert np.array_equal(in_memory((TRAIN[0], TRAIN[1].tolist()), TEST).train_labels, dataset.train_labels)
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "num_classes", "expected"),
-    [
-        (TRAIN[0] / 255, TRAIN[1], None, "arrays train: images have dtype float64 from 0 to 1: scale them to 0..255"),
-        (*TRAIN, 3, "arrays: no training example of class 2"),
-        (*TRAIN, 1, "arrays: label 1 is out of range for 1 classes"),
-    ],
-)
-def test_arrays_in_memory_are_checked(images, labels, num_classes, expected):
-    assert expected in message_of(ValueError, in_memory, (images, labels), TEST, num_classes=num_classes)
 
 
 def test_padding_puts_zeros_all_round():

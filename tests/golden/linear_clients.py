@@ -198,10 +198,8 @@ class Client:
             w, m = sgd(w, g, m, decay=DECAY, nesterov=True)
         return {name: self.params[name] - w[name] for name in w}, m
 
-    def got(
-        self, factory, options=None, *, labels_at=("clients",), round=0, rounds=1, views=VIEWS, rate=RATE, clip=0.0, **training
-    ):
-        """(update, weight, momentum, metrics) of the method's client."""
+    def got(self, factory, options=None, *, labels_at=("clients",), at=(0, 1), views=VIEWS, rate=RATE, clip=0.0, **training):
+        """(update, weight, momentum, metrics) of the method's client in the round `at` of so many."""
         sgd = torch_sgd(momentum=MOMENTUM, nesterov=True, weight_decay=DECAY, clip_norm=clip)
         client = InOrder(sgd, lambda _: None, **{"batch_size": BATCH, "epochs": EPOCHS} | training)
         given = {} if options is None else {"options": options}
@@ -209,7 +207,7 @@ class Client:
         method = factory(task=linear_task(labels_at=labels_at, views=views), client=client, server=server, **given)
         params = named(self.params)
         kept = with_leaves(sgd.init(params), named(self.momentum))
-        shared = Broadcast(Weights(params, {}), jnp.float32(rate), jnp.int32(round), rounds)
+        shared = Broadcast(Weights(params, {}), jnp.float32(rate), jnp.int32(at[0]), at[1])
         output = with_costs(method.client_update)(shared, (), kept, self.shard(), jax.random.key(0))
         momentum = with_leaves(params, output.client_state)
         return output.update.params["Dense_0"], output.weight, momentum["Dense_0"], output.metrics

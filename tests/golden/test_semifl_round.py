@@ -91,14 +91,14 @@ class Reference:
         return lc.softmax(np.maximum(h, 0) @ w["w2"] + w["b2"]), (z, n, h, var)
 
     def gradient(self, w, x, target):
-        """Of the mean cross-entropy with soft targets, in training mode."""
+        """(that of the mean cross-entropy with soft targets in training mode, the sum of the losses)."""
         q, (_, n, h, var) = self.forward(w, x)
         out = (q - target) / self.dtype(len(x))
         back = (out @ w["w2"].T) * (h > 0)
         dn = back * w["scale"]
         dz = (dn - dn.mean(0) - n * (dn * n).mean(0)) / np.sqrt(var + self.dtype(EPS))
         g = {"w1": x.T @ dz, "scale": (back * n).sum(0), "bias": back.sum(0), "w2": np.maximum(h, 0).T @ out, "b2": out.sum(0)}
-        return {k: g[k] for k in w}
+        return {k: g[k] for k in w}, -np.sum(target * np.log(q))
 
     def step(self, w, g, m):
         size = np.sqrt(sum(np.sum(v**2) for v in g.values()))
@@ -129,14 +129,17 @@ class Reference:
                 partner = np.asarray(jax.random.randint(partner_key, (BATCH,), 0, len(weak)))[: len(at)]
                 x = lam * weak[at] + (1 - lam) * weak[partner]
                 target = lam * one_hot[label[at]] + (1 - lam) * one_hot[label[partner]]
-                fixed = self.gradient(w, strong[at], one_hot[label[at]].astype(self.dtype))
-                w, m = self.step(w, lc.combine(np.add, fixed, self.gradient(w, x, target.astype(self.dtype))), m)
+                fixed, loss = self.gradient(w, strong[at], one_hot[label[at]].astype(self.dtype))
+                mixed, mix_loss = self.gradient(w, x, target.astype(self.dtype))
+                w, m = self.step(w, lc.combine(np.add, fixed, mixed), m)
+                self.losses[k] += loss, mix_loss
                 s += 1
         self.momenta[k] = m
         return w, len(fix) > 0
 
     def round(self, keys):
         """How many clients take part."""
+        self.losses = np.zeros((3, 2))
         found = [self.client(k, key) for k, key in enumerate(keys)]
         taking = [w for w, takes_part in found if takes_part]
         mean = lc.combine(lambda *ws: sum(ws) / self.dtype(len(ws)), *taking)
@@ -145,7 +148,7 @@ class Reference:
         x, y = self.data.labeled.astype(self.dtype), np.eye(lc.CLASSES)[lc.LABELS].astype(self.dtype)
         for _ in range(EPOCHS):
             for start in range(0, LABELED, BATCH):
-                w, m = self.step(w, self.gradient(w, x[start : start + BATCH], y[start : start + BATCH]), m)
+                w, m = self.step(w, self.gradient(w, x[start : start + BATCH], y[start : start + BATCH])[0], m)
         self.w, self.own = w, m
         self.stats = self.collect()
         return len(taking)
@@ -156,7 +159,7 @@ def keys(number):
 
 
 def engines(data):
-    """(parameters, statistics) after each round, by the package."""
+    """(parameters, statistics, weights, losses) after each round, by the package."""
     task = Task(ModelFns(init, apply), lc.VIEWS, lc.CLASSES, "static")
     sgd = torch_sgd(momentum=0.9, nesterov=True, weight_decay=DECAY, clip_norm=CLIP)
     client = lc.InOrder(sgd, lambda _: jnp.float32(RATE), BATCH, EPOCHS)
@@ -176,14 +179,16 @@ def engines(data):
             for name in ("client_state", "update", "weight")
         )
         state, _ = of_server(state, mean_of_stack(Aggregate(update, weight)), data.server(number), KEY)
-        yield state.weights.params, (state.weights.stats["mean"], state.weights.stats["var"]), weight
+        losses = [[one.metrics[f"client/{name}"].total for name in ("loss", "mix_loss")] for one in outputs]
+        yield state.weights.params, (state.weights.stats["mean"], state.weights.stats["var"]), weight, losses
 
 
 def differences(data, other):
     """Of each round: how far apart parameters and statistics are, relative to how far the float64 ones have moved."""
     reference, start = Reference(data), initial()
-    for number, (params, stats, weight) in enumerate(other):
+    for number, (params, stats, weight, losses) in enumerate(other):
         assert reference.round(keys(number)) == np.sum(weight)
+        np.testing.assert_allclose(losses, reference.losses, rtol=1e-4)
         apart = lc.norm({k: np.float64(params[k]) - v for k, v in reference.w.items()})
         of_stats = np.linalg.norm(np.subtract(stats, reference.stats)) / np.linalg.norm(reference.stats)
         yield apart / lc.norm({k: v - start[k] for k, v in reference.w.items()}), of_stats

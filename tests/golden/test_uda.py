@@ -47,7 +47,7 @@ def test_a_client_update_is_what_the_equations_say(labels_at, schedule, round, e
 
     expected = client.trained(gradients, prox_mu)
     options = UDAOptions(confidence=CONFIDENCE, unlabeled_batch_size=lc.UNLABELED_BATCH, tsa=schedule)
-    got = client.got(uda, options, prox_mu=prox_mu, round=round, rounds=4, labels_at=(labels_at,))
+    got = client.got(uda, options, prox_mu=prox_mu, at=(round, 4), labels_at=(labels_at,))
     assert np.concatenate(sharpened).any()  # the mask of sharpened probabilities would be another
     assert schedule == "none" or (min(kept_counts), max(kept_counts)) != (3, 3)
     lc.assert_trained(got, expected, seen, loss, unlabeled_loss, labels_at)

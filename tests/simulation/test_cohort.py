@@ -1,13 +1,15 @@
-"""Cohorts and keys: uniform, without replacement, and a function of (seed, round, client) alone."""
+"""Cohorts and keys: uniform, without replacement, a function of (seed, round, client) alone; who of a cohort is dealt where."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from fedjax_ssl.method import DataSpec
-from fedjax_ssl.metrics import Sum
+from fedjax_ssl.method import ClientOutput, DataSpec
+from fedjax_ssl.metrics import Sum, mean
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.cohort import sample
+from fedjax_ssl.simulation.execution import deal, run_cohort
 from tests import toy
 
 
@@ -82,3 +84,38 @@ def test_clients_and_server_draw_from_keys_of_their_run_their_round_and_a_client
             assert row["client/id"] == sum(range(7))
             drawn.add(round(row["client/draw"], 4))
     assert len(drawn) == 4
+
+
+@pytest.mark.parametrize(("size", "chunk", "devices"), [(10, 1, 2), (9, 2, 2), (7, 3, 1), (1, 1, 4), (16, 2, 4)])
+def test_clients_are_dealt_to_chunks_and_devices_by_how_much_they_have_to_do(size, chunk, devices):
+    ranks = deal(size, chunk, devices)
+    assert sorted(ranks) == list(range(len(ranks)))  # each once
+    assert len(ranks) - size < chunk * devices
+    work = np.r_[np.sort(np.random.default_rng(0).integers(1, 100, size))[::-1], np.zeros(len(ranks) - size, int)]
+    of_chunks = work[ranks].reshape(devices, -1, chunk)
+    assert np.all(of_chunks[:, :, :1] >= of_chunks)  # in a chunk there are neighbors, the longest first
+    longest = of_chunks[:, :, 0].sum(axis=1)
+    assert longest.max() - longest.min() <= work[0]
+    if (size, chunk, devices) == (10, 1, 2):
+        np.testing.assert_array_equal(ranks.reshape(2, 5), [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]])
+
+
+@pytest.mark.parametrize("size", [7, 1])  # 1: fewer clients than devices
+@pytest.mark.parametrize("name", ["sharded_chunked", "chunked"])
+def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name, size):
+    def client(shared, number):
+        return ClientOutput({"w": shared * number}, number, {"of": number}, {"m": mean(number, True)})
+
+    numbers, work = jnp.float32([3, 1, 4, 1.5, 9, 2, 6])[:size], jnp.array([5, 1, 9, 2, 6, 5, 3])[:size]
+    execution = toy.EXECUTIONS[name]
+
+    def run(numbers):
+        return run_cohort(client, jnp.float32(2), numbers, aggregator="stack", execution=execution, work=work)
+
+    if mesh := execution.mesh():
+        whole = jax.sharding.PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    output = jax.jit(run)(numbers)
+    np.testing.assert_array_equal(output.client_states["of"], numbers)
+    np.testing.assert_array_equal(output.aggregate.update["w"], 2 * numbers)
+    np.testing.assert_array_equal(output.metrics["m"].total, numbers)

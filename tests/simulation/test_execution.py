@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.method import ClientOutput
-from fedjax_ssl.metrics import Mean, Sum, mean
+from fedjax_ssl.metrics import Mean, Sum
 from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.cohort import sample
-from fedjax_ssl.simulation.execution import Execution, deal, run_cohort
+from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import engine, toy
 
@@ -265,60 +265,16 @@ def test_every_other_prediction_is_an_accuracy_with_its_name():
     assert (got["eval/accuracy"], got["eval/accuracy_parity"]) == (0.5, 1)
 
 
-@pytest.mark.parametrize(("size", "chunk", "devices"), [(10, 1, 2), (9, 2, 2), (7, 3, 1), (1, 1, 4), (16, 2, 4)])
-def test_clients_are_dealt_to_chunks_and_devices_by_how_much_they_have_to_do(size, chunk, devices):
-    ranks = deal(size, chunk, devices)
-    assert sorted(ranks) == list(range(len(ranks)))  # each once
-    assert len(ranks) - size < chunk * devices
-    work = np.r_[np.sort(np.random.default_rng(0).integers(1, 100, size))[::-1], np.zeros(len(ranks) - size, int)]
-    of_chunks = work[ranks].reshape(devices, -1, chunk)
-    assert np.all(of_chunks[:, :, :1] >= of_chunks)  # in a chunk there are neighbors, the longest first
-    longest = of_chunks[:, :, 0].sum(axis=1)
-    assert longest.max() - longest.min() <= work[0]
-    if (size, chunk, devices) == (10, 1, 2):
-        np.testing.assert_array_equal(ranks.reshape(2, 5), [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]])
-
-
-@pytest.mark.parametrize("size", [7, 1])  # 1: fewer clients than devices
-@pytest.mark.parametrize("name", ["sharded_chunked", "chunked"])
-def test_results_come_back_in_the_cohorts_order_whoever_is_dealt_where(name, size):
-    def client(shared, number):
-        return ClientOutput({"w": shared * number}, number, {"of": number}, {"m": mean(number, True)})
-
-    numbers, work = jnp.float32([3, 1, 4, 1.5, 9, 2, 6])[:size], jnp.array([5, 1, 9, 2, 6, 5, 3])[:size]
-    execution = toy.EXECUTIONS[name]
-
-    def run(numbers):
-        return run_cohort(client, jnp.float32(2), numbers, aggregator="stack", execution=execution, work=work)
-
-    if mesh := execution.mesh():
-        whole = jax.sharding.PartitionSpec()
-        run = jax.shard_map(run, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
-    output = jax.jit(run)(numbers)
-    np.testing.assert_array_equal(output.client_states["of"], numbers)
-    np.testing.assert_array_equal(output.aggregate.update["w"], 2 * numbers)
-    np.testing.assert_array_equal(output.metrics["m"].total, numbers)
-
-
 @functools.cache
 def alone(seed: int) -> tuple[list, list]:
     """The states after 0, 1 and 2 rounds of a run of its own, and the rows, evaluated."""
     return engine.simulate(types.SimpleNamespace(problem=toy.problem(seeds=(seed,))), "vmap", rounds=2)[1:]
 
 
-@pytest.mark.parametrize(
-    ("chunk", "rounds", "layout"),
-    [
-        (0, 1, {}),
-        (0, 2, {"vmap_runs": True}),
-        (0, 2, {"runs_at_once": 2}),
-        (0, 1, {"runs_at_once": 2, "devices": 2, "vmap_runs": True}),
-        (2, 1, {"devices": 2}),
-    ],
-)
-def test_several_runs_are_each_what_it_is_alone(chunk, rounds, layout):
+@pytest.mark.parametrize(("rounds", "layout"), [(2, {}), (1, {"runs_at_once": 2, "devices": 2})])
+def test_several_runs_that_are_vmapped_are_each_what_it_is_alone(rounds, layout):
     seeds = (0, 4, 5)
-    simulator = Simulator(toy.problem(seeds=seeds), Execution(chunk, rounds=rounds, **layout))
+    simulator = Simulator(toy.problem(seeds=seeds), Execution(0, rounds=rounds, vmap_runs=True, **layout))
     state, found = simulator.dispatch(simulator.initialize(), ["a", "b", "c"])
     accuracies = simulator.evaluate(state)
     for number, (seed, own) in enumerate(zip(seeds, simulator.split(state), strict=True)):
