@@ -12,7 +12,7 @@ from fedjax_ssl.metrics import Each
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
-from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.commands import CONFIG, launch, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -119,19 +119,3 @@ def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseud
         assert shown.accepted.mean() == pytest.approx(found["client/mask_rate"][m])
         right = (shown.pseudo_label == shown.true_label)[shown.accepted]
         assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (
-            "digits:supervised",
-            "diagnostics.clients_every: got 1 with method.name=supervised, which has no clients",
-        ),
-        ("digits:fl2", "diagnostics.clients_every: got 1 with execution.rounds_per_dispatch=2, accepted: 0"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused(tmp_path, config, words):
-    more = ["--config.execution.rounds_per_dispatch=2"] if config == "digits:fl2" else []
-    said = refused(f"--config={config}", "--config.diagnostics.clients_every=1", f"--workdir={tmp_path / 'run'}", *more)
-    assert words in said

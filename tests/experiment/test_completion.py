@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launch import command, completion
-from tests.experiment.commands import ROOT, refused
+from tests.experiment.commands import ROOT
 
 DRIVER = """
 source {file}
@@ -137,7 +137,3 @@ def test_fish_completes_a_config_and_a_key(scripts):
     )
     done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["--config=digits:semifl", "--config.rounds="]
-
-
-def test_an_unknown_shell_is_refused_in_one_line():
-    assert refused("tcsh", program=completion) == "error: shell: got tcsh, accepted: bash, zsh, fish\n"

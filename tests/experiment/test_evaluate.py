@@ -127,26 +127,6 @@ def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
     assert report == {"round": 2, "examples": 40}
 
 
-def test_wrong_arguments_are_one_line(runs, tmp_path):
-    np.savez(tmp_path / "wrong.npz", x_test=np.zeros((2, 5, 5), np.uint8), y_test=np.zeros(2, int))
-    np.savez(tmp_path / "labels.npz", x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.array([0, 10]))
-    for i in range(2):
-        (tmp_path / "two" / str(i)).mkdir(parents=True)
-        cv2.imwrite(str(tmp_path / "two" / str(i) / "0.png"), np.full((8, 8), i, np.uint8))
-    one = str(runs / "0")
-    for arguments, words in (
-        ([str(tmp_path / "none")], "is no folder"),
-        ([str(tmp_path)], "has no config.json"),
-        ([str(runs), "--out=p.csv"], "--out: got p.csv for 2 runs"),
-        ([one, "--out=p.txt"], "accepted: a file NAME.csv or NAME.npz"),
-        ([one, f"--data={tmp_path / 'wrong.npz'}"], "got uint8 [2, 5, 5], accepted: images uint8 [B, 8, 8, 1] or [B, 8, 8]"),
-        ([one, f"--data={tmp_path / 'labels.npz'}"], "got labels from 0 to 10"),
-        ([one, f"--data={tmp_path / 'two'}"], "with 2 classes, accepted: each of the model's 10"),
-        ([one, f"--data={tmp_path / 'no.npz'}"], "no such file"),
-    ):
-        assert words in refused(*arguments, program=evaluate)
-
-
 def test_a_method_of_ones_own_needs_its_config(tmp_path):
     text = CONFIG.replace("average.register()", "average.register('own')").replace('"average"', '"own"')
     (tmp_path / "small.py").write_text(text)

@@ -12,7 +12,7 @@ from fedjax_ssl.experiment import layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
 from tests import hosts
-from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused, rows
+from tests.experiment.commands import CONFIG, FIXMATCH, launch, rows
 
 pytestmark = pytest.mark.reliability
 LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
@@ -138,18 +138,6 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
     assert "process 1 has other config than process 0" in refusal(own=([], ["--config.client.epochs=2"]))
     other = (["--config.data.name=synthetic"], ["--config.data.name=digits"])
     assert "process 1 has other config and data than process 0" in refusal(own=other)
-
-
-def test_flags_that_do_not_go_together_are_refused(config):
-    place = ("--coordinator=localhost:1234", "--num_processes=2", "--process_id=1")
-    assert "--coordinator: got localhost:1234 without --distributed" in refused(config, *place)
-    assert "--process_id: missing" in refused(config, "--distributed", *place[:2])
-    assert "--coordinator: got localhost, accepted: HOST:PORT" in refused(
-        config, "--distributed", "--coordinator=localhost", *place[1:]
-    )
-    assert "--process_id: got 2 with --num_processes=2, accepted: 0 to 1" in refused(
-        config, "--distributed", *place[:2], "--process_id=2"
-    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.files import plain, read_json, write_json
 from fedjax_ssl.experiment.report import runs
 from fedjax_ssl.experiment.settings import Settings
 from launch import command, command_lines, report
-from tests.experiment.commands import CONFIG, FIXMATCH, launch, refused
+from tests.experiment.commands import CONFIG, FIXMATCH, launch
 
 RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
 
@@ -131,26 +131,6 @@ def test_seeds_that_follow_each_other_are_one_command():
     found = list(command_lines.seed_arguments([7, 1, 0, 2, 7]))
     assert found == [["--config.seeds=3"], ["--config.seed=7"]]
     assert list(command_lines.seed_arguments([4, 3])) == [["--config.seed=3", "--config.seeds=2"]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], ["DIR"]),
-        (["nowhere"], ["DIR: got nowhere, accepted: a folder with runs"]),
-        (["."], ["DIR: got . without a run", "config.json and metrics.jsonl"]),
-        ([".", "--x=time"], ["--x", "time", "rounds", "bytes", "seconds", "passes"]),
-        ([".", "--target=90"], ["--target", "got 90, accepted: a fraction in (0, 1]"]),
-        ([".", "--out=report.pdf"], ["--out: got report.pdf, accepted: a file NAME.html in a folder that exists"]),
-        (["RUNS", "--json=cells.json"], ["--json: got DIR without a sweep.json, accepted: folders of launch.sweep"]),
-        ([".", "--json=no/where"], ["--json: got no/where, accepted: a file in a folder that exists"]),
-        (["RUNS", "--by=metod"], ["--by: got metod, accepted: a key", "did you mean method"]),
-    ],
-)
-def test_wrong_input_is_one_line_with_status_2(tmp_path, folder, arguments, words):
-    said = refused(*(str(folder) if one == "RUNS" else one for one in arguments), cwd=tmp_path, program=report)
-    assert all(word in said for word in words), said
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -147,28 +147,6 @@ def test_divergence_is_named(tmp_path, folder):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--config.data.num_labels=15"], ["data.num_labels=15", "multiple of 10"]),
-        (["--config.data.name=npz", "--config.data.path=floats.npz"], ["floats.npz", "images have dtype float64"]),
-        (["--overwrit"], ["overwrit", "Did you mean"]),
-        (["rounds=3"], ["rounds=3", "--config."]),
-        (["--config=configs/no_such_file.py"], ["got configs/no_such_file.py"]),
-        (["--config.nonsense=1"], ["config.nonsense: unknown key"]),
-        (["--noconfig"], ["--config: missing"]),
-        (["--workdir=floats.npz"], ["--workdir: got floats.npz ("]),
-        (["--workdir=floats.npz/run"], ["--workdir: got floats.npz/run ("]),
-    ],
-)
-def test_wrong_input_is_one_line_with_status_2(tmp_path, config, arguments, words):
-    """Also where the split leaves images over, which is not said before the run is accepted."""
-    np.savez(tmp_path / "floats.npz", x_train=np.zeros((9, 3)), y_train=np.zeros(9, int), x_test=[[0.0]], y_test=[0])
-    said = refused(config, "--config.data.name=digits", "--workdir=run", *arguments, cwd=tmp_path)
-    assert all(word in said for word in words), said
-    assert not (tmp_path / "run").exists()
-
-
 def test_help_says_what_the_command_does_and_its_flags():
     shown, _ = launch_process("--help").communicate(timeout=60)
     assert "Exit status: 0 done" in shown

@@ -245,29 +245,3 @@ def test_the_runs_have_the_settings_that_they_have_alone():
     assert [run.name for run in values] == ["0-scale=0.5", "0-scale=1.0"]
     (one,) = runs_of(Settings.from_dict(config(seeds=1)))
     assert (one.name, str(one), one.number) == ("", "seed 0", None)
-
-
-WRONG = [
-    ({"seeds": 0}, "seeds: got 0, accepted"),
-    ({"values": (0.1, 0.2)}, "vary: got '' with 2 values"),
-    ({"vary": RATE}, r"values: got \(\) with vary=client.optimizer.learning_rate, accepted: two numbers or more"),
-    ({"vary": RATE, "values": (0.1,)}, "values: got .* accepted: two numbers or more, each once"),
-    ({"vary": RATE, "values": (0.1, 0.1)}, "values: got .* accepted: two numbers or more, each once"),
-    ({"vary": RATE, "values": (0.1, -1.0)}, "client.optimizer.learning_rate: got -1.0, accepted"),
-    ({"vary": "method.confidence", "values": (0.1, 2.0)}, "method.confidence: got 2.0, accepted"),
-    ({"vary": "client.optimizer.learning_rat", "values": (0.1, 0.2)}, f"accepted: .*did you mean '{RATE}'"),
-    ({"vary": "client.epochs", "values": (1.0, 2.0)}, "vary: got 'client.epochs', which is a int, accepted: the key of a f"),
-    ({"vary": "rounds", "values": (1.0, 2.0)}, "vary: got 'rounds', accepted: the key of a float in client, server, method, d"),
-    ({"seeds": 2, "execution__data": "host"}, "execution.data: got host with 2 runs, accepted: device"),
-    ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
-    ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
-    ({"vary": MOMENTUM, "values": (0.1, 0.0)}, rf"got \(0.1, 0.0\) with vary={MOMENTUM}, accepted: numbers > 0, as with"),
-    ({"vary": MOMENTUM, "values": (0.1, -0.2)}, f"{MOMENTUM}: got -0.2, accepted"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
-def test_what_cannot_be_several_runs_is_one_line(given, message):
-    with pytest.raises(ValueError, match=message) as error:
-        build(config("fixmatch", **{"seeds": 1, "data__name": "digits"} | given))
-    assert "\n" not in str(error.value)

@@ -14,7 +14,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.report.tables import DASH
 from launch import command, jobs, report, sweep
-from tests.experiment.commands import ROOT, launch, refused, rows
+from tests.experiment.commands import ROOT, launch, rows
 
 
 def test_the_commands_of_the_help_are_accepted():
@@ -200,36 +200,6 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
         ("fedsiam_mnist:pi,gamma=0.1,split=iid", ""),
         ("fedsiam_svhn:pi,gamma=0.2,split=iid", ""),
     ]
-
-
-@pytest.mark.parametrize(
-    ("paper", "line"),
-    [("fl = 90.0", "paper: got 'fl', accepted: a row, and"), ('fl2 = "high"', "paper: got 'high', accepted: an accuracy in %")],
-)
-def test_an_accuracy_of_a_paper_that_does_not_fit_is_refused(tmp_path, paper, line):
-    file = tmp_path / "typo.toml"
-    file.write_text(f'config = "digits:{{row}}"\nrows = ["fl2"]\n[paper]\n{paper}\n')
-    assert line in refused(str(file), cwd=tmp_path, program=sweep)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ((), "FILE or --config: missing"),
-        (("nosuch",), "FILE: got nosuch, accepted: a TOML file, or one of "),
-        (("--config=digits:{method}",), "--methods: got '' with --config=digits:{method}, accepted: methods"),
-        (("--config=digits:{method}", "--methods=fl2,nosuch"), "the config's argument: got 'nosuch', accepted: fl2,"),
-        (("--config=digits", "--set", "data.num_labels"), "--set: got data.num_labels, accepted: KEY=VALUE"),
-        (("--config=digits", "--set", "data.num_label=3"), "config.data.num_label: unknown key; did you mean"),
-        (("--config=digits", "--seeds=0"), "--seeds: got 0, accepted: a whole number >= 1"),
-        (("--config=digits", "--frist"), "--frist: not an argument"),
-        (("--config=digits", "--config.seeds=2"), "config.seeds, config.vary: got several runs, accepted: --seeds=N"),
-        (("--config=digits:{method}", "--methods=fl2,uda", "--rows", "fl"), "--rows: got 'fl', accepted: fl2, uda"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_runs(tmp_path, words, line):
-    assert line in refused(*words, cwd=tmp_path, program=sweep)
-    assert not list(tmp_path.iterdir())
 
 
 def test_commands_have_the_name_that_works_where_they_are():
