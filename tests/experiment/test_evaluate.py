@@ -13,7 +13,7 @@ from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
 from launch import evaluate
-from tests.experiment.commands import CONFIG, launch, refused
+from tests.experiment.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 LOGITS = np.log([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9], [0.4, 0.35, 0.25]]).astype(np.float32)
@@ -56,19 +56,16 @@ def test_a_class_without_examples_has_no_accuracy():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, config):
     """Two seeds of a method of one's own, in a folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    (folder / "small.py").write_text(CONFIG)
     options = ("--config.data.name=digits", "--config.data.num_clients=6", "--config.rounds=2", "--config.seeds=2")
-    done = launch(f"--config={folder / 'small.py'}", f"--workdir={folder / 'runs'}", *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={folder / 'runs'}", *options)
     return folder / "runs"
 
 
 def evaluated(*arguments):
-    done = launch(*map(str, arguments), "--json", program=evaluate)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(*map(str, arguments), "--json", program=evaluate)
     return json.loads(done.stdout)
 
 
@@ -131,7 +128,7 @@ def test_a_method_of_ones_own_needs_its_config(tmp_path):
     text = CONFIG.replace("average.register()", "average.register('own')").replace('"average"', '"own"')
     (tmp_path / "small.py").write_text(text)
     config = f"--config={tmp_path / 'small.py'}"
-    assert launch(config, f"--workdir={tmp_path / 'run'}", "--config.rounds=1").returncode == 0
+    succeeded(config, f"--workdir={tmp_path / 'run'}", "--config.rounds=1")
     from fedjax_ssl.methods import METHODS
 
     del METHODS["own"]

@@ -19,7 +19,7 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
-from tests.experiment.commands import CONFIG, launch, refused
+from tests.experiment.commands import CONFIG, refused, succeeded
 
 pytestmark = [pytest.mark.usefixtures("own_methods"), pytest.mark.reliability]
 LINES = [tuple(line.split(" -> ", 1)) for line in pathlib.Path(__file__).with_name("refusals.txt").read_text().splitlines()]
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
     (folder / "none").mkdir()
     (folder / "digits").mkdir()  # which does not hide the config of that name
     options = ("--config.data.name=digits", "--config.rounds=1", "--config.seeds=2", "--workdir=runs")
-    assert launch("--config=small.py", *options, cwd=folder).returncode == 0
+    succeeded("--config=small.py", *options, cwd=folder)
     return folder
 
 
