@@ -1,4 +1,4 @@
-"""`python -m launch.preview`: text and picture of a config's split, one line for what is wrong; and the keys of a split."""
+"""`python -m launch.preview`: text and picture of a config's split, and the keys of a split."""
 
 import inspect
 
@@ -83,8 +83,6 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
         data = {"labels_at": "clients", "num_clients": 2, "labeled_fraction": given}
         settings = Settings.from_dict({"data": data, "cohort_size": 1})
         assert settings.data.labeled_fraction == kept
-    with pytest.raises(ValueError, match=r"^data.labeled_fraction: got 'many', accepted: numbers, separated by commas$"):
-        Settings.from_dict({"data": {"labeled_fraction": ("many",)}})
 
 
 @pytest.mark.parametrize("name", splits.SPLITS)
