@@ -54,6 +54,13 @@ def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_
     return subprocess.CompletedProcess(arguments, status, *(stream.buffer.getvalue().decode() for stream in streams))
 
 
+def succeeded(*arguments: str, **where) -> subprocess.CompletedProcess:
+    """The same of a command that has to end with status 0."""
+    done = launch(*arguments, **where)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def refused(*arguments: str, **where) -> str:
     """The one line on standard error of a command that ends with status 2."""
     done = launch(*arguments, **where)
@@ -66,6 +73,10 @@ def launch_process(*arguments: str) -> subprocess.Popen:
     """The same command as a process of its own, with its standard error as a pipe."""
     words = [sys.executable, "-m", "launch.run", *arguments]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def content(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def without_times(row: dict) -> dict:

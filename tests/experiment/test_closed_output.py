@@ -14,7 +14,7 @@ import pytest
 from fedjax_ssl.experiment.files import read_json
 from launch import command, prepare, streams
 from tests.experiment import disk
-from tests.experiment.commands import CONFIG, ROOT, launch, rows
+from tests.experiment.commands import ROOT, launch, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
@@ -30,16 +30,9 @@ def closed():
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> str:
-    file = tmp_path_factory.mktemp("config") / "small.py"
-    file.write_text(CONFIG)
-    return f"--config={file}"
-
-
-@pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert launch(config, f"--workdir={folder}").returncode == 0
+    succeeded(config, f"--workdir={folder}")
     return folder
 
 
@@ -111,7 +104,7 @@ def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
         with disk.failing(workdir, number, errno.ENOSPC):
             done = launch(config, f"--workdir={workdir}")
         assert_full(workdir, done)
-        assert launch(config, f"--workdir={workdir}").returncode == 0
+        succeeded(config, f"--workdir={workdir}")
         assert rows(workdir) == rows(whole)
 
 
@@ -125,7 +118,7 @@ def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, c
     try:
         assert_full(tmp_path / "run", launch(config, f"--workdir={tmp_path / 'run'}"))
         subprocess.run(["mount", "-o", "remount,size=4m", str(tmp_path)], check=True)
-        assert launch(config, f"--workdir={tmp_path / 'run'}").returncode == 0
+        succeeded(config, f"--workdir={tmp_path / 'run'}")
         assert rows(tmp_path / "run") == rows(whole)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

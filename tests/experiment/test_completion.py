@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launch import command, completion
-from tests.experiment.commands import ROOT, refused
+from tests.experiment.commands import ROOT
 
 DRIVER = """
 source {file}
@@ -60,9 +60,7 @@ def test_bash_completes_commands_arguments_configs_and_keys(scripts):
     lines = "\n".join(LINES) + "\n"
     environment = {**os.environ, "PATH": "/usr/bin:/bin"}  # without the Python of the tests: none is needed
     words = ["bash", "--norc", "-c", DRIVER.format(file=scripts / "bash")]
-    began = time.monotonic()
     done = subprocess.run(words, input=lines, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert time.monotonic() - began < 0.2 * len(LINES)
     assert done.stderr == ""
     found = [line.removesuffix(",").split(",") for line in done.stdout.splitlines()]
     assert dict(zip(LINES, found, strict=True)) == LINES
@@ -121,23 +119,18 @@ def typed(words, start):
         os.close(master)
 
 
-def test_bash_on_a_terminal_fills_in_a_config_and_a_key(scripts):
-    assert WANTED in typed(["bash", "--norc", "-i"], f"source {scripts}/bash")
-
-
-@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
-def test_zsh_on_a_terminal_fills_in_a_config_and_a_key(scripts):
-    assert WANTED in typed(["zsh", "-f", "-i"], f"autoload -U compinit; compinit -D; source {scripts}/zsh")
+@pytest.mark.parametrize(
+    ("shell", "arguments", "start"), [("bash", "--norc", ""), ("zsh", "-f", "autoload -U compinit; compinit -D; ")]
+)
+def test_a_shell_on_a_terminal_fills_in_a_config_and_a_key(scripts, shell, arguments, start):
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    assert WANTED in typed([shell, arguments, "-i"], f"{start}source {scripts}/{shell}")
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 def test_fish_completes_a_config_and_a_key(scripts):
-    asked = (
-        f"source {scripts}/fish; complete -C 'fedjax-ssl run --config=digits:semi'; complete -C 'fedjax-ssl run --config.rou'"
-    )
-    done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
+    asked = "; ".join(f"complete -C 'fedjax-ssl run --config{words}'" for words in ("=digits:semi", ".rou"))
+    words = ["fish", "--no-config", "-c", f"source {scripts}/fish; {asked}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["--config=digits:semifl", "--config.rounds="]
-
-
-def test_an_unknown_shell_is_refused_in_one_line():
-    assert refused("tcsh", program=completion) == "error: shell: got tcsh, accepted: bash, zsh, fish\n"

@@ -11,7 +11,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.round import FAULT
 from tests import engine, tiny
 from tests.experiment.average import AverageOptions, average
-from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.commands import CONFIG, launch, rows
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -51,14 +51,6 @@ def test_a_client_that_is_not_finite_ends_the_run_which_then_goes_on_without_it(
         assert not {"summary.json", "diverged.json"} & {path.name for path in workdir.iterdir()}
     assert command("run", *given).returncode == 0
     assert rows(workdir) == usual
-
-
-@pytest.mark.parametrize("other", ["seeds=2", "execution.rounds_per_dispatch=2"])
-def test_a_client_cannot_stop_runs_that_share_a_program(command, tmp_path, other):
-    words = "--config.client.on_nonfinite=stop", f"--config.{other}"
-    what = "several runs" if other == "seeds=2" else other
-    said = refused(f"--config={tmp_path / 'small.py'}", *words, cwd=tmp_path)
-    assert said == f"error: client.on_nonfinite: got stop with {what}, accepted: skip\n"
 
 
 RATE, CLIP = "client.optimizer.learning_rate", "client.optimizer.clip_norm"

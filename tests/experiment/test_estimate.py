@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl.experiment import estimate, run
 from tests import tiny
-from tests.experiment.commands import launch
+from tests.experiment.commands import succeeded
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,7 @@ def test_durations_in_words(seconds, words):
 def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
     quick = ["--config.model.name=linear", "--config.data.weak=none", "--config.data.strong=none"]  # to compile
     words = ["--config=digits:fixmatch", *quick, "--config.rounds=2000000000", "--dry_run"]
-    done = launch(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(*words, cwd=tmp_path)
     lines = dict(re.match(r"(\S+(?: round)?) +(.*)", line).groups() for line in done.stdout.splitlines())
     assert list(lines) == ["data", "clients", "server", "network", "a round", "traffic", "layout", "memory", "time"]
     assert lines["data"] == "digits: 1,437 training and 360 test examples, 8 x 8 x 1, 10 classes"

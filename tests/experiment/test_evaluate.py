@@ -13,7 +13,7 @@ from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
 from launch import evaluate
-from tests.experiment.commands import CONFIG, launch, refused
+from tests.experiment.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 LOGITS = np.log([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9], [0.4, 0.35, 0.25]]).astype(np.float32)
@@ -56,19 +56,16 @@ def test_a_class_without_examples_has_no_accuracy():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, config):
     """Two seeds of a method of one's own, in a folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    (folder / "small.py").write_text(CONFIG)
     options = ("--config.data.name=digits", "--config.data.num_clients=6", "--config.rounds=2", "--config.seeds=2")
-    done = launch(f"--config={folder / 'small.py'}", f"--workdir={folder / 'runs'}", *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={folder / 'runs'}", *options)
     return folder / "runs"
 
 
 def evaluated(*arguments):
-    done = launch(*map(str, arguments), "--json", program=evaluate)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(*map(str, arguments), "--json", program=evaluate)
     return json.loads(done.stdout)
 
 
@@ -127,31 +124,11 @@ def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
     assert report == {"round": 2, "examples": 40}
 
 
-def test_wrong_arguments_are_one_line(runs, tmp_path):
-    np.savez(tmp_path / "wrong.npz", x_test=np.zeros((2, 5, 5), np.uint8), y_test=np.zeros(2, int))
-    np.savez(tmp_path / "labels.npz", x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.array([0, 10]))
-    for i in range(2):
-        (tmp_path / "two" / str(i)).mkdir(parents=True)
-        cv2.imwrite(str(tmp_path / "two" / str(i) / "0.png"), np.full((8, 8), i, np.uint8))
-    one = str(runs / "0")
-    for arguments, words in (
-        ([str(tmp_path / "none")], "is no folder"),
-        ([str(tmp_path)], "has no config.json"),
-        ([str(runs), "--out=p.csv"], "--out: got p.csv for 2 runs"),
-        ([one, "--out=p.txt"], "accepted: a file NAME.csv or NAME.npz"),
-        ([one, f"--data={tmp_path / 'wrong.npz'}"], "got uint8 [2, 5, 5], accepted: images uint8 [B, 8, 8, 1] or [B, 8, 8]"),
-        ([one, f"--data={tmp_path / 'labels.npz'}"], "got labels from 0 to 10"),
-        ([one, f"--data={tmp_path / 'two'}"], "with 2 classes, accepted: each of the model's 10"),
-        ([one, f"--data={tmp_path / 'no.npz'}"], "no such file"),
-    ):
-        assert words in refused(*arguments, program=evaluate)
-
-
 def test_a_method_of_ones_own_needs_its_config(tmp_path):
     text = CONFIG.replace("average.register()", "average.register('own')").replace('"average"', '"own"')
     (tmp_path / "small.py").write_text(text)
     config = f"--config={tmp_path / 'small.py'}"
-    assert launch(config, f"--workdir={tmp_path / 'run'}", "--config.rounds=1").returncode == 0
+    succeeded(config, f"--workdir={tmp_path / 'run'}", "--config.rounds=1")
     from fedjax_ssl.methods import METHODS
 
     del METHODS["own"]

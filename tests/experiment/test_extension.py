@@ -8,20 +8,18 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.extension import dependence
 from tests import tiny
-from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.commands import refused, rows, succeeded
 from tests.experiment.test_resume import assert_same_checkpoint
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 CONSTANT = ("--config.client.optimizer.schedule=constant", "--config.server.optimizer.schedule=constant")
 
 
-def test_a_finished_run_with_more_rounds_equals_a_run_of_so_many_rounds_bit_for_bit(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
-    arguments = (f"--config={tmp_path / 'small.py'}", "--config.eval_every=4", *CONSTANT)
+def test_a_finished_run_with_more_rounds_equals_a_run_of_so_many_rounds_bit_for_bit(tmp_path, config):
+    arguments = (config, "--config.eval_every=4", *CONSTANT)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for workdir, rounds in ((whole, 8), (parts, 6), (parts, 8), (parts, 8)):
-        done = launch(*arguments, f"--workdir={workdir}", f"--config.rounds={rounds}")
-        assert done.returncode == 0, done.stderr
+        succeeded(*arguments, f"--workdir={workdir}", f"--config.rounds={rounds}")
     experiment = build(json.loads((whole / "config.json").read_text()))
     assert_same_checkpoint(experiment, whole, parts)
     of_whole, of_parts = rows(whole), rows(parts)
@@ -34,10 +32,9 @@ def test_a_finished_run_with_more_rounds_equals_a_run_of_so_many_rounds_bit_for_
     assert summaries[0]["eval/accuracy_last5"] == summaries[1]["eval/accuracy_last5"]
 
 
-def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
-    arguments = (f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}", "--config.rounds=2")
-    assert launch(*arguments).returncode == 0
+def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp_path, config):
+    arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.rounds=2")
+    succeeded(*arguments)
     before = (tmp_path / "run" / "config.json").read_bytes()
     said = refused(*arguments[:2], "--config.rounds=4")
     assert "rounds: got 4 with a run of 2" in said

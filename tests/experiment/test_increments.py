@@ -1,4 +1,4 @@
-"""Client states on disk: a checkpoint has the rows that have changed, and gives back what was saved, bit for bit."""
+"""Client states on disk: a checkpoint has the rows that changed, and gives back what was saved; power cuts: test_power."""
 
 import errno
 import os
@@ -18,7 +18,6 @@ from tests import tiny
 from tests.experiment import disk
 from tests.experiment.test_checkpoint import assert_same, state_of
 from tests.experiment.test_checkpoint_damage import flip
-from tests.experiment.test_power import Images
 
 CLIENTS = 50
 
@@ -47,9 +46,9 @@ def in_memory(state):
     return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, state)
 
 
-def restored(folder, upto=None):
+def restored(folder, begin=on_disk):
     with Checkpoints(folder) as checkpoints:
-        found = checkpoints.restore(on_disk(), upto)
+        found = checkpoints.restore(begin())
     return found and (found[0], in_memory(found[1]))
 
 
@@ -124,61 +123,6 @@ def test_a_state_that_is_not_on_disk_is_another_experiments(tmp_path):
         checkpoints.save(1, assign(on_disk(), [1], 1))
     with pytest.raises(ValueError, match=r"'counts'\] is int32\[50\] on disk there and int32\[50\] here"):
         Checkpoints(tmp_path).restore(in_memory(on_disk()))
-
-
-def saved(root, *rounds):
-    """Saves rounds of a state, each with two clients of its own, after what is in the folder; yields the states."""
-    with Checkpoints(root) as checkpoints:
-        found = checkpoints.restore(on_disk())
-        state = found[1] if found else on_disk()
-        for round in rounds:
-            state = assign(state, [round, 2 * round], round)
-            checkpoints.save(round, state)
-            checkpoints.wait()
-            yield round, in_memory(state)
-
-
-@pytest.mark.ci
-@pytest.mark.reliability
-def test_after_a_power_cut_at_any_moment_the_newest_checkpoint_that_ended_is_there(tmp_path):
-    images, root = Images(tmp_path), tmp_path / "run"
-    root.mkdir()
-    expected = {0: None}
-    with disk.forgetting(root, images):
-        for images.promised, state in saved(root, 1, 2, 3):
-            expected[images.promised] = state
-    for image, promised in images.left:
-        round, state = restored(image) or (0, None)
-        assert round >= promised, image
-        assert_same(state, expected[round])
-    assert len(images.left) >= 100
-
-
-@pytest.mark.ci
-@pytest.mark.reliability
-def test_after_an_io_error_at_any_write_the_checkpoint_before_is_there_and_the_next_succeeds(tmp_path):
-    expected = dict(saved(tmp_path / "before", 1, 2))
-
-    def third(number):
-        root = shutil.copytree(tmp_path / "before", tmp_path / str(number))
-        with Checkpoints(root) as checkpoints:
-            state = assign(checkpoints.restore(on_disk())[1], [3, 6], 3)
-            expected[3] = in_memory(state)
-            with disk.failing(root, number) as calls:
-                checkpoints.save(3, state)
-                checkpoints.wait()
-        return calls
-
-    calls = third(10**9)
-    for number in range(len(calls)):
-        with pytest.raises(OSError, match="Input/output error"):
-            third(number)
-        round, state = restored(tmp_path / str(number))
-        assert round in (2, 3)
-        assert_same(state, expected[round])
-        list(saved(tmp_path / str(number), 4))
-        assert restored(tmp_path / str(number))[0] == 4
-    assert len(calls) >= 35
 
 
 def test_states_that_do_not_fit_on_the_disk_are_refused_in_one_line(monkeypatch):

@@ -106,24 +106,6 @@ def test_runs_of_an_accelerator_are_vmapped_where_all_clients_run_at_once(monkey
     assert not layout(runs=3).vmap_runs
 
 
-HOST = {"execution__data": "host"}
-WRONG = [
-    ("fl2", {"execution__devices": 9}, "execution.devices: got 9, accepted: at most 4, the devices there are"),
-    ("fl2", {"execution__strategy": "vmap", "execution__devices": 2}, "execution.devices: got 2 with strategy=vmap, acc"),
-    ("fl2", {"execution__chunk_size": 2}, "execution.chunk_size: got 2 with strategy=scan, accepted: 0, or chunked"),
-    ("fl2", HOST | {"execution__rounds_per_dispatch": 2}, "execution.rounds_per_dispatch: got 2 with execution.data=host, acc"),
-    ("fl2", HOST | {"server__sbn_data": "all"}, "execution.data: got host with method.name=fl2 and server.sbn_data=all"),
-    ("fedmatch", HOST, "execution.data: got host with method.name=fedmatch, accepted: device"),
-    ("freematch_central", HOST, "execution.data: got host with method.name=freematch_central"),
-]
-
-
-@pytest.mark.parametrize(("method", "overrides", "message"), WRONG)
-def test_what_excludes_each_other_is_refused(method, overrides, message):
-    with pytest.raises(ValueError, match=message):
-        build(tiny.config(method, network="cnn", **overrides))
-
-
 @pytest.mark.parametrize(("given", "size"), [({}, BATCH_SIZE_ON_CPU), ({"execution__batch_size": 9}, 9)])
 def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
     experiment, sizes = tiny.experiment("fixmatch", network="cnn", **given), []

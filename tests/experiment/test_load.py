@@ -13,19 +13,17 @@ from fedjax_ssl.data import sources
 from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
 from tests import tiny
 from tests.engine import same_bits
-from tests.experiment.commands import CONFIG, launch
+from tests.experiment.commands import launch, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, config):
     """The folder of a finished run, whose images are padded."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "small.py").write_text(CONFIG)
     options = ("--config.rounds=2", "--config.data.image_size=10")
-    done = launch(f"--config={folder / 'small.py'}", f"--workdir={folder / 'run'}", *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={folder / 'run'}", *options)
     return folder / "run"
 
 
@@ -53,9 +51,8 @@ def test_a_loaded_run_evaluates_as_it_was_logged_and_its_folder_is_only_read(fin
     assert contents(finished) == before
 
 
-def test_a_stopped_run_goes_on_from_its_loaded_state_bit_for_bit(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
-    arguments = (f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / 'run'}")
+def test_a_stopped_run_goes_on_from_its_loaded_state_bit_for_bit(tmp_path, config):
+    arguments = (config, f"--workdir={tmp_path / 'run'}")
     launch(*arguments, "--stop_after=2")
     experiment, state = fedjax_ssl.load(tmp_path / "run")
     *_, (state, row) = experiment.rounds(state)
@@ -67,7 +64,7 @@ def test_a_stopped_run_goes_on_from_its_loaded_state_bit_for_bit(tmp_path):
 def test_a_run_of_several_whose_tables_are_wider_is_loaded_on_fewer_devices(tmp_path):
     config = tiny.config("fedsem", seeds=2, rounds=2, network="linear", data__name="digits", data__partition="dirichlet")
     (tmp_path / "several.py").write_text(f"def get_config():\n    return {config!r}\n")
-    assert launch(f"--config={tmp_path / 'several.py'}", f"--workdir={tmp_path / 'runs'}").returncode == 0
+    succeeded(f"--config={tmp_path / 'several.py'}", f"--workdir={tmp_path / 'runs'}")
     for seed in "01":
         noted = read_json(tmp_path / "runs" / seed / "run.json")
         noted["layout"] |= {"devices": 5, "strategy": "sharded", "runs_at_once": 9}  # of another machine

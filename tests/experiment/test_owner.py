@@ -11,22 +11,16 @@ import sys
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fedjax_ssl.experiment import owner, run
 from fedjax_ssl.experiment.files import MetricsLog, read_json
 from fedjax_ssl.experiment.owner import LOCK, OWNER, OwnedError, owned
-from tests.experiment.commands import CONFIG, launch, launch_process, refused
+from tests.experiment.commands import content, launch, launch_process, refused, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory) -> str:
-    file = tmp_path_factory.mktemp("config") / "small.py"
-    file.write_text(CONFIG)
-    return f"--config={file}"
 
 
 @pytest.fixture
@@ -41,10 +35,6 @@ def no_locks(monkeypatch):
 def quick(monkeypatch):
     for name, seconds in (("BEAT", 0.02), ("DEAD_AFTER", 0.4)):
         monkeypatch.setattr(owner, name, seconds)
-
-
-def content(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def named(folder: pathlib.Path) -> dict:
@@ -68,6 +58,12 @@ def another_thread(asks, *given, **named):
 def take(folder: pathlib.Path) -> None:
     with owned([folder]):
         pass
+
+
+def at_once(number: int, does) -> None:
+    """Threads that do the same, until all have ended."""
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(lambda _: does(), range(number)))
 
 
 def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
@@ -125,8 +121,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
     first.communicate()
     done = len(MetricsLog(workdir).rows())
     assert named(workdir)["pid"] == first.pid  # what it left is in nobody's way
-    again = launch(*arguments, f"--stop_after={done + 2}")
-    assert again.returncode == 0, again.stderr
+    again = succeeded(*arguments, f"--stop_after={done + 2}")
     assert "going on after round" in again.stderr
     assert [row["round"] for row in MetricsLog(workdir).rows()] == list(range(1, done + 3))
     assert not {LOCK, OWNER} & {path.name for path in workdir.iterdir()}
@@ -153,27 +148,17 @@ def test_a_folder_that_gets_files_stays_and_one_that_cannot_be_made_is_one_line(
 
 def test_many_that_want_a_folder_at_once_never_have_it_together_and_nothing_else_is_said(tmp_path):
     """They come and go, so that each makes the folder and its lock, or finds them being removed."""
-    inside, most, turns, wrong = [], [], [], []
+    inside, most, turns = [], [], []
 
     def come_and_go():
         for _ in range(150):
-            try:
-                with owned([tmp_path / "run"]):
-                    inside.append(1)
-                    most.append(len(inside))
-                    inside.pop()
-                    turns.append(1)
-            except OwnedError:
-                continue
-            except Exception as error:
-                wrong.append(error)
+            with contextlib.suppress(OwnedError), owned([tmp_path / "run"]):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                turns.append(1)
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(4, come_and_go)
     assert max(most) == 1
     assert len(turns) > 10
     assert not content(tmp_path)
@@ -187,35 +172,23 @@ def test_without_locks_a_living_owner_is_named_and_a_dead_ones_place_is_taken(tm
         for more in ((), ("--overwrite",)):
             assert f"by process {process.pid} on here" in refused(config, f"--workdir={workdir}", *more)
         assert content(workdir) == before
-    done = launch(config, f"--workdir={workdir}")
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={workdir}")
     assert read_json(workdir / "summary.json")["rounds"] == 6
     assert not (workdir / OWNER).exists()
 
 
-def test_a_later_process_with_a_dead_owners_id_is_not_taken_for_it(tmp_path, no_locks, quick):
-    claimed(tmp_path, os.getpid(), began="1")
-    with owned([tmp_path]):
-        assert named(tmp_path)["began"] == owner._began(os.getpid())
-
-
 @pytest.mark.parametrize("locks", [True, False])
-def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, request, quick, locks):
-    """Also where a lock is had: some file systems keep locks to one machine."""
+def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, config, request, quick, locks):
+    """Also where a lock is had: some file systems keep locks to one machine. The wait is said before it."""
     if not locks:
         request.getfixturevalue("no_locks")
-    with owner_there(tmp_path), pytest.raises(OwnedError, match="by process 7 on there"):
-        take(tmp_path)
-    assert named(tmp_path)["host"] == "there"
-    with owned([tmp_path]):
-        assert named(tmp_path)["pid"] == os.getpid()
-
-
-def test_a_wait_for_a_sign_of_life_is_said_before_what_comes_of_it(tmp_path, config, quick):
     with owner_there(tmp_path):
         said = launch(config, f"--workdir={tmp_path}").stderr.splitlines()
     assert said[0] == f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}"
     assert said[1].startswith(f"error: --workdir: {tmp_path} is being written to by process 7 on there")
+    assert named(tmp_path)["host"] == "there"
+    with owned([tmp_path]):
+        assert named(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):
@@ -261,7 +234,7 @@ def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_pa
             another_thread(take, tmp_path)
 
 
-def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks, quick):
+def test_without_locks_one_of_many_takes_a_dead_owners_place_whose_id_a_later_process_has(tmp_path, no_locks, quick):
     claimed(tmp_path, os.getpid(), began="1")
     start, had = threading.Barrier(8), []
 
@@ -271,11 +244,7 @@ def test_without_locks_one_of_many_takes_a_dead_owners_place(tmp_path, no_locks,
             had.append(1)
             time.sleep(2 * owner.SETTLED_AFTER)
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, take)
     assert had == [1]
 
 

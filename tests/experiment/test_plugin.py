@@ -17,7 +17,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl.methods import METHODS
 from tests.engine import distance
-from tests.experiment.commands import ROOT, launch
+from tests.experiment.commands import ROOT, succeeded
 
 
 def blocks(language: str) -> list[str]:
@@ -74,8 +74,7 @@ def test_the_command_runs_in_the_folder_of_the_file(folder, own_methods):
     (command,) = blocks("bash")
     python, _, program, *arguments = shlex.split(command)
     assert (python, program) == ("python", "launch.run")
-    done = launch(*arguments, "--config.rounds=2", "--workdir=run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeded(*arguments, "--config.rounds=2", "--workdir=run", cwd=folder)
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["method"] == {"name": "prox_entropy", "prox_mu": 0.0, "mu": 0.01, "entropy_weight": 0.1}
     assert (config["model"]["name"], config["model"]["width"]) == ("small_cnn", 16)

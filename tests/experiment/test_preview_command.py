@@ -1,4 +1,4 @@
-"""`python -m launch.preview`: text and picture of a config's split, one line for what is wrong; and the keys of a split."""
+"""`python -m launch.preview`: text and picture of a config's split, and the keys of a split."""
 
 import inspect
 
@@ -10,9 +10,9 @@ from fedjax_ssl.data import sources
 from fedjax_ssl.experiment.build import build, drawn_runs
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
-from launch import preview, run
+from launch import preview
 from tests import tiny
-from tests.experiment.commands import ROOT, launch, refused
+from tests.experiment.commands import ROOT, launch, succeeded
 
 DIGITS = f"--config={ROOT}/configs/digits.py:fixmatch,split=dir0.3"
 
@@ -30,42 +30,6 @@ def test_the_table_is_printed_and_the_picture_written_without_training(tmp_path)
     assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--config.data.labels_at=client"], ["data.labels_at", "client", "server, clients"]),
-        (["--config.data.labeled_frction=0.1"], ["config.data.labeled_frction", "did you mean config.data.labeled_fraction"]),
-        (["--config.data.partition=class_grid"], ["num_clients=20", "give 100 clients"]),
-        (["--output=/nowhere/preview.png"], ["--output", "/nowhere/preview.png"]),
-    ],
-)
-def test_wrong_input_is_one_line_with_status_2(tmp_path, arguments, words):
-    said = refused(DIGITS, *arguments, cwd=tmp_path, program=preview)
-    assert all(word in said for word in words), said
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["data.labels_at=clients"],  # (FL)^2's clients have no labels
-        ["data.num_labels=100000"],
-        ["data.partition=natural"],
-        ["model.name=wide_resnet", "model.depth=29"],
-        ["execution.strategy=sharded", "execution.devices=64"],
-        ["cohort_size=21"],
-        ["data.image_size=4"],
-        ["data.mean=0.5,0.5", "data.std=0.5,0.5"],
-        ["vary=method.threshold", "values=1,2"],
-    ],
-)
-def test_it_refuses_what_a_run_refuses_in_the_same_line(tmp_path, changes):
-    arguments = [f"--config={ROOT}/configs/digits.py:fl2", *(f"--config.{change}" for change in changes)]
-    said = [refused(*arguments, cwd=tmp_path, program=program) for program in (run, preview)]
-    assert said[0] == said[1]
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_odd_about_the_data_is_said_and_unknown_classes_are_counted(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (200, 8, 8), np.uint8), np.arange(200) % 4
@@ -73,8 +37,7 @@ def test_what_is_odd_about_the_data_is_said_and_unknown_classes_are_counted(tmp_
     clients = np.arange(200) % 5
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:7], y_test=labels[:7], client=clients)
     words = ("data.name=npz", f"data.path={tmp_path}/own.npz", "data.partition=natural", "data.num_clients=5", "cohort_size=5")
-    done = launch(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(DIGITS, *(f"--config.{word}" for word in words), cwd=tmp_path, program=preview)
     assert "npz: 7 of 7 test images are training images, too: remove them from one, or accuracy is too high" in done.stderr
     summary = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()}
     assert summary["of unknown class"] == ["20", "20", "20.0", "20", "100"]
@@ -115,40 +78,11 @@ def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
 # --- the keys of a split -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"labels_at": "clint"}, "data.labels_at: got 'clint', accepted: server, clients"),
-        ({"label_selection": "equal"}, "data.label_selection: got 'equal', accepted: balanced, random, stratified"),
-        ({"partition": "dirchlet"}, "(did you mean 'dirichlet'?)"),
-        ({"labels_at": "clients", "labeled_partition": "idd"}, "data.labeled_partition: got 'idd', accepted: '', iid, "),
-        ({"unlabeled_partition": "iid"}, "data.unlabeled_partition: got 'iid' with data.labels_at=server, accepted: "),
-        ({"labeled_fraction": (0.1, 0.2)}, "data.labeled_fraction: got 2 numbers, accepted: one number"),
-        ({"labels_at": "clients", "labeled_fraction": (0.1, 0.2)}, "got 2 numbers, accepted: one number, or 100, one per"),
-        (
-            {"labels_at": "clients", "labeled_partition": "iid", "labeled_fraction": (0.1,) * 100},
-            "data.labeled_fraction: got 100 numbers, accepted: one number",
-        ),
-        ({"labeled_fraction": (1.5,)}, "data.labeled_fraction: got (1.5), accepted: numbers in [0, 1], not all 0"),
-        ({"labeled_fraction": (0.0,)}, "data.labeled_fraction: got (0.0), accepted: numbers in [0, 1], not all 0"),
-        ({"classes_per_client": 0}, "data.classes_per_client: got 0, accepted: a whole number >= 1"),
-        ({"shards_per_client": 0}, "data.shards_per_client: got 0, accepted: a whole number >= 1"),
-    ],
-)
-def test_wrong_keys_are_refused_before_any_data_are_read(keys, message):
-    with pytest.raises(ValueError) as error:
-        Settings.from_dict({"data": keys})
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_a_labeled_share_is_one_number_or_one_per_client():
     for given, kept in ((0.1, (0.1,)), ([0.1], (0.1,)), (1, (1.0,)), ((0.25, 0.5), (0.25, 0.5))):
         data = {"labels_at": "clients", "num_clients": 2, "labeled_fraction": given}
         settings = Settings.from_dict({"data": data, "cohort_size": 1})
         assert settings.data.labeled_fraction == kept
-    with pytest.raises(ValueError, match=r"^data.labeled_fraction: got 'many', accepted: numbers, separated by commas$"):
-        Settings.from_dict({"data": {"labeled_fraction": ("many",)}})
 
 
 @pytest.mark.parametrize("name", splits.SPLITS)

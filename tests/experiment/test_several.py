@@ -1,6 +1,5 @@
 """Several runs as one program: each equals the run alone, it is traced once, and one that diverges does not end the others."""
 
-import functools
 import itertools
 
 import jax
@@ -36,9 +35,8 @@ def config(method="average", labels_at="", **overrides):
     return tiny.config(method, labels_at=labels_at, **tiny.confident(method) | quick | overrides)
 
 
-def varied(key, *values, method="average", **overrides):
-    """One seed, with several values of a number."""
-    return build(config(method, seeds=1, vary=key, values=values, **overrides), IMAGES)
+def varied(key, *numbers, method="average", **overrides):
+    return build(config(method, **values(key, *numbers), **overrides), IMAGES)
 
 
 def assert_equal(alone, own):
@@ -72,25 +70,44 @@ def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+def values(key, *numbers, **given):
+    """One seed, with several values of a number, or as many seeds as given."""
+    return {"seeds": 1, "vary": key, "values": numbers} | given
+
+
+TWO_OF_FOUR = {"seeds": 2, "execution__devices": 4}
+FASTER = (0.01, 0.1, 0.03)
+
+
 @pytest.mark.parametrize(
     ("method", "given", "devices"),
     [
         (("average",), {}, 1),  # two turns
-        (("average",), {"seeds": 2, "execution__devices": 4}, 2),  # five clients leave a slot over
+        (("average",), TWO_OF_FOUR, 2),  # five clients leave a slot over
+        (("average",), values(RATE, *FASTER), 1),
+        (("average",), values("method.scale", 0.5, 2.0), 1),
+        (("average",), values(RATE, 0.01, 0.1, seeds=2), 1),
         slow(("fixmatch",), {}, 1),
-        slow(("fl2",), {"seeds": 2, "execution__devices": 4}, 2),
-        slow(FEDSEM, {"seeds": 2, "execution__devices": 4}, 2),
-        slow(("fedmatch", "clients"), {"seeds": 2, "execution__devices": 4}, 2),  # its server keeps all updates
+        slow(("fl2",), TWO_OF_FOUR, 2),
+        slow(FEDSEM, TWO_OF_FOUR, 2),
+        slow(("fedmatch", "clients"), TWO_OF_FOUR, 2),  # its server keeps all updates
+        slow(("fixmatch",), values(RATE, *FASTER), 1),
+        slow(("fixmatch",), values("method.confidence", 0.12, 0.2), 1),
+        # Numbers that zero switches off.
+        pytest.param(("fedprox",), values("method.prox_mu", 0.1, 3.0), 1, marks=pytest.mark.ci),
+        slow(("fedavg",), values(MOMENTUM, 0.1, 0.9), 1),
+        slow(("fedavg",), values("client.optimizer.weight_decay", 0.01, 0.3), 1),
+        slow(("fedavg",), values("client.optimizer.clip_norm", 0.05, 0.5), 1),
+        slow(("fedavg",), values("server.momentum", 0.1, 0.9), 1),
     ],
 )
-def test_seeds_whose_splits_are_alike_equal_the_runs_alone(method, given, devices):
+def test_runs_whose_splits_are_alike_equal_those_alone(method, given, devices):
     experiment = build(config(*method, **given), IMAGES)
-    assert [str(run) for run in experiment.runs] == [f"seed {number}" for number in range(len(experiment.runs))]
     assert (experiment.layout.devices, experiment.layout.runs_at_once) == (devices, 2)
-    found = after(experiment, 2)
+    found = after(experiment, 2)  # the server's momentum shows from there on
     for number in (0, len(found) - 1):
         assert_equal(after(alone(experiment, number), 2), found[number])
-    assert distance(found[0][0].server, found[1][0].server) > 1e-3
+    assert distance(found[0][0].server, found[1][0].server) > 1e-4
 
 
 def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(monkeypatch):
@@ -152,39 +169,6 @@ def test_the_split_may_vary():
     assert skewed > 2 * even
 
 
-@pytest.mark.parametrize(
-    ("method", "key", "values"),
-    [
-        ("average", RATE, (0.01, 0.1, 0.03)),
-        ("average", "method.scale", (0.5, 2.0)),
-        pytest.param("fedprox", "method.prox_mu", (0.1, 3.0), marks=pytest.mark.ci),  # which zero switches off, as those below
-        slow("fixmatch", RATE, (0.01, 0.1, 0.03)),
-        slow("fixmatch", "method.confidence", (0.12, 0.2)),
-        slow("fedavg", MOMENTUM, (0.1, 0.9)),
-        slow("fedavg", "client.optimizer.weight_decay", (0.01, 0.3)),
-        slow("fedavg", "client.optimizer.clip_norm", (0.05, 0.5)),
-        slow("fedavg", "server.momentum", (0.1, 0.9)),
-    ],
-)
-def test_values_of_a_number_equal_the_runs_with_each(method, key, values):
-    experiment = varied(key, *values, method=method)
-    found = after(experiment, 2)  # the server's momentum shows from there on
-    assert distance(found[0][0].server, found[1][0].server) > 1e-4
-    single = alone(experiment, len(values) - 1)
-    assert functools.reduce(dict.get, key.split("."), single.settings.to_dict()) == values[-1]
-    assert_equal(after(single, 2), found[-1])
-
-
-def test_values_and_seeds_share_a_program():
-    experiment = build(config(seeds=2, vary=RATE, values=(0.01, 0.1)), IMAGES)
-    assert [run.name for run in experiment.runs] == [f"{seed}-learning_rate={rate}" for seed in (0, 1) for rate in (0.01, 0.1)]
-    assert [run.settings.seed for run in experiment.runs] == [0, 0, 1, 1]
-    assert str(experiment.runs[2]) == "seed 1, learning_rate=0.01"
-    found = after(experiment, 2)
-    for number in (1, 2):
-        assert_equal(after(alone(experiment, number), 2), found[number])
-
-
 def test_a_number_by_which_the_program_is_chosen_is_refused_in_one_line(monkeypatch):
     def choosing(*, task, client, server, options=AverageOptions()):
         return average(task=task, client=client, server=server, options=options if options.scale > 1 else AverageOptions())
@@ -238,36 +222,11 @@ def test_rounds_end_once_all_runs_have_diverged(caplog):
 def test_the_runs_have_the_settings_that_they_have_alone():
     seeds = runs_of(Settings.from_dict(config(seed=5)))
     assert [run.settings for run in seeds] == [Settings.from_dict(config(seeds=1, seed=seed)) for seed in (5, 6, 7)]
-    assert [run.name for run in seeds] == ["5", "6", "7"]
-    values = runs_of(Settings.from_dict(config(seeds=1, vary="method.scale", values=(0.5, 1))))
-    each = [config(seeds=1, method__scale=value) for value in (0.5, 1.0)]
-    assert [run.settings for run in values] == [Settings.from_dict(one) for one in each]
-    assert [run.name for run in values] == ["0-scale=0.5", "0-scale=1.0"]
+    assert [(run.name, str(run)) for run in seeds] == [(number, f"seed {number}") for number in "567"]
+    both = runs_of(Settings.from_dict(config(**values("method.scale", 0.5, 1, seeds=2))))
+    each = [config(seeds=1, seed=seed, method__scale=value) for seed in (0, 1) for value in (0.5, 1.0)]
+    assert [run.settings for run in both] == [Settings.from_dict(one) for one in each]
+    assert [run.name for run in both] == ["0-scale=0.5", "0-scale=1.0", "1-scale=0.5", "1-scale=1.0"]
+    assert str(both[2]) == "seed 1, scale=0.5"
     (one,) = runs_of(Settings.from_dict(config(seeds=1)))
     assert (one.name, str(one), one.number) == ("", "seed 0", None)
-
-
-WRONG = [
-    ({"seeds": 0}, "seeds: got 0, accepted"),
-    ({"values": (0.1, 0.2)}, "vary: got '' with 2 values"),
-    ({"vary": RATE}, r"values: got \(\) with vary=client.optimizer.learning_rate, accepted: two numbers or more"),
-    ({"vary": RATE, "values": (0.1,)}, "values: got .* accepted: two numbers or more, each once"),
-    ({"vary": RATE, "values": (0.1, 0.1)}, "values: got .* accepted: two numbers or more, each once"),
-    ({"vary": RATE, "values": (0.1, -1.0)}, "client.optimizer.learning_rate: got -1.0, accepted"),
-    ({"vary": "method.confidence", "values": (0.1, 2.0)}, "method.confidence: got 2.0, accepted"),
-    ({"vary": "client.optimizer.learning_rat", "values": (0.1, 0.2)}, f"accepted: .*did you mean '{RATE}'"),
-    ({"vary": "client.epochs", "values": (1.0, 2.0)}, "vary: got 'client.epochs', which is a int, accepted: the key of a f"),
-    ({"vary": "rounds", "values": (1.0, 2.0)}, "vary: got 'rounds', accepted: the key of a float in client, server, method, d"),
-    ({"seeds": 2, "execution__data": "host"}, "execution.data: got host with 2 runs, accepted: device"),
-    ({"seeds": 2, "execution__devices": 9}, "execution.devices: got 9, accepted: at most 4"),
-    ({"seeds": 2, "data__name": "synthetic"}, "seeds: got 2 with data.name=synthetic, which the seed draws, accepted: 1"),
-    ({"vary": MOMENTUM, "values": (0.1, 0.0)}, rf"got \(0.1, 0.0\) with vary={MOMENTUM}, accepted: numbers > 0, as with"),
-    ({"vary": MOMENTUM, "values": (0.1, -0.2)}, f"{MOMENTUM}: got -0.2, accepted"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
-def test_what_cannot_be_several_runs_is_one_line(given, message):
-    with pytest.raises(ValueError, match=message) as error:
-        build(config("fixmatch", **{"seeds": 1, "data__name": "digits"} | given))
-    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fedjax_ssl.experiment.stop import ENDED, SIGNALS, STOPPING, Stop
-from tests.experiment.commands import CONFIG, ROOT, launch, launch_process, rows
+from tests.experiment.commands import CONFIG, ROOT, launch_process, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
@@ -63,9 +63,7 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert process.returncode == 130
     assert errors.strip() == ENDED
     assert [row["round"] for row in rows(tmp_path / "run")] == [1, 2]
-    done = launch(*arguments, "--stop_after=2")
-    assert "going on after round 2" in done.stderr
-    assert done.returncode == 0
+    assert "going on after round 2" in succeeded(*arguments, "--stop_after=2").stderr
 
 
 def test_ctrl_c_before_anything_is_read_ends_a_command_quietly(tmp_path):
@@ -95,25 +93,44 @@ def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.slow
-def test_a_run_whose_terminal_is_closed_saves_a_checkpoint(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
+SAVES = ("--config.rounds=100000", "--config.checkpoint_every=100000")
+
+
+def has_begun(workdir):
+    log = workdir / "metrics.jsonl"
+    return log.exists() and log.read_text().count("\n") >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_a_checkpoint_and_the_run_goes_on_from_it(tmp_path, config, number):
     workdir = tmp_path / "run"
-    arguments = [f"--config={tmp_path / 'small.py'}", f"--workdir={workdir}", "--config.rounds=100000"]
-    arguments.append("--config.checkpoint_every=100000")
+    process = launch_process(config, f"--workdir={workdir}", *SAVES)
+    wait_for(lambda: has_begun(workdir), process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    finished = len(rows(workdir))
+    assert (workdir / "checkpoints" / str(finished)).is_dir()
+    succeeded(config, f"--workdir={workdir}", *SAVES, f"--stop_after={finished + 2}")
+    assert [row["round"] for row in rows(workdir)] == list(range(1, finished + 3))
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_a_checkpoint(tmp_path, config):
+    workdir = tmp_path / "run"
     master, slave = pty.openpty()
     of_terminal = f'exec "$@" <>{os.ttyname(slave)} >&0 2>&1'  # the first that a session opens is its own
-    words = ["sh", "-c", of_terminal, "_", sys.executable, "-m", "launch.run", *arguments]
+    words = ["sh", "-c", of_terminal, "_", sys.executable, "-m", "launch.run", config, f"--workdir={workdir}", *SAVES]
     process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
     os.set_blocking(master, False)
-    log = workdir / "metrics.jsonl"
 
-    def has_begun():
+    def read_until_it_has_begun():
         with contextlib.suppress(BlockingIOError):
             os.read(master, 1 << 16)  # as a terminal does
-        return log.exists() and log.read_text().count("\n") >= 3
+        return has_begun(workdir)
 
-    wait_for(has_begun, process)
+    wait_for(read_until_it_has_begun, process)
     os.close(slave)
     os.close(master)
     assert process.wait(timeout=60) == 129

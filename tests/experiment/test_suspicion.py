@@ -7,10 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment import files
 from fedjax_ssl.experiment import run as run_module
 from fedjax_ssl.experiment.files import MetricsLog, write_json
-from tests.experiment.commands import CONFIG, launch, refused, rows
+from tests.experiment.commands import content, launch, refused, rows, succeeded
 from tests.experiment.test_files import flips
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
@@ -18,23 +17,12 @@ FOREIGN = (b"", b"null\n", b"[]\n", b"{}\n", b"\0\0\0\0")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> str:
-    file = tmp_path_factory.mktemp("config") / "small.py"
-    file.write_text(CONFIG)
-    return f"--config={file}"
-
-
-@pytest.fixture(scope="module")
 def runs(tmp_path_factory, config) -> pathlib.Path:
     """Runs of six rounds: a finished one, and two that were stopped after four."""
     folder = tmp_path_factory.mktemp("runs")
     for name, more in (("finished", []), ("stopped", ["--stop_after=4"]), ("another", ["--stop_after=4"])):
-        assert launch(config, f"--workdir={folder / name}", *more).returncode == 0
+        succeeded(config, f"--workdir={folder / name}", *more)
     return folder
-
-
-def content(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def damages(whole: bytes):
@@ -56,8 +44,7 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(tmp_path, config, runs, s
         assert "put the file back, or start anew with --overwrite" in said
         assert content(folder) == before
     (folder / name).write_bytes(whole)
-    done = launch(config, f"--workdir={folder}")
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={folder}")
     assert rows(folder) == rows(runs / "finished")
 
 
@@ -66,18 +53,10 @@ def test_a_damaged_summary_is_written_anew_from_the_log(tmp_path, config, runs):
     whole, log = ((folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl"))
     for damaged in damages(whole):
         (folder / "summary.json").write_bytes(damaged)
-        done = launch(config, f"--workdir={folder}")
-        assert done.returncode == 0, done.stderr
+        done = succeeded(config, f"--workdir={folder}")
         assert f"{folder / 'summary.json'} is damaged, and is written anew from the log" in done.stderr
         assert (folder / "summary.json").read_bytes() == whole
         assert (folder / "metrics.jsonl").read_bytes() == log
-
-
-@pytest.mark.parametrize("name", ["config.json", "run.json", "summary.json"])
-def test_no_bit_of_a_runs_json_files_can_flip_unseen(runs, name):
-    for _, damaged in flips((runs / "finished" / name).read_bytes()):
-        with pytest.raises(ValueError, match=r"^it"):
-            files._verified(damaged, files._rendered)  # `read_json` without its file: there are 40,000 bits
 
 
 def test_a_damaged_record_of_a_divergence_is_one_line(tmp_path, config, runs):
@@ -121,7 +100,7 @@ def test_a_lost_or_foreign_file_is_one_line(tmp_path, config, runs, change, said
     before = content(folder)
     assert said in refused(config, f"--workdir={folder}")
     assert content(folder) == before
-    assert launch(config, f"--workdir={folder}", "--overwrite").returncode == 0
+    succeeded(config, f"--workdir={folder}", "--overwrite")
 
 
 @pytest.mark.parametrize("name", run_module.OURS)
@@ -154,7 +133,7 @@ def test_checkpoints_that_are_another_runs_of_the_same_config_are_one_line(tmp_p
 
 def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, config, runs):
     folder, another = (shutil.copytree(runs / name, tmp_path / name) for name in ("finished", "another"))
-    assert launch(config, f"--workdir={another}").returncode == 0
+    succeeded(config, f"--workdir={another}")
     shutil.copy(another / "metrics.jsonl", folder)
     assert "summary.json is not the summary of the log beside it: put" in refused(config, f"--workdir={folder}")
 
@@ -164,14 +143,13 @@ def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_p
     arrays = {"x_train": images[:80], "y_train": np.arange(80) % 10, "x_test": images[80:], "y_test": np.arange(30) % 10}
     np.savez(tmp_path / "here.npz", **arrays)
     arguments = (config, f"--workdir={tmp_path / 'run'}", "--config.data.name=npz", "--config.client.batch_size=2")
-    assert launch(*arguments, f"--config.data.path={tmp_path / 'here.npz'}", "--stop_after=2").returncode == 0
+    succeeded(*arguments, f"--config.data.path={tmp_path / 'here.npz'}", "--stop_after=2")
     arrays["x_train"][7, 3, 3] += 1
     np.savez(tmp_path / "there.npz", **arrays)
     said = refused(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
     assert f"{tmp_path / 'run'}: its run began with other data than these; put them back, or use --overwrite" in said
     (tmp_path / "here.npz").replace(tmp_path / "there.npz")
-    done = launch(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(*arguments, f"--config.data.path={tmp_path / 'there.npz'}")
     assert "going on after round 2" in done.stderr
 
 
@@ -179,14 +157,13 @@ def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
     """Few rounds may be those of a run that was killed before its first checkpoint was on disk; that one begins anew."""
     few = shutil.copytree(runs / "stopped", tmp_path / "few")
     shutil.rmtree(few / "checkpoints")
-    done = launch(config, f"--workdir={few}")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(config, f"--workdir={few}")
     assert f"{few} has no checkpoint yet: it begins anew" in done.stderr
     assert rows(few) == rows(runs / "finished")
 
     many = tmp_path / "many"
     often = (config, f"--workdir={many}", "--config.checkpoint_every=1")
-    assert launch(*often, "--stop_after=4").returncode == 0
+    succeeded(*often, "--stop_after=4")
     shutil.rmtree(many / "checkpoints")
     log = (many / "metrics.jsonl").read_bytes()
     said = refused(*often)
@@ -233,6 +210,5 @@ def test_rows_after_the_checkpoint_are_written_again(tmp_path, config, runs):
     log.append(MetricsLog(runs / "finished").rows()[4] | {"client/loss": 7.0})
     with log.path.open("ab") as file:
         file.write(b'{"round": 6, "client/lo')
-    done = launch(config, f"--workdir={folder}")
-    assert done.returncode == 0, done.stderr
+    succeeded(config, f"--workdir={folder}")
     assert rows(folder) == rows(runs / "finished")

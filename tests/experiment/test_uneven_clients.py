@@ -1,7 +1,5 @@
 """The keys of `system`: what a config makes of them, what they refuse, and what a run with none of them is."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -75,29 +73,6 @@ def test_an_estimate_is_of_all_that_clients_would_do():
 
 def test_a_method_without_clients_has_none_that_are_uneven():
     assert tiny.experiment("supervised", system__dropout=0.3).problem.system is None
-
-
-@pytest.mark.parametrize(
-    ("system", "says"),
-    [
-        ({"dropout": 1.5}, "system.dropout: got 1.5, accepted: a number in [0, 1]"),
-        ({"participation": "weigted"}, "did you mean 'weighted'?"),
-        ({"participation": "available"}, "system.participation: got available without system.trace"),
-        ({"deadline_s": 5.0}, "system.deadline_s: got 5 where no client needs time, accepted: 0, or system.speed"),
-        ({"file": "x.csv", "up": 5.0}, "system.up: got 5 with system.file=x.csv, accepted: 0, or no file"),
-        ({"window_s": 9.0, "period_s": 5.0}, "system.window_s: got 9, accepted: at most system.period_s = 5"),
-        ({"speed_sigma": 11.0}, "system.speed_sigma: got 11.0, accepted: a number in [0, 10]"),
-    ],
-)
-def test_what_settings_refuse(system, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        Settings.from_dict({"system": system})
-
-
-@pytest.mark.parametrize("key", ["trace", "file"])
-def test_what_a_missing_file_says(tmp_path, key):
-    with pytest.raises(ValueError, match=rf"^system.{key}: got .*nowhere.csv .*accepted: a CSV file"):
-        experiment(**{key: str(tmp_path / "nowhere.csv")})
 
 
 def test_a_run_has_diverged_when_all_clients_that_were_heard_of_returned_nan():
