@@ -65,10 +65,10 @@ def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str
 
 
 def own_repeats(options: LabeledRepeats, shard: Shard) -> Count:
-    """How often an epoch of this client goes through its labeled examples, int32 scalar."""
+    """How often an epoch of this client goes through its labeled examples, int32 scalar; 1 where it has none."""
     count = shard.labeled.count
     few = (count < options.repeats_below * (count + shard.unlabeled.count)) | (options.repeats_below >= 1)
-    return jnp.where(few, options.labeled_repeats, 1)
+    return jnp.where(few & (count > 0), options.labeled_repeats, 1)
 
 
 def repeated(
