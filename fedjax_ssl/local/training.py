@@ -45,6 +45,18 @@ class Gradients(NamedTuple):
 
 
 GradientFn = Callable[..., Gradients]  # of the weights, a Batch or Pair, the step's key, and the companions
+Loss = Callable[[Weights], tuple[Scalar, PyTree, Metrics]]  # its value, the batch's norm statistics, and the step's metrics
+
+
+def gradients(loss: Loss, weights: Weights) -> Gradients:
+    """The Gradients of a loss of the weights, whose parameters it is differentiated by."""
+
+    def value(params: PyTree) -> tuple[Scalar, tuple[PyTree, Metrics]]:
+        total, batch_stats, metrics = loss(weights._replace(params=params))
+        return total, (batch_stats, metrics)
+
+    grad, (batch_stats, metrics) = jax.grad(value, has_aux=True)(weights.params)
+    return Gradients(grad, batch_stats, metrics)
 
 
 @runtime_checkable

@@ -185,19 +185,19 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
         used = labeled & batch.mask
         beta = options.consistency_weight * ema.ramp_up(epochs + batch.epoch + 1, RAMP_EPOCHS)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            outputs, stats = logits(online._replace(params=params), online_key)
+        def loss(online: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            outputs, stats = logits(online, online_key)
             ce = losses.cross_entropy(outputs, labels)
             supervised = losses.masked_mean(ce, used, jnp.sum(batch.mask) if released else None)  # Eq. 6
             if not siamese:
-                return supervised, ({"loss": mean(ce, used)}, stats)
+                return supervised, stats, {"loss": mean(ce, used)}
             j = scale * distance(target_logits, outputs)
             metrics = {"loss": mean(ce, used), "consistency_loss": mean(j, batch.mask)}
-            return supervised + beta * losses.masked_mean(j, batch.mask), (metrics, stats)  # Eq. 7
+            return supervised + beta * losses.masked_mean(j, batch.mask), stats, metrics  # Eq. 7
 
-        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(online.params)
-        follow = following(task, targets, target_stats if siamese else stats, alpha(batch))
-        return Gradients(grad, stats, metrics, follow=follow)
+        gradients = local.gradients(loss, online)
+        follow = following(task, targets, target_stats if siamese else gradients.batch_stats, alpha(batch))
+        return gradients._replace(follow=follow)
 
     return gradient
 

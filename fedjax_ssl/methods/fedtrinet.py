@@ -232,16 +232,13 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
         # The batches of the larger set count the epochs; the smaller set is repeated.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            (first, second), stats = task.train_logits_together(
-                weights._replace(params=params), views, masks, local.dropout_key(key)
-            )
+        def loss(weights: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            (first, second), stats = task.train_logits_together(weights, views, masks, local.dropout_key(key))
             of_labels, metric = local.labeled_loss(first, labels, labeled.mask)
             of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
-            return (of_labels + weight * of_pseudo) / 2, ({"loss": metric, "unlabeled_loss": other}, stats)
+            return (of_labels + weight * of_pseudo) / 2, stats, {"loss": metric, "unlabeled_loss": other}
 
-        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Gradients(grad, stats, metrics)
+        return local.gradients(loss, weights)
 
     return gradient
 
