@@ -54,7 +54,7 @@ def train_client(
 def output_of(
     task: Task, received: Weights, weights: Weights, trained: Trained, weight: Scalar, client_state: PyTree
 ) -> ClientOutput:
-    """What a client returns that turned the `received` weights into others: the update between them, with its metrics."""
+    """What a client returns after a training from the `received` weights to `weights`: the update, and its metrics."""
     update = task.update(received, weights)
     return ClientOutput(update, weight, client_state, client_metrics(trained, down=received, up=update))
 

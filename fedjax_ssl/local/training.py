@@ -72,10 +72,10 @@ class Schedule(Protocol):
 
 
 class Training(NamedTuple):
-    """How a client, or the server, trains: for a number of epochs or of steps, of which one is 0.
+    """How a client, or the server, trains: for a number of epochs or of steps; the other of the two is 0.
 
-    `learning_rate` gives its value by the time in rounds, int32 or float32 scalar, 0 at the start. Federated methods call it
-    with the number of the round, training on pooled data with fractions as well.
+    `learning_rate` is a function of the time in rounds, an int32 or float32 scalar that begins at 0. Federated methods call it
+    with the number of the round. Training on pooled data calls it with fractions of rounds, too.
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate

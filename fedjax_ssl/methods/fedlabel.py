@@ -191,7 +191,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
         view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
         augmented = task.views.strong(key, images) if options.augment == "strong" else view
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
-        accepted = batch.mask & thresholds.passes(decision.confidence, options.confidence, strict=True)
+        accepted = batch.mask & thresholds.above(decision.confidence, options.confidence, strict=True)
         agreeing = accepted & decision.agreed
         divisor = batch.real if options.normalize == "batch" else None
 

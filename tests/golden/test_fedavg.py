@@ -58,7 +58,13 @@ def test_clients_weigh_by_their_data_where_they_hold_labels_and_alike_where_not(
 
 @pytest.mark.parametrize(
     ("name", "below", "labeled", "images"),
-    [("fixmatch", 0.41, 5, 20), ("fixmatch", 0.42, 5, 58), ("uda", 0.42, 5, 58), ("fedmatch", 0.42, 5, 58), ("uda", 1.0, 0, 14)],
+    [
+        ("fixmatch", 0.41, 5, 20),
+        ("fixmatch", 0.42, 5, 58),
+        ("uda", 0.42, 5, 58),
+        ("fedmatch", 0.42, 5, 58),
+        ("uda", 1.0, 0, 14),
+    ],
 )
 def test_methods_whose_labels_count_the_epochs_take_more_of_them_where_labels_repeat(name, below, labeled, images):
     """2 or 3 x 2 epochs of 5 labels, in 4 or 12 steps, whose unlabeled batches hold 3, 3, 1, 3, ... of 7 examples.
