@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Float32, Shaped
 
@@ -91,6 +92,18 @@ def weighted_sum(updates: Float[Array, " M *shape"], weights: Float32[Array, " M
     """sum_k weights_k updates_k over the leading axis; a client of weight 0 may hold NaN."""
     weights = weights.reshape(-1, *[1] * (updates.ndim - 1))
     return jnp.sum(jnp.where(weights > 0, weights * updates, 0.0), axis=0)
+
+
+def summed(stacked: Aggregate | ClientOutput) -> Aggregate:
+    """The sums of weighted updates and of weights over the leading axis."""
+    total = jax.tree.map(lambda u: weighted_sum(u, stacked.weight), stacked.update)
+    return Aggregate(total, jnp.sum(stacked.weight))
+
+
+def averaged(total: Aggregate) -> Aggregate:
+    """The weighted mean of updates, from the sums; zeros where all weights are 0."""
+    safe = jnp.where(total.weight > 0, total.weight, 1.0)
+    return Aggregate(jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update), total.weight)
 
 
 class Method(NamedTuple):

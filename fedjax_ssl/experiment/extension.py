@@ -1,7 +1,6 @@
 """Whether a run may go on for more rounds than it began with: whether anything in it depends on their number."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +47,9 @@ def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
         new, metrics = run_round(ready, execution)
         return source.close(state, new, ready.cohort), metrics
 
-    def shaped(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)
-
-    pools, key = shaped((problem.train, problem.test)), jax.random.key(0)
-    inputs = RunInputs(shaped(problem.tables[0]), number)
-    first, (state, _) = jax.make_jaxpr(source.initialize, return_shape=True)(inputs, key, pools)
-    return [_used(first), _used(jax.make_jaxpr(round_)(state, inputs, pools))]
+    inputs = RunInputs(problem.tables[0], number)
+    first, (state, _) = jax.make_jaxpr(source.initialize, return_shape=True)(inputs, jax.random.key(0), source.pools)
+    return [_used(first), _used(jax.make_jaxpr(round_)(state, inputs, source.pools))]
 
 
 def _used(closed: jax.extend.core.ClosedJaxpr) -> jax.extend.core.ClosedJaxpr:

@@ -14,7 +14,7 @@ from fedjax_ssl.local.forward import class_probabilities
 from fedjax_ssl.local.objectives import cross_entropy_gradients, labeled_loss, loss_gradients, mean_loss, supervised_gradient
 from fedjax_ssl.local.server import Broadcast, Server, ServerState, ServerWork, averaging_method, server_work, train_server
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
-from fedjax_ssl.local.training import Fit, Gradients, Trained, Training, apply_gradients, minimize, train
+from fedjax_ssl.local.training import Fit, Gradients, Trained, Training, apply_gradients, gradients, minimize, train
 
 __all__ = [
     "Broadcast",
@@ -35,6 +35,7 @@ __all__ = [
     "cross_entropy_gradients",
     "data_weight",
     "dropout_key",
+    "gradients",
     "labeled_loss",
     "loss_gradients",
     "mean_loss",

@@ -54,7 +54,7 @@ def train_client(
 def output_of(
     task: Task, received: Weights, weights: Weights, trained: Trained, weight: Scalar, client_state: PyTree
 ) -> ClientOutput:
-    """What a client returns that turned the `received` weights into others: the update between them, with its metrics."""
+    """What a client returns after a training from the `received` weights to `weights`: the update, and its metrics."""
     update = task.update(received, weights)
     return ClientOutput(update, weight, client_state, client_metrics(trained, down=received, up=update))
 
@@ -65,10 +65,10 @@ def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str
 
 
 def own_repeats(options: LabeledRepeats, shard: Shard) -> Count:
-    """How often an epoch of this client goes through its labeled examples, int32 scalar."""
+    """How often an epoch of this client goes through its labeled examples, int32 scalar; 1 where it has none."""
     count = shard.labeled.count
     few = (count < options.repeats_below * (count + shard.unlabeled.count)) | (options.repeats_below >= 1)
-    return jnp.where(few, options.labeled_repeats, 1)
+    return jnp.where(few & (count > 0), options.labeled_repeats, 1)
 
 
 def repeated(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
-
 from fedjax_ssl.arrays import Array, Inputs, Key, Labels, Logits, Mask, PerExample, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples, Mixture
 from fedjax_ssl.local.task import Task, Weights, dropout_key
-from fedjax_ssl.local.training import GradientFn, Gradients
-from fedjax_ssl.metrics import Mean, mean
+from fedjax_ssl.local.training import GradientFn, Gradients, gradients
+from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import losses
 
 View = Callable[[Key, Array], Inputs]  # one of `Views`, of images uint8 [B, H, W, ch]
@@ -48,13 +46,12 @@ def loss_gradients(
 ) -> Gradients:
     """The gradient of a loss of a batch's outputs, with the metric `loss`; batch norm sees only the examples in `mask`."""
 
-    def value(params: PyTree) -> tuple[Scalar, tuple[Mean, PyTree]]:
-        logits, batch_stats = task.train_logits(weights._replace(params=params), views, mask, dropout_key(key))
+    def value(weights: Weights) -> tuple[Scalar, PyTree, Metrics]:
+        logits, batch_stats = task.train_logits(weights, views, mask, dropout_key(key))
         total, metric = loss(logits)
-        return total, (metric, batch_stats)
+        return total, batch_stats, {"loss": metric}
 
-    grad, (metric, batch_stats) = jax.grad(value, has_aux=True)(weights.params)
-    return Gradients(grad, batch_stats, {"loss": metric})
+    return gradients(value, weights)
 
 
 def labeled_loss(logits: Logits, labels: Labels, used: Mask, selection: Selection | None = None) -> tuple[Scalar, Mean]:

@@ -21,7 +21,7 @@ from fedjax_ssl.local.client import data_weight, repeated, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
-from fedjax_ssl.local.training import GradientFn, Gradients, Schedule, Training
+from fedjax_ssl.local.training import GradientFn, Gradients, Schedule, Training, gradients
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.options import LabeledRepeats
@@ -96,20 +96,17 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
             views.append(task.views.labeled(substream(key, "labeled"), shard.labeled.take(labeled.positions)))
             masks.append(labeled.mask)
 
-        def loss(params: PyTree) -> tuple[Scalar, tuple[Metrics, PyTree]]:
-            (weak, strong, *rest), batch_stats = task.train_logits_together(
-                weights._replace(params=params), views, masks, dropout_key(key)
-            )
+        def loss(weights: Weights) -> tuple[Scalar, PyTree, Metrics]:
+            (weak, strong, *rest), batch_stats = task.train_logits_together(weights, views, masks, dropout_key(key))
             of_unlabeled = objective.unlabeled(UnlabeledOutputs(weak, strong), unlabeled)
             value = objective.weight * of_unlabeled.value
             if labeled is None:
-                return value, ({"loss": of_unlabeled.mean, **of_unlabeled.metrics}, batch_stats)
+                return value, batch_stats, {"loss": of_unlabeled.mean, **of_unlabeled.metrics}
             labels = shard.labeled.labels[labeled.positions]
             supervised, metric = labeled_loss(rest[0], labels, labeled.mask, objective.selection)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
-            return supervised + value, (metrics, batch_stats)
+            return supervised + value, batch_stats, metrics
 
-        grad, (metrics, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Gradients(grad, batch_stats, metrics)
+        return gradients(loss, weights)
 
     return step_gradient

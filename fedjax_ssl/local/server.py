@@ -17,7 +17,7 @@ from fedjax_ssl.local.marks import mark_examples
 from fedjax_ssl.local.objectives import supervised_gradient
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard, weighted_sum
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
 
@@ -52,12 +52,13 @@ class Server(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client receives: the global model, the round's learning rate and number (from 0), and the number of rounds."""
+    """What every client receives."""
 
-    weights: Weights
+    weights: Weights  # the global model
     learning_rate: Number
-    round: Array = 0
-    rounds: Array = 1
+    round: Array = 0  # the number of the round, from 0
+    rounds: Array = 1  # how many rounds the run has
+    own: PyTree = ()  # what a method adds
 
 
 class ServerState(NamedTuple):
@@ -147,11 +148,13 @@ def averaging_method(
     *,
     labels_at: tuple[str, ...] = ("server",),
     work: ServerWork | None = None,
+    own: Callable[[ServerState, Cohort], PyTree] = lambda state, cohort: (),
 ) -> Method:
     """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
     `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
-    `broadcast` or `init`. `labels_at` is where the method can read labels; `work` is `server_work` unless given.
+    `broadcast` or `init`. `labels_at` is where the method can read labels; `work` is `server_work` unless given. `own` gives
+    what the Broadcast has under that name.
     """
     work = work or server_work(task, server)
 
@@ -160,7 +163,8 @@ def averaging_method(
         return state, client.init_clients(state.weights.params, spec.num_clients)
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
-        return Broadcast(state.weights, client.learning_rate(cohort.round), cohort.round, cohort.rounds), ()
+        rate = client.learning_rate(cohort.round)
+        return Broadcast(state.weights, rate, cohort.round, cohort.rounds, own(state, cohort)), ()
 
     return Method(
         init=init_all,
@@ -223,13 +227,6 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, old)
 
 
-def mean_of_stack(stacked: Aggregate) -> Aggregate:
-    """Stacked updates [M, ...] as the aggregator `sum` gives them: their weighted mean, zeros where all weights are 0."""
-    weight = jnp.sum(stacked.weight)
-    safe = jnp.where(weight > 0, weight, 1.0)
-    return Aggregate(jax.tree.map(lambda u: weighted_sum(u, stacked.weight) / safe, stacked.update), weight)
-
-
 def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggregate) -> Aggregate:
     """The aggregate in which the server's own model counts one half, and the clients' average the other (SemiFL's ablation).
 
@@ -248,7 +245,7 @@ def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggr
 def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, data: ServerData) -> Weights:
     """`weights` with static batch-norm statistics, where the task uses them, over the data that `settings` name.
 
-    They are collected on images without augmentation, while each layer normalizes by the batch's own.
+    They are collected on images without augmentation. Meanwhile each layer normalizes by the statistics of its batch.
     """
     if settings is None or task.norm != "static" or not weights.stats:
         return weights
@@ -257,8 +254,8 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
         others = flatten(data.next_cohort) if settings.data == "cohort" else data.unlabeled
         if settings.order == "joined" and parts:
             both = data.labeled, others
-            others = _real_first(others, *(jnp.concatenate([getattr(one, key) for one in both]) for key in ("index", "mask")))
-            parts = []
+            index, mask = (jnp.concatenate([getattr(one, key) for one in both]) for key in ("index", "mask"))
+            others, parts = _real_first(others, index, mask), []
         parts.append((others, settings.unlabeled_batch_size))
     total = norm.start(weights.stats)
     for examples, batch_size in parts:

@@ -45,6 +45,18 @@ class Gradients(NamedTuple):
 
 
 GradientFn = Callable[..., Gradients]  # of the weights, a Batch or Pair, the step's key, and the companions
+Loss = Callable[[Weights], tuple[Scalar, PyTree, Metrics]]  # its value, the batch's norm statistics, and the step's metrics
+
+
+def gradients(loss: Loss, weights: Weights) -> Gradients:
+    """The Gradients of a loss of the weights, whose parameters it is differentiated by."""
+
+    def value(params: PyTree) -> tuple[Scalar, tuple[PyTree, Metrics]]:
+        total, batch_stats, metrics = loss(weights._replace(params=params))
+        return total, (batch_stats, metrics)
+
+    grad, (batch_stats, metrics) = jax.grad(value, has_aux=True)(weights.params)
+    return Gradients(grad, batch_stats, metrics)
 
 
 @runtime_checkable
@@ -60,10 +72,10 @@ class Schedule(Protocol):
 
 
 class Training(NamedTuple):
-    """How a client, or the server, trains: for a number of epochs or of steps, of which one is 0.
+    """How a client, or the server, trains: for a number of epochs or of steps; the other of the two is 0.
 
-    `learning_rate` gives its value by the time in rounds, int32 or float32 scalar, 0 at the start. Federated methods call it
-    with the number of the round, training on pooled data with fractions as well.
+    `learning_rate` is a function of the time in rounds, an int32 or float32 scalar that begins at 0. Federated methods call it
+    with the number of the round. Training on pooled data calls it with fractions of rounds, too.
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate

@@ -87,7 +87,7 @@ def fixmatch_central(
 
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
         label, confidence = pseudo_labels.harden(outputs.probs)
-        accepted = outputs.mask & thresholds.passes(confidence, options.confidence, strict=False)
+        accepted = outputs.mask & thresholds.above(confidence, options.confidence, strict=False)
         loss, metrics = consistency_loss(outputs, label, accepted)
         return loss, status, metrics
 
@@ -108,7 +108,7 @@ def freematch_central(
         status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest, quantile=quantile)
         label, confidence = pseudo_labels.harden(outputs.probs)
         required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
-        accepted = outputs.mask & thresholds.passes(confidence, required, strict=False)
+        accepted = outputs.mask & thresholds.above(confidence, required, strict=False)
         loss, metrics = consistency_loss(outputs, label, accepted)
         if options.fairness_weight:
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)

@@ -119,20 +119,18 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> G
         views, keys, target_keys = _two_views(task.views.weak, examples.take(batch.positions), key)
         (t1, t2), _ = _both(task.train_features, weights._replace(params=target), views, batch.mask, target_keys)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
-            backbone = weights._replace(params=params["backbone"])
+        def loss(weights: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            backbone = weights._replace(params=weights.params["backbone"])
             features, batch_stats = _both(task.train_features, backbone, views, batch.mask, keys)
             head = predictor(options.head_hidden or 3 * t1.shape[-1]).apply
-            p1, p2 = (head(params["head"], {}, f, mask=batch.mask, train=True)[0] for f in features)
-            values = (losses.negative_cosine(p1, t2) + losses.negative_cosine(p2, t1)) / 2
-            return losses.masked_mean(values, batch.mask), (values, batch_stats)
-
-        grad, (values, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
+            p1, p2 = (head(weights.params["head"], {}, f, mask=batch.mask, train=True)[0] for f in features)
+            value, metric = local.mean_loss((losses.negative_cosine(p1, t2) + losses.negative_cosine(p2, t1)) / 2, batch.mask)
+            return value, batch_stats, {"loss": metric}
 
         def follow(new: Weights) -> tuple[PyTree]:
             return (ema.update(target, new.params["backbone"], options.target_decay),)
 
-        return Gradients(grad, batch_stats, {"loss": mean(values, batch.mask)}, follow=follow)
+        return local.gradients(loss, weights)._replace(follow=follow)
 
     return gradient
 
@@ -154,19 +152,17 @@ def server_gradient(
         views, keys, teacher_keys = _two_views(task.views.labeled, examples.take(batch.positions), key)
         (t1, t2), _ = _both(task.train_logits, weights._replace(params=teacher.params), views, batch.mask, teacher_keys)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array, PyTree]]:
-            (z1, z2), batch_stats = _both(task.train_logits, weights._replace(params=params), views, batch.mask, keys)
+        def loss(weights: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            (z1, z2), batch_stats = _both(task.train_logits, weights, views, batch.mask, keys)
             ce = (losses.cross_entropy(z1, labels) + losses.cross_entropy(z2, labels)) / 2
             kl = (losses.kl_divergence(t2, z1) + losses.kl_divergence(t1, z2)) / 2
-            return losses.masked_mean(ce + consistency_weight * kl, batch.mask), (ce, kl, batch_stats)
-
-        grad, (ce, kl, batch_stats) = jax.grad(loss, has_aux=True)(weights.params)
+            metrics = {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)}
+            return losses.masked_mean(ce + consistency_weight * kl, batch.mask), batch_stats, metrics
 
         def follow(new: Weights) -> tuple[Teacher]:
             return (Teacher(ema.update(teacher.params, new.params, decay(teacher.steps)), teacher.steps + 1),)
 
-        metrics = {"loss": mean(ce, batch.mask), "consistency_loss": mean(kl, batch.mask)}
-        return Gradients(grad, batch_stats, metrics, follow=follow)
+        return local.gradients(loss, weights)._replace(follow=follow)
 
     return gradient
 

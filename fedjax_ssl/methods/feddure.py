@@ -168,7 +168,7 @@ def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.
     logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
     _, weak, strong = logits
     label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
-    passed = step.mask & thresholds.passes(confidence, options.confidence, strict=False)
+    passed = step.mask & thresholds.above(confidence, options.confidence, strict=False)
     regulators, reward = regulate(setup, step, label, passed, weights, regulators, key)
     m = instance_weights(options, regulators.w, strong, passed)  # Eq. 6
 

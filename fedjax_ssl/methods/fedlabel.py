@@ -33,7 +33,7 @@ from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
-from fedjax_ssl.metrics import Sum, mean
+from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Rate, Steps, Weight
 from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
 
@@ -191,12 +191,11 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
         view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
         augmented = task.views.strong(key, images) if options.augment == "strong" else view
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
-        accepted = batch.mask & thresholds.passes(decision.confidence, options.confidence, strict=True)
+        accepted = batch.mask & thresholds.above(decision.confidence, options.confidence, strict=True)
         agreeing = accepted & decision.agreed
         divisor = batch.real if options.normalize == "batch" else None
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array, PyTree]]:
-            net = weights._replace(params=params)
+        def loss(net: Weights) -> tuple[jax.Array, PyTree, Metrics]:
             outputs, stats = task.train_logits(net, augmented, accepted, local.dropout_key(key))
             ce = losses.cross_entropy(outputs, decision.label)
             value, kl = losses.masked_mean(ce, accepted, divisor), jnp.zeros_like(ce)
@@ -208,21 +207,18 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
                 kl = distance(target, outputs)
                 value += options.consistency_weight * losses.masked_mean(decision.ratio * kl, agreeing, divisor)
             if options.proximity:
-                apart = jax.tree.map(lambda p, a: jnp.mean(jnp.square(p - a)), params, anchor.params)
+                apart = jax.tree.map(lambda p, a: jnp.mean(jnp.square(p - a)), net.params, anchor.params)
                 value += options.proximity * sum(jax.tree.leaves(apart))
-            return value, (ce, kl, stats)
+            of_kl = {"consistency_loss": mean(kl, agreeing)} if options.consistent else {}
+            return value, stats, {"unlabeled_loss": mean(ce, accepted), **of_kl}
 
-        grad, (ce, kl, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        metrics = {
-            "unlabeled_loss": mean(ce, accepted),
-            **local.semi_supervised.step_metrics(decision.label, accepted, shard, batch),
-        }
+        gradients = local.gradients(loss, weights)
+        pseudo = local.semi_supervised.step_metrics(decision.label, accepted, shard, batch)
+        metrics = {**gradients.metrics, **pseudo}
         if options.experts == "both":
             metrics["local_expert_rate"] = mean(decision.local, accepted)
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)
-        if options.consistent:
-            metrics["consistency_loss"] = mean(kl, agreeing)
-        gradients = Gradients(grad, stats, metrics, taken=jnp.any(accepted))
+        gradients = gradients._replace(metrics=metrics, taken=jnp.any(accepted))
         return _counted(gradients, batch, accepted, len(shard.unlabeled.mask))
 
     return gradient

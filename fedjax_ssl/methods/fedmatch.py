@@ -20,7 +20,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
@@ -45,14 +45,6 @@ class FedMatchOptions(LabeledRepeats):
     lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
     l1_thres: Weight = Field(default=1e-5, description="Entries of psi up to this size are 0 in evaluation.")
     delta_thres: Weight = Field(default=1e-5, description="Entries that change by no more than this are not uploaded.")
-
-
-class FedMatchBroadcast(NamedTuple):
-    """The global model, whose params are Parts, the learning rate, and whether this is a round with helpers."""
-
-    weights: Weights
-    learning_rate: jax.Array
-    helping: jax.Array
 
 
 class Helpers(NamedTuple):
@@ -133,10 +125,11 @@ def server_work(setup: Setup) -> ServerWork:
     return ServerWork(step, train, statistics, server.pretrain)
 
 
-def broadcast(
-    setup: Setup, state: ServerState, clients: FedMatchClientState, cohort: Cohort
-) -> tuple[FedMatchBroadcast, Helpers]:
-    """The global model, and the helpers of each client; only rounds with helpers have any, and new clients never do."""
+def broadcast(setup: Setup, state: ServerState, clients: FedMatchClientState, cohort: Cohort) -> tuple[Broadcast, Helpers]:
+    """The global model, whose params are Parts, with whether this is a round with helpers; and the helpers of each client.
+
+    Only rounds with helpers have any, and new clients never do.
+    """
     helping = (cohort.round + 1) % setup.options.helper_period == 0
     ids, found = agreement.nearest(clients.embedding, clients.seen, cohort.ids, setup.options.helpers)
     psi = jax.lax.cond(
@@ -144,11 +137,11 @@ def broadcast(
         lambda: jax.tree.map(lambda x: x[ids], clients.psi),
         lambda: jax.tree.map(lambda x: jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype), clients.psi),
     )
-    return FedMatchBroadcast(state.weights, setup.client.learning_rate(cohort.round), helping), Helpers(psi, found & helping)
+    return Broadcast(state.weights, setup.client.learning_rate(cohort.round), own=helping), Helpers(psi, found & helping)
 
 
 def client_update(
-    setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
     task, _, _, options = setup
@@ -176,7 +169,7 @@ def client_update(
     return output._replace(update=update, metrics=metrics)
 
 
-def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
+def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
     """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ."""
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
@@ -186,7 +179,7 @@ def bytes_down(shared: FedMatchBroadcast, helpers: Helpers, old: FedMatchClientS
         entries = jax.vmap(decomposed.differing, (0, None))(helpers.psi, psi)
         return jnp.sum(jnp.where(helpers.available, decomposed.message_bytes(entries, size), 0))
 
-    of_all = jax.lax.cond(shared.helping, of_helpers, lambda: jnp.zeros((), jnp.int32))
+    of_all = jax.lax.cond(shared.own, of_helpers, lambda: jnp.zeros((), jnp.int32))
     return num_bytes((sigma, stats)) + decomposed.message_bytes(of_psi, size) + of_all
 
 
@@ -202,7 +195,7 @@ def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
     return gradient
 
 
-def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, shard: Shard) -> GradientFn:
+def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard: Shard) -> GradientFn:
     """The gradient for psi, whose companion is sigma, of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
@@ -225,7 +218,7 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
         theta = decomposed.add(sigma, psi)
         logits, pullback, batch_stats = jax.vjp(lambda theta: forward(theta, plain), theta, has_aux=True)
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
-        confident = batch.mask & thresholds.passes(confidence, options.confidence, strict=False)
+        confident = batch.mask & thresholds.above(confidence, options.confidence, strict=False)
 
         def helped() -> tuple[PyTree, jax.Array, jax.Array]:
             def outputs_of(psi: PyTree) -> jax.Array:
@@ -244,7 +237,7 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
         def alone() -> tuple[PyTree, jax.Array, jax.Array]:
             return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label
 
-        grad_i, divergence, label = jax.lax.cond(shared.helping, helped, alone)
+        grad_i, divergence, label = jax.lax.cond(shared.own, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
@@ -263,7 +256,7 @@ def unlabeled_gradient(setup: Setup, shared: FedMatchBroadcast, helpers: Helpers
 
 
 def train(
-    setup: Setup, shared: FedMatchBroadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
 ) -> Trained:
     """A client's training, whose carry is a Fit of Parts, with the optimizer states of the trained parts.
 

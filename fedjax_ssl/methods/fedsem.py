@@ -16,8 +16,8 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import with_pseudo_labels
-from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Training
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
@@ -27,15 +27,6 @@ class FedSemOptions(LabeledRepeats):
     """FedSem's own settings; labels are repeated in its first phase alone."""
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
-
-
-class FedSemBroadcast(NamedTuple):
-    """The global model, the labeler (the last model of the first phase), the learning rate, and the round from 0."""
-
-    weights: Weights
-    labeler: Weights
-    learning_rate: jax.Array
-    round: jax.Array
 
 
 class FedSemClientState(NamedTuple):
@@ -49,13 +40,10 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     """FedSem, for labels at the clients: FedAvg on labels, then on all data with pseudo-labels that are made once.
 
     In the first phase a client without labels takes no part. Training sees examples with a label in the view `data.labeled`.
+    The server's and the Broadcast's `own` is the labeler, the last model of the first phase.
     """
-
-    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSemBroadcast, PyTree]:
-        return FedSemBroadcast(state.weights, state.own, client.learning_rate(cohort.round), cohort.round), ()
-
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), own=lambda state, _: state.own)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:
         state, optimizer = method.init(key, spec)
@@ -68,11 +56,11 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
         labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
         return new._replace(own=labeler), metrics
 
-    return method._replace(init=init, broadcast=broadcast, server_update=server_update)
+    return method._replace(init=init, server_update=server_update)
 
 
 def client_update(
-    setup: Setup, shared: FedSemBroadcast, _: PyTree, state: FedSemClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedSemClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round: in the second phase it labels its data once, then it trains on all examples with a label."""
     task, client, _, options = setup
@@ -81,7 +69,7 @@ def client_update(
     to_label = second_phase & jnp.any(mask & (state.pseudo < 0))
     # With a count of 0 the loop over batches has length 0, and there is no forward pass.
     unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
-    probs = local.class_probabilities(task, shared.labeler, unlabeled, None)
+    probs = local.class_probabilities(task, shared.own, unlabeled, None)
     pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
     repeats = options.labeled_repeats, local.own_repeats(options, shard)
     examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, *repeats)
@@ -93,7 +81,7 @@ def client_update(
     output = local.train_client(task, client, gradient, schedule, shared, state.optimizer, weight=weight, key=train_key)
     # In the first round of the second phase the global model is the labeler, and nothing else has to be sent.
     labeler_is_sent = to_label & (shared.round > options.labeled_rounds)
-    received = num_bytes(shared.weights) + jnp.where(labeler_is_sent, num_bytes(shared.labeler), 0)
+    received = num_bytes(shared.weights) + jnp.where(labeler_is_sent, num_bytes(shared.own), 0)
     metrics = {
         **output.metrics,
         **pseudo_labels.diagnostics(pseudo, shard.true_labels, pseudo >= 0, mask & second_phase),

@@ -27,11 +27,11 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Training, Weights, networks
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights, networks
 from fedjax_ssl.local.networks import Networks
-from fedjax_ssl.local.server import with_statistics
+from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import LabeledRepeats, Weight
 from fedjax_ssl.ssl import ema, losses
@@ -55,14 +55,6 @@ class FedSiamMTOptions(FedSiamPiOptions):
 
     alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.999, description="The largest decay alpha of the target.")
     alpha_counts: Literal["steps", "epochs"] = Field(default="steps", description="What alpha rises with (`released`: epochs).")
-
-
-class FedSiamBroadcast(NamedTuple):
-    """The global network or networks (one is sent if alpha is 0), the learning rate, and the round's largest alpha."""
-
-    weights: Weights
-    learning_rate: jax.Array
-    alpha_max: jax.Array
 
 
 class FedSiamClientState(NamedTuple):
@@ -99,7 +91,8 @@ def method_of(
 ) -> Method:
     """FedSiam with one network or two, by the class of `options`.
 
-    `finish` changes what a client returns, given its trained networks and whether both networks are sent, a bool scalar.
+    The Broadcast's `own` is the round's largest alpha; if it is 0 only one network is sent. `finish` changes what a client
+    returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
     setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
 
@@ -111,26 +104,28 @@ def method_of(
         zeros = jnp.zeros(spec.num_clients, jnp.int32)
         return state, FedSiamClientState(zeros, zeros, optimizers)
 
-    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedSiamBroadcast, PyTree]:
-        return FedSiamBroadcast(state.weights, client.learning_rate(cohort.round), alpha_max(cohort.round + 1)), ()
-
-    def client_update(
-        shared: FedSiamBroadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array
-    ) -> ClientOutput:
-        return finish(*train_client(setup, shared, state, shard, key), shared.alpha_max > 0)
+    def client_update(shared: Broadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array) -> ClientOutput:
+        return finish(*train_client(setup, shared, state, shard, key), shared.own > 0)
 
     def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(getattr(networks.networks(state.weights), which), images, mask)
 
-    places, work = ("server", "clients"), server_work(task, server, alpha_max)
-    method = local.averaging_method(task, client, server, client_update, labels_at=places, work=work)
+    method = local.averaging_method(
+        task,
+        client,
+        server,
+        client_update,
+        labels_at=("server", "clients"),
+        work=server_work(task, server, alpha_max),
+        own=lambda _, cohort: alpha_max(cohort.round + 1),
+    )
     predictions = {which: predict(which) for which in (("target", "online") if paired else ("online",))}
     requires = method.requires._replace(server_training=("after",))
-    return method._replace(init=init, broadcast=broadcast, predict=predictions, requires=requires)
+    return method._replace(init=init, predict=predictions, requires=requires)
 
 
 def train_client(
-    setup: Setup, shared: FedSiamBroadcast, state: FedSiamClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, state: FedSiamClientState, shard: Shard, key: jax.Array
 ) -> tuple[ClientOutput, Networks]:
     """A client's local training: what the client returns, and its two trained networks."""
     task, client, _, options = setup
@@ -142,7 +137,7 @@ def train_client(
     def alpha(batch: Batch) -> jax.Array:
         by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
-        return ema.warm_decay(so_far + 1, shared.alpha_max)
+        return ema.warm_decay(so_far + 1, shared.own)
 
     online, *targets = networks.each(shared.weights)
     gradient, start = client_gradient(task, options, examples, epochs, alpha), Fit(online, state.optimizer, tuple(targets))
@@ -152,7 +147,7 @@ def train_client(
     state = FedSiamClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
-    received = jnp.where(shared.alpha_max > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
+    received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
     return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), networks.networks(weights)
 
 
@@ -185,19 +180,19 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
         used = labeled & batch.mask
         beta = options.consistency_weight * ema.ramp_up(epochs + batch.epoch + 1, RAMP_EPOCHS)
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            outputs, stats = logits(online._replace(params=params), online_key)
+        def loss(online: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            outputs, stats = logits(online, online_key)
             ce = losses.cross_entropy(outputs, labels)
             supervised = losses.masked_mean(ce, used, jnp.sum(batch.mask) if released else None)  # Eq. 6
             if not siamese:
-                return supervised, ({"loss": mean(ce, used)}, stats)
+                return supervised, stats, {"loss": mean(ce, used)}
             j = scale * distance(target_logits, outputs)
             metrics = {"loss": mean(ce, used), "consistency_loss": mean(j, batch.mask)}
-            return supervised + beta * losses.masked_mean(j, batch.mask), (metrics, stats)  # Eq. 7
+            return supervised + beta * losses.masked_mean(j, batch.mask), stats, metrics  # Eq. 7
 
-        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(online.params)
-        follow = following(task, targets, target_stats if siamese else stats, alpha(batch))
-        return Gradients(grad, stats, metrics, follow=follow)
+        gradients = local.gradients(loss, online)
+        follow = following(task, targets, target_stats if siamese else gradients.batch_stats, alpha(batch))
+        return gradients._replace(follow=follow)
 
     return gradient
 

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.networks import Networks, networks
-from fedjax_ssl.local.server import mean_of_stack
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData
+from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Count, Fraction, Phase, rounds_of
@@ -142,4 +141,4 @@ def choose(
         "client/upload_bytes_fraction": mean(added / sizes.sum(), took_part),
         "comm/bytes_up": Sum((sizes.sum() + added).astype(jnp.int32)),
     }
-    return state._replace(own=window), mean_of_stack(Aggregate(filled, stacked.weight)), metrics
+    return state._replace(own=window), averaged(summed(Aggregate(filled, stacked.weight))), metrics

@@ -30,7 +30,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import with_pseudo_labels
-from fedjax_ssl.local import Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import flatten
 from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
@@ -51,15 +51,6 @@ class FedTriNetOptions(Options):
     threshold_protection: bool = Field(default=True, description="Constant threshold from round 35 of the second phase on.")
 
 
-class FedTriNetBroadcast(NamedTuple):
-    """The global model, the threshold q on sums of three probabilities, the learning rate, the round of the second phase."""
-
-    weights: Weights
-    threshold: jax.Array
-    learning_rate: jax.Array
-    round: jax.Array  # from 0; negative in the first phase
-
-
 class FedTriNetClientState(NamedTuple):
     """A client's networks and pseudo-labels, and its optimizer state."""
 
@@ -71,15 +62,17 @@ class FedTriNetClientState(NamedTuple):
 
 
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
-    """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views."""
+    """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views.
 
-    def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[FedTriNetBroadcast, PyTree]:
+    The server's `own` is the base confidence m, the Broadcast's the threshold q on sums of three probabilities.
+    """
+
+    def threshold(state: ServerState, cohort: Cohort) -> jax.Array:
         round = cohort.round - options.labeled_rounds
-        threshold = thresholds.falling(state.own, round, protected=options.threshold_protection)
-        return FedTriNetBroadcast(state.weights, threshold, client.learning_rate(cohort.round), round), ()
+        return thresholds.falling(state.own, round, protected=options.threshold_protection)
 
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), own=threshold)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
@@ -88,7 +81,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return state._replace(own=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        """The usual work; at the end of the first phase also measures the base confidence m, the state's `own`."""
+        """The usual work; at the end of the first phase also measures m."""
         state, metrics = method.server_update(state, update, data, key)
 
         def measure() -> jax.Array:
@@ -100,14 +93,15 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
 
     requires = method.requires._replace(next_cohort=True)
-    return method._replace(init=init, broadcast=broadcast, server_update=server_update, requires=requires)
+    return method._replace(init=init, server_update=server_update, requires=requires)
 
 
 def client_update(
-    setup: Setup, shared: FedTriNetBroadcast, _: PyTree, state: FedTriNetClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedTriNetClientState, shard: Shard, key: jax.Array
 ) -> ClientOutput:
     """One client's round, in either phase; the loops of the other phase have length 0."""
-    task, client, *_ = setup
+    task, client, _, options = setup
+    shared = shared._replace(round=shared.round - options.labeled_rounds)  # the second phase's, from 0; before it negative
     first_key, tune_key, train_key = jax.random.split(key, 3)
     second_phase, start = shared.round >= 0, Fit(shared.weights, state.optimizer)
     order_key, step_key = jax.random.split(first_key)
@@ -133,7 +127,7 @@ def client_update(
     metrics = {
         **output.metrics,
         **pseudo_labels.diagnostics(new, shard.true_labels, new >= 0, shard.unlabeled.mask & second_phase),
-        "client/threshold": mean(shared.threshold, second_phase),
+        "client/threshold": mean(shared.own, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
         **pseudo_labels.examples(new, shard.unlabeled.mask & (new >= 0)),
@@ -148,7 +142,7 @@ def splice(task: Task, shared: Weights, last: Weights) -> Weights:
 
 
 def fine_tune(
-    task: Task, client: Training, shared: FedTriNetBroadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
+    task: Task, client: Training, shared: Broadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
 ) -> Trained:
     """The joined network after E epochs on a client's labels with frozen first blocks; no steps unless `trains`."""
     order_key, train_key = jax.random.split(key)
@@ -167,9 +161,7 @@ def fine_tune(
     return trained._replace(carry=Fit(join(frozen, trained.carry.weights), ()))
 
 
-def pseudo_label(
-    task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: FedTriNetBroadcast
-) -> jax.Array:
+def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast) -> jax.Array:
     """Pseudo-labels int32 [n] after adding new ones to `pseudo`: argmax_c s_c where max_c s_c >= q, in the second phase.
 
         s = sum_i softmax(f_i(u)),  i over the networks
@@ -181,7 +173,7 @@ def pseudo_label(
     examples = shard.unlabeled._replace(index=shard.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
     outputs = jnp.stack([local.class_probabilities(task, weights, examples, None) for weights in networks])
     label, confidence = pseudo_labels.harden(jnp.sum(outputs, axis=0))
-    new = examples.mask & thresholds.passes(confidence, shared.threshold, strict=False)
+    new = examples.mask & thresholds.above(confidence, shared.own, strict=False)
     return pseudo.at[order].set(jnp.where(new, label, pseudo[order]))
 
 
@@ -196,7 +188,7 @@ def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
 
 
 def train_on_both(
-    setup: Setup, shared: FedTriNetBroadcast, start: Fit, shard: Shard, labels: tuple[jax.Array, jax.Array], key: jax.Array
+    setup: Setup, shared: Broadcast, start: Fit, shard: Shard, labels: tuple[jax.Array, jax.Array], key: jax.Array
 ) -> Trained:
     """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
@@ -232,16 +224,13 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
         # The batches of the larger set count the epochs; the smaller set is repeated.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 
-        def loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
-            (first, second), stats = task.train_logits_together(
-                weights._replace(params=params), views, masks, local.dropout_key(key)
-            )
+        def loss(weights: Weights) -> tuple[jax.Array, PyTree, Metrics]:
+            (first, second), stats = task.train_logits_together(weights, views, masks, local.dropout_key(key))
             of_labels, metric = local.labeled_loss(first, labels, labeled.mask)
             of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
-            return (of_labels + weight * of_pseudo) / 2, ({"loss": metric, "unlabeled_loss": other}, stats)
+            return (of_labels + weight * of_pseudo) / 2, stats, {"loss": metric, "unlabeled_loss": other}
 
-        grad, (metrics, stats) = jax.grad(loss, has_aux=True)(weights.params)
-        return Gradients(grad, stats, metrics)
+        return local.gradients(loss, weights)
 
     return gradient
 

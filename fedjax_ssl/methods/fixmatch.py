@@ -78,7 +78,7 @@ def _once_per_round(
     mask = shard.unlabeled.mask
     probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
-    accepted = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
+    accepted = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
         at = batch.positions
@@ -98,7 +98,7 @@ def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
         label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
-        accepted = batch.mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
+        accepted = batch.mask & thresholds.above(confidence, options.confidence, strict=options.strict)
         loss = _loss(options, outputs.strong, label, accepted, batch)
         return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, shard, batch))
 

@@ -94,11 +94,11 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
     probs = local.class_probabilities(task, weights, shard.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
-    confident = mask & thresholds.passes(confidence, options.confidence, strict=options.strict)
+    confident = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
     accepted, per_class = confident, jnp.full_like(adaptive.per_class, options.confidence)
     if options.threshold == "cat":
         per_class = adaptive.per_class
-        accepted = mask & thresholds.passes(confidence, adaptive.per_class[label], strict=options.strict)
+        accepted = mask & thresholds.above(confidence, adaptive.per_class[label], strict=options.strict)
     consistent = {
         "confident": confident,
         "confident_accepted": confident & accepted,

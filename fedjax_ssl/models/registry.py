@@ -66,14 +66,14 @@ def register_model(
 
 
 def build(
-    name: str | type[nn.Module] | nn.Module | ModelFns,
+    name: str | type[nn.Module],
     *,
     num_classes: int,
     conv: str = "xla",
     dtype: str = "float32",
     **options: Any,
 ) -> ModelFns:
-    """The network `name` for C classes: a key of MODELS, a module's class as for `register_model`, an instance, or ModelFns.
+    """The network `name` for C classes: a key of MODELS, or a module's class as for `register_model`.
 
     `conv` is a key of LOWERINGS (`resolve_conv` gives a platform's fast one). `dtype` is that of the arithmetic and
     the activations, one of DTYPES; the last layer of our own networks, parameters, statistics and logits are float32 always.
@@ -82,10 +82,6 @@ def build(
     """
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
-    if isinstance(name, nn.Module | ModelFns):
-        if options:
-            raise ValueError(f"{', '.join(options)}: got options for a finished network, accepted: none")
-        return name if isinstance(name, ModelFns) else pure(name, num_classes=num_classes, conv=conv, dtype=dtype)
     model = _find(name) if isinstance(name, str) else Model(name)
     if type(num_classes) is not int or num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes!r}, accepted: a whole number >= 1")

@@ -49,9 +49,9 @@ def with_passes(
 ) -> Callable[..., tuple[PyTree, Passes]]:
     """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned.
 
-    With an `allowance` its trainings (`local.train`) end before the step with which all their steps together would cost more,
-    in forward passes as `Passes.as_forward` counts them. The allowance is a float32 scalar, computed from what the function
-    returns and passes without any step: a second run, of which a compiler keeps what the allowance reads.
+    An `allowance` limits what all steps of its trainings (`local.train`) cost, in forward passes as `Passes.as_forward` counts
+    them: a training ends before the step that would exceed it. It is a float32 scalar, computed from the result and the passes
+    of another run, in which trainings take no step; the compiler leaves out what the allowance does not read of that run.
     """
 
     @functools.wraps(function)

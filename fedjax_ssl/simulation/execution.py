@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.method import Aggregate, ClientOutput, weighted_sum
+from fedjax_ssl.method import Aggregate, ClientOutput, averaged, summed
 from fedjax_ssl.metrics import ClientMetrics, Each
 
 RUNS, CLIENTS = "runs", "clients"  # the mesh's axes: runs at the same time, and the devices that share the clients of each
@@ -105,28 +105,16 @@ def run_cohort(
     if devices > 1:
         total = jax.lax.psum(total, CLIENTS)
     if record and total is not None:  # before devices exchange their results, so that they exchange no updates
-        stacked = compared(stacked, _mean(total).update)._replace(update=(), weight=())
+        stacked = compared(stacked, averaged(total).update)._replace(update=(), weight=())
     if devices > 1:
         stacked = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
     if order_matters:
         slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
         stacked = jax.tree.map(lambda x: x[slots], stacked)
     if total is None:
-        stacked = compared(stacked, _mean(_total(stacked)).update) if record else stacked
+        stacked = compared(stacked, averaged(summed(stacked)).update) if record else stacked
         return CohortOutput(Aggregate(stacked.update, stacked.weight), stacked.client_state, stacked.metrics)
-    return CohortOutput(_mean(total), stacked.client_state, stacked.metrics)
-
-
-def _total(stacked: ClientOutput) -> Aggregate:
-    """The sums of weighted updates and of weights over the leading axis."""
-    total = jax.tree.map(lambda u: weighted_sum(u, stacked.weight), stacked.update)
-    return Aggregate(total, jnp.sum(stacked.weight))
-
-
-def _mean(total: Aggregate) -> Aggregate:
-    """The weighted mean of updates, from the sums; zeros where all weights are 0."""
-    safe = jnp.where(total.weight > 0, total.weight, 1.0)
-    return Aggregate(jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update), total.weight)
+    return CohortOutput(averaged(total), stacked.client_state, stacked.metrics)
 
 
 def compared(stacked: ClientOutput, mean: PyTree) -> ClientOutput:
@@ -178,7 +166,7 @@ def _run_chunks(
         output = output._replace(weight=jnp.where(slots.real, output.weight, 0.0))
         if aggregator == "stack":
             return None, output
-        return _total(output), output if record else output._replace(update=(), weight=())
+        return summed(output), output if record else output._replace(update=(), weight=())
 
     size = cohort.real.shape[0]
     if chunk == size:

@@ -20,7 +20,7 @@ from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
-from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, kept_where, slots
+from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, result_where, slots
 
 FAULTS = ("the update", "the weight", "the client state", "a metric", "a negative weight")
 """What may be wrong with a client's results: NaN or infinity in one of four, or a weight below 0."""
@@ -81,7 +81,7 @@ class Round(NamedTuple):
             return inputs
         slot = slots(self.system, self.state.key, self.cohort, self.data.profiles)
         works, (labeled, unlabeled, true_labels) = slot.there & slot.stays, inputs.rows
-        return inputs._replace(slot=slot, rows=Shard(kept(labeled, works), kept(unlabeled, works), true_labels))
+        return inputs._replace(slot=slot, rows=Shard(restricted(labeled, works), restricted(unlabeled, works), true_labels))
 
 
 def assemble(
@@ -121,7 +121,7 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
             true_labels=labels[pooled.index],
-            next_cohort=kept(_rows(data.client_data, next_cohort.ids, None), next_cohort.there),
+            next_cohort=restricted(_rows(data.client_data, next_cohort.ids, None), next_cohort.there),
             round=cohort.round,
             rounds=cohort.rounds,
         ),
@@ -135,7 +135,7 @@ def _rows(table: Table, which: jax.Array | int, labels: jax.Array | None) -> Exa
     return Examples(None, index, count, None if labels is None else labels[index])
 
 
-def kept(examples: Examples, which: Array | None) -> Examples:
+def restricted(examples: Examples, which: Array | None) -> Examples:
     """Examples [M, n] of the clients in `which` bool [M], and none of the others; None: of all."""
     return examples if which is None else examples._replace(count=examples.count * which)
 
@@ -228,7 +228,7 @@ def recorded(metrics: ClientMetrics) -> ClientMetrics:
 
 
 def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
-    """Leaves a client out of the round that returns NaN, infinity or a negative weight.
+    """Leaves a client out of the round if it returns NaN, infinity or a negative weight.
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. What
     is recorded of it is NaN, and decides nothing. A client whose own weight is 0 sends nothing; all else stays as it says.
@@ -248,14 +248,14 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     fault = sum(bad.astype(jnp.int32) << bit for bit, bad in enumerate(faults))
     sound = fault == 0
 
-    kept = kept_where(sound, output, old_state, lambda _, total: jnp.where(jnp.isfinite(total), total, 0))
+    result = result_where(sound, output, old_state, lambda _, total: jnp.where(jnp.isfinite(total), total, 0))
     own = {
         "client/non_finite": Sum((~sound).astype(jnp.int32)),
-        "client/participants": Sum((kept.weight > 0).astype(jnp.int32)),
+        "client/participants": Sum((result.weight > 0).astype(jnp.int32)),
         FAULT: Sum(fault),
         SENT: Sum((output.weight != 0).astype(jnp.int32)),
     }
-    return kept._replace(metrics={**kept.metrics, **own})
+    return result._replace(metrics={**result.metrics, **own})
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

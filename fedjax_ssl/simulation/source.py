@@ -2,7 +2,7 @@
 
 A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
 `start` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it. `tables` and
-`pools` are on the devices from the start; over `shards` devices the client states are spread.
+`pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client states.
 """
 
 from collections.abc import Callable, Mapping

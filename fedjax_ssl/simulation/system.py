@@ -96,13 +96,13 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     asked = slot.there | (system.participation != "available")
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
     reached = {name: slot.there if name == "comm/bytes_down" else works for name in output.metrics}
-    kept = kept_where(arrives, output, old_state, lambda name, total: jnp.where(reached[name], total, 0))
+    result = result_where(arrives, output, old_state, lambda name, total: jnp.where(reached[name], total, 0))
     own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
     own |= {SECONDS: Sum(waited)} if system.is_timed else {}
-    return kept._replace(metrics={**kept.metrics, **own})
+    return result._replace(metrics={**result.metrics, **own})
 
 
-def kept_where(
+def result_where(
     counts: jax.Array, output: ClientOutput, old_state: PyTree, total: Callable[[str, jax.Array], jax.Array]
 ) -> ClientOutput:
     """A client's results where it counts, bool scalar.

@@ -54,6 +54,6 @@ def falling(base: Number, round: Int[Array, ""], *, protected: bool) -> Float[Ar
     return 2.8 * base * factor
 
 
-def passes(values: Float[Array, " n"], threshold: Number | Float[Array, " n"], *, strict: bool) -> Bool[Array, " n"]:
-    """Whether each confidence passes its threshold: `>` if strict ((FL)^2, Eqs. 10 and 11), else `>=` (its released code)."""
+def above(values: Float[Array, " n"], threshold: Number | Float[Array, " n"], *, strict: bool) -> Bool[Array, " n"]:
+    """Whether each confidence is above its threshold: `>` if strict ((FL)^2, Eqs. 10 and 11), else `>=` (its released code)."""
     return values > threshold if strict else values >= threshold

@@ -57,18 +57,28 @@ def test_clients_weigh_by_their_data_where_they_hold_labels_and_alike_where_not(
 
 
 @pytest.mark.parametrize(
-    ("name", "below", "images"), [("fixmatch", 0.41, 20), ("fixmatch", 0.42, 58), ("uda", 0.42, 58), ("fedmatch", 0.42, 58)]
+    ("name", "below", "labeled", "images"),
+    [
+        ("fixmatch", 0.41, 5, 20),
+        ("fixmatch", 0.42, 5, 58),
+        ("uda", 0.42, 5, 58),
+        ("fedmatch", 0.42, 5, 58),
+        ("uda", 1.0, 0, 14),
+    ],
 )
-def test_methods_whose_labels_count_the_epochs_take_more_of_them_where_labels_repeat(name, below, images):
-    """2 or 3 x 2 epochs of 5 labels, in 4 or 12 steps, whose unlabeled batches hold 3, 3, 1, 3, ... of 7 examples."""
+def test_methods_whose_labels_count_the_epochs_take_more_of_them_where_labels_repeat(name, below, labeled, images):
+    """2 or 3 x 2 epochs of 5 labels, in 4 or 12 steps, whose unlabeled batches hold 3, 3, 1, 3, ... of 7 examples.
+
+    Without labels there is nothing to repeat: 2 epochs of 7 examples.
+    """
     client, kind = lc.Client(), options_class(METHODS[name])
     options = kind(labeled_repeats=3, repeats_below=below, **({"pseudo_labels": "local"} if name == "fixmatch" else {}))
-    training = lc.InOrder(lc.torch_sgd(), lambda _: jnp.float32(0.1), lc.BATCH, lc.EPOCHS)
+    training = local.Training(lc.torch_sgd(), lambda _: jnp.float32(0.1), lc.BATCH, lc.EPOCHS)
     method = METHODS[name](
         task=lc.linear_task(), client=training, server=local.Server(optax.sgd(1.0), training, 0, None), options=options
     )
     server, clients = method.init(jax.random.key(0), DataSpec((lc.SIDE, lc.SIDE, 1), lc.CLASSES, 1, 1))
     shared, own = method.broadcast(server, clients, Cohort(jnp.zeros(1, jnp.int32), jnp.int32(0)))
     state, own = (jax.tree.map(lambda x: x[0], tree) for tree in (clients, own))
-    output = jax.jit(method.client_update)(shared, own, state, client.shard(), jax.random.key(1))
+    output = jax.jit(method.client_update)(shared, own, state, client.shard(labeled), jax.random.key(1))
     assert output.metrics["perf/client_images"].total == images

@@ -18,8 +18,8 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.local.server import StaticNorm, mean_of_stack
-from fedjax_ssl.method import Aggregate, ServerData, Shard
+from fedjax_ssl.local.server import StaticNorm
+from fedjax_ssl.method import Aggregate, ServerData, Shard, averaged, summed
 from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
 from fedjax_ssl.ssl import experts
@@ -253,7 +253,7 @@ def test_the_released_aggregate_is_of_two_halves():
     changed = [jax.tree.map(lambda w, local: jnp.float32(w - local), sent, local) for local in (of_l, of_u)]
     changed[1] = jax.tree.map(lambda x: x * r.reshape(-1, *[1] * (x.ndim - 1)), changed[1])
     spoiled = jax.tree.map(lambda x: x.at[2].set(jnp.nan), Halves(*changed, jnp.float32(r)))
-    aggregate = mean_of_stack(Aggregate(spoiled, jnp.array([1.0, 1.0, 0.0])))
+    aggregate = averaged(summed(Aggregate(spoiled, jnp.array([1.0, 1.0, 0.0]))))
     _, method = method_of(FedLabelOptions(aggregation="halves"))
     state = ServerState(lc.float32(sent), optax.sgd(1.0).init(lc.float32(sent.params)), ())
     nothing = lc.examples(Problem().pool, [0], 0, [0])

@@ -12,11 +12,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.local import Server, Weights
+from fedjax_ssl.local import Broadcast, Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
-from fedjax_ssl.methods.fedmatch import FedMatchBroadcast, FedMatchClientState, FedMatchOptions, Helpers, fedmatch
+from fedjax_ssl.methods.fedmatch import FedMatchClientState, FedMatchOptions, Helpers, fedmatch
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.ssl import agreement
@@ -120,9 +120,8 @@ class Problem:
         momenta = self.momenta if at_clients else self.momenta[1:]
         momenta = tuple(lc.with_leaves(SGD.init(lc.named(tree)), lc.named(tree)) for tree in momenta)
         kept = FedMatchClientState(jnp.array(seen), jnp.zeros(CLASSES), lc.named(self.known), momenta)
-        shared = FedMatchBroadcast(
-            Weights(Parts(lc.named(self.sigma), lc.named(self.psi)), {}), jnp.float32(RATE), jnp.array(bool(helpers))
-        )
+        weights = Weights(Parts(lc.named(self.sigma), lc.named(self.psi)), {})
+        shared = Broadcast(weights, jnp.float32(RATE), own=jnp.array(bool(helpers)))
         psi = jax.tree.map(lambda *x: jnp.stack(x), *(lc.named(h) for h in self.helpers))
         own = Helpers(psi, jnp.arange(2) < len(helpers))
         return update(shared, own, kept, shard, jax.random.key(0))
@@ -284,8 +283,8 @@ def test_the_cohort_gets_its_helpers_psi_in_every_tenth_round_alone():
     broadcast = jax.jit(side.method.broadcast)
     for number in range(31):
         shared, own = broadcast(side.state, clients, Cohort(jnp.array([4, 2, 0]), jnp.int32(number)))
-        assert bool(shared.helping) == (number in (9, 19, 29))
-        if not shared.helping:
+        assert bool(shared.own) == (number in (9, 19, 29))
+        if not shared.own:
             assert not np.any(own.available)
             assert not any(np.any(leaf) for leaf in jax.tree.leaves(own.psi))
             continue

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.local import Server, Weights
+from fedjax_ssl.local import Broadcast, Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData
-from fedjax_ssl.methods.fedsem import FedSemBroadcast, FedSemClientState, FedSemOptions, fedsem
+from fedjax_ssl.methods.fedsem import FedSemClientState, FedSemOptions, fedsem
 from tests import toy
 from tests.golden import linear_clients as lc
 
@@ -37,9 +37,8 @@ def problem(norm="static"):
 
 def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED):
     _, update, client, start = problem()
-    shared = FedSemBroadcast(
-        Weights(lc.named(start), {}), Weights(lc.named(client.params), {}), jnp.float32(lc.RATE), jnp.int32(round)
-    )
+    weights, labeler = (Weights(lc.named(params), {}) for params in (start, client.params))
+    shared = Broadcast(weights, jnp.float32(lc.RATE), jnp.int32(round), own=labeler)
     optimizer = lc.with_leaves(SGD.init(lc.named(start)), jax.tree.map(jnp.zeros_like, lc.named(start)))
     shard = client.shard(labeled, unlabeled)
     return update(shared, (), FedSemClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
@@ -110,7 +109,7 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
         shared, _ = method.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
         weights.append(shared.weights)
         if round >= R1:
-            jax.tree.map(np.testing.assert_array_equal, shared.labeler, weights[R1])
+            jax.tree.map(np.testing.assert_array_equal, shared.own, weights[R1])
         data = ServerData(nothing, nothing, None, None, jnp.int32(round))
         state, _ = method.server_update(state, Aggregate(change, jnp.float32(2)), data, jax.random.key(0))
     for before, move, at_end, after in zip(*map(jax.tree.leaves, (first, change, *weights[R1:])), strict=True):

@@ -13,12 +13,12 @@ import optax
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.local import Server, Task, Weights
+from fedjax_ssl.local import Broadcast, Server, Task, Weights
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedtrinet import FedTriNetBroadcast, FedTriNetClientState, FedTriNetOptions, fine_tune, splice
+from fedjax_ssl.methods.fedtrinet import FedTriNetClientState, FedTriNetOptions, fine_tune, splice
 from fedjax_ssl.ssl import thresholds
 from tests import toy
 from tests.golden import linear_clients as lc
@@ -140,9 +140,8 @@ class Problem:
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
         optimizer = lc.with_leaves(SGD.init(named(self.shared)), named(self.momentum))
         kept = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
-        shared = FedTriNetBroadcast(
-            Weights(named(self.shared), {}), jnp.float32(threshold), jnp.float32(RATE), jnp.int32(round)
-        )
+        weights = Weights(named(self.shared), {})
+        shared = Broadcast(weights, jnp.float32(RATE), jnp.int32(R1 + round), own=jnp.float32(threshold))
         return shared, (), kept, shard, jax.random.key(0)
 
     def got(self, **case):
@@ -255,8 +254,8 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
     expected, server_update = 0.0, jax.jit(made.server_update)
     for round in range(R1 + 2):
         shared, _ = made.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
-        assert shared.round == round - R1
-        np.testing.assert_allclose(shared.threshold, 2.8 * expected, rtol=1e-5)
+        assert shared.round == round
+        np.testing.assert_allclose(shared.own, 2.8 * expected, rtol=1e-5)
         data = ServerData(nothing, nothing, None, of_cohort, jnp.int32(round))
         with forward_batches_of(FORWARD):
             state, _ = server_update(state, Aggregate(step, jnp.float32(2)), data, jax.random.key(0))
@@ -283,7 +282,7 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     labeled = lc.examples(images, np.arange(LABELED), LABELED, LABELS)
     shared, last = (task.init(jax.random.key(seed), (8, 8, 1)) for seed in (1, 2))
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
-    message = FedTriNetBroadcast(shared, None, jnp.float32(RATE), jnp.int32(0))
+    message = Broadcast(shared, jnp.float32(RATE))
     first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
     joined = splice(task, shared, last)
     run = jax.jit(lambda: fine_tune(task, training, message, last, Shard(labeled, None, None), True, jax.random.key(3)))

@@ -16,8 +16,8 @@ import pytest
 
 from fedjax_ssl.local import Server, Task, substream
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.local.server import StaticNorm, mean_of_stack
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.local.server import StaticNorm
+from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard, averaged, summed
 from fedjax_ssl.methods.semifl import SemiFLOptions, semifl
 from fedjax_ssl.models import ModelFns, norm
 from tests.golden import linear_clients as lc
@@ -178,7 +178,7 @@ def engines(data):
             jax.tree.map(lambda *x: jnp.stack(x), *(getattr(one, name) for one in outputs))
             for name in ("client_state", "update", "weight")
         )
-        state, _ = of_server(state, mean_of_stack(Aggregate(update, weight)), data.server(number), KEY)
+        state, _ = of_server(state, averaged(summed(Aggregate(update, weight))), data.server(number), KEY)
         losses = [[one.metrics[f"client/{name}"].total for name in ("loss", "mix_loss")] for one in outputs]
         yield state.weights.params, (state.weights.stats["mean"], state.weights.stats["var"]), weight, losses
 
