@@ -19,6 +19,7 @@ LABELS_AT = {
     **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
+WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
 ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in METHODS]
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm

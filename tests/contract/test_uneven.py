@@ -8,8 +8,7 @@ import pytest
 
 from tests import engine, tiny
 
-WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
-CASES = [case for case in tiny.CASES if case[0] not in WITHOUT_CLIENTS]
+CASES = [case for case in tiny.CASES if case[0] not in tiny.WITHOUT_CLIENTS]
 FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 """Those that differ most: thresholds, helpers, layers that are sent."""
 DEADLINE = 10.0
@@ -30,10 +29,7 @@ def uneven(method, labels_at):
     return dataclasses.replace(experiment, problem=experiment.problem._replace(tables=({**tables, "profiles": profiles},)))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id="-".join(case), marks=pytest.mark.ci if case in FAST else pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.parametrize("case", tiny.params(CASES, fast=(), ci=FAST))
 def test_a_method_keeps_its_promises(case):
     simulator, states, rows = engine.simulate(uneven(*case), "chunked", rounds=3)
     first, second, third = rows

@@ -76,7 +76,7 @@ class Disk:
             self._synced[inode] = self._now[inode]
             self._changes.pop(inode, None)
 
-    def after_a_power_cut(self, folder: pathlib.Path, chance: random.Random | None) -> None:
+    def after_a_power_cut(self, folder: pathlib.Path, chance: random.Random | None = None) -> None:
         """Writes to `folder` what is left: all that is synced, and of the rest what chance will have; None: nothing."""
         self._write(self._inode(self.root), folder, chance)
 

@@ -3,19 +3,14 @@
 import logging
 import os
 import pathlib
-import random
 import shutil
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
-from tests.experiment.test_checkpoint import ROOT, assert_same, environment, folders, restore, save_all, state_of
+from tests.experiment.test_checkpoint import assert_same, folders, restore, save_all, state_of
 
 pytestmark = pytest.mark.reliability
 
@@ -134,51 +129,3 @@ def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
         restore(tmp_path)
     assert "\n" not in str(error.value)
     assert data_files(tmp_path) == before
-
-
-# Kills. A child saves as fast as it can; each trial goes on from where the one before was killed, as a real run does.
-
-SAVING = """
-import itertools, sys
-from fedjax_ssl.experiment.checkpoint import Checkpoints
-from tests.experiment.test_checkpoint_damage import KILL_SIZE, state_of
-with Checkpoints(sys.argv[1]) as checkpoints:
-    restored = checkpoints.restore(state_of(0, KILL_SIZE))
-    start = 0 if restored is None else restored[0]
-    for round in itertools.count(start + 1):
-        checkpoints.save(round, state_of(round, KILL_SIZE))
-        print(round - 1, flush=True)  # a save returns once the one before it is on disk
-"""
-KILL_SIZE = 300_000
-
-
-def kill_repeatedly(workdir: pathlib.Path, trials: int, seed: int) -> list[int]:
-    """Newest rounds after each kill, all checked; half of the kills fall within milliseconds of a save's start or end."""
-    moments = random.Random(seed)
-    newest, rounds = 0, []
-    for _ in range(trials):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVING, str(workdir)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE
-        ) as child:
-            for _ in range(moments.randint(2, 4)):
-                assert child.stdout.readline()
-            time.sleep(moments.choice([moments.uniform(0, 0.01), moments.uniform(0, 0.3)]))
-            child.kill()
-            printed = [int(line) for line in child.stdout.read().split()]
-        round, state = restore(workdir, state_of(0, KILL_SIZE))
-        assert_same(state, state_of(round, KILL_SIZE))
-        assert round >= max([newest, *printed]), "a checkpoint that was reported as saved is lost"
-        assert not [name for name in folders(workdir) if "corrupt" in name], "a kill left a broken checkpoint behind"
-        newest = round
-        rounds.append(round)
-    return rounds
-
-
-@pytest.mark.parametrize(
-    ("chains", "trials"), [pytest.param(1, 2, marks=pytest.mark.ci), pytest.param(2, 50, marks=pytest.mark.slow)]
-)
-def test_killed_at_random_moments(tmp_path, chains, trials):
-    with ThreadPoolExecutor(chains) as pool:
-        newest = list(pool.map(lambda seed: kill_repeatedly(tmp_path / str(seed), trials, seed), range(chains)))
-    for rounds in newest:
-        assert rounds == sorted(set(rounds)), "a trial that saved nothing tests nothing"

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.divergence import DivergedError, divergence, remedy
+from fedjax_ssl.experiment.divergence import divergence, remedy
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.round import FAULT
@@ -95,13 +94,6 @@ def test_divergence_says_round_what_is_not_finite_and_what_to_do():
     of_weights = divergence(2, found(clients=5, fault=0b10010), settings)
     reason = "NaN or infinity in the weight and a negative weight"
     assert of_weights == f"round 2: all 5 clients returned {reason}; look at the weights of method.name=fedavg"
-
-
-@pytest.mark.ci
-def test_a_run_that_prox_mu_drives_to_infinity_says_so():
-    experiment = build(tiny.config("fedprox", network="linear", method__prox_mu=1e9))
-    with pytest.raises(DivergedError, match=r"round 1: .*; likely cause: method.prox_mu=1e\+09; lower it"):
-        list(experiment.rounds())
 
 
 @pytest.mark.ci

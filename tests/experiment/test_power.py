@@ -1,10 +1,11 @@
-"""Power cuts at any moment, I/O errors at any write: the next start has the newest whole state, and ends with the same bits."""
+"""Kills, power cuts, I/O errors at any moment: the next start has the newest whole state, and ends with the same bits."""
 
 import errno
 import os
 import pathlib
 import random
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,10 @@ ci, slow = pytest.mark.ci, pytest.mark.slow
 
 
 class Images:
-    """What power cuts leave at each `every`-th moment, in folders: nothing that is not synced, and what chance will have."""
+    """What is left at each `every`-th moment, in folders.
+
+    By power cuts: nothing that is not synced, and what chance will have; by a kill: all that is written.
+    """
 
     def __init__(self, folder: pathlib.Path, every: int = 1):
         self.left: list[tuple[pathlib.Path, int]] = []
@@ -35,9 +39,15 @@ class Images:
 
     def __call__(self, of: disk.Disk) -> None:
         self._moments += 1
-        for chance in (None, self._chance) if self._moments % self._every == 0 else ():
+        if self._moments % self._every:
+            return
+        for leave in (
+            of.after_a_power_cut,
+            partial(of.after_a_power_cut, chance=self._chance),
+            partial(shutil.copytree, of.root),
+        ):
             self.left.append((self._folder / str(len(self.left)), self.promised))
-            of.after_a_power_cut(self.left[-1][0], chance)
+            leave(self.left[-1][0])
 
 
 # A kind of state: as it is before round 1, and, from the one before a round, as it is after it.
@@ -61,7 +71,7 @@ def saved(root, kind, *rounds):
 
 
 @kinds
-def test_after_a_power_cut_at_any_moment_of_three_saves_the_newest_that_ended_is_there(tmp_path, kind):
+def test_after_a_kill_or_a_power_cut_at_any_moment_of_three_saves_the_newest_that_ended_is_there(tmp_path, kind):
     images, root, expected = Images(tmp_path), tmp_path / "run", {0: None}
     root.mkdir()
     with disk.forgetting(root, images):
@@ -71,7 +81,7 @@ def test_after_a_power_cut_at_any_moment_of_three_saves_the_newest_that_ended_is
         round, state = restored(image, KINDS[kind][0]) or (0, None)
         assert round >= promised, image
         assert_same(state, expected[round])
-    assert len(images.left) >= 100
+    assert len(images.left) >= 150
 
 
 @kinds
@@ -140,7 +150,7 @@ def assert_goes_on(whole, workdir):
 
 
 @pytest.mark.parametrize(("whole", "every"), RUNS_AND_STEPS, indirect=["whole"])
-def test_a_run_goes_on_with_the_same_bits_after_a_power_cut(tmp_path, whole, every):
+def test_a_run_goes_on_with_the_same_bits_after_a_kill_or_a_power_cut(tmp_path, whole, every):
     images, root = Images(tmp_path, every), tmp_path / "run"
     root.mkdir()
     with disk.forgetting(root, images):
@@ -148,7 +158,7 @@ def test_a_run_goes_on_with_the_same_bits_after_a_power_cut(tmp_path, whole, eve
     for image, _ in images.left:
         assert_goes_on(whole, image)
         shutil.rmtree(image)
-    assert len(images.left) * every >= 600
+    assert len(images.left) * every >= 900
 
 
 def refusal(experiment, workdir) -> str:

@@ -99,21 +99,18 @@ def test_a_resumed_experiment_gives_the_same_bits_also_where_jax_has_no_cpu(begu
     assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
 
 
-def test_runs_that_were_killed_between_their_saves_go_on_from_the_round_that_all_have(tmp_path, whole):
-    experiment, expected = whole
-    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
+def killed_between_saves(workdir, whole, patched):
+    """Seed 0 has round 4, which does not stand in the way of those that both have."""
+    shutil.copytree(whole, workdir, dirs_exist_ok=True)
+    shutil.rmtree(workdir / "1" / "checkpoints" / "4")
     for name in ("0", "1"):
-        (tmp_path / name / "summary.json").unlink()
-    go(several(), tmp_path, stop_after=3)  # from round 2; seed 0's round 4 does not stand in its way
-    assert [len(rows(tmp_path / name)) for name in ("0", "1")] == [3, 3]
-    go(several(), tmp_path)
-    assert_same_runs(experiment, expected, tmp_path)
+        (workdir / name / "summary.json").unlink()
+    go(several(), workdir, stop_after=3)  # from round 2
+    assert [len(rows(workdir / name)) for name in ("0", "1")] == [3, 3]
 
 
-def test_after_a_save_that_fails_in_one_run_none_saves_a_later_round(tmp_path, monkeypatch, whole):
-    """Else nothing would be left that all have."""
-    experiment, expected = whole
+def one_cannot_save(workdir, whole, patched):
+    """No other saves a later round, else nothing would be left that all have."""
     write = Checkpoints._write
 
     def full(self, round, *content):
@@ -121,27 +118,30 @@ def test_after_a_save_that_fails_in_one_run_none_saves_a_later_round(tmp_path, m
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, round, *content)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpoints, "_write", full)
-        with pytest.raises(OSError, match="No space left"):
-            go(several(), tmp_path)
-    assert [[path.name for path in (tmp_path / run / "checkpoints").iterdir()] for run in ("0", "1")] == [["2"], []]
-    go(several(), tmp_path)
-    assert_same_runs(experiment, expected, tmp_path)
+    patched.setattr(Checkpoints, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        go(several(), workdir)
+    assert [[path.name for path in (workdir / run / "checkpoints").iterdir()] for run in ("0", "1")] == [["2"], []]
 
 
-def test_a_signal_saves_every_run(tmp_path, monkeypatch, whole):
-    experiment, expected = whole
+def signaled(workdir, whole, patched):
+    """Every run is saved."""
     stop, seen = Stop(), run_module.seen
 
     def stopping(found):
         stop.signal = signal.SIGTERM if found[0]["round"] == 3 else None
         return seen(found)
 
+    patched.setattr(run_module, "seen", stopping)
+    go(several(), workdir, stop=stop)
+    assert [max(Checkpoints(workdir / name, read_only=True).rounds()) for name in ("0", "1")] == [3, 3]
+
+
+@pytest.mark.parametrize("ended", [killed_between_saves, one_cannot_save, signaled])
+def test_runs_that_ended_early_go_on_with_the_same_bits(tmp_path, monkeypatch, whole, ended):
+    experiment, expected = whole
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, "seen", stopping)
-        go(several(), tmp_path, stop=stop)
-    assert [restored(single(experiment, run), tmp_path / str(run))[0] for run in (0, 1)] == [3, 3]
+        ended(tmp_path, expected, patched)
     go(several(), tmp_path)
     assert_same_runs(experiment, expected, tmp_path)
 

@@ -1,6 +1,5 @@
 """A run's command on a folder whose files a disk or a hand has changed: one line and status 2, and nothing more is lost."""
 
-import os
 import pathlib
 import shutil
 
@@ -73,6 +72,11 @@ def lose(folder, *names):
         (folder / name).unlink()
 
 
+def checkpoints_of(folder, another):
+    shutil.rmtree(folder / "checkpoints")
+    shutil.copytree(another / "checkpoints", folder / "checkpoints")
+
+
 def edit(folder, change):
     log = folder / "metrics.jsonl"
     log.write_bytes(b"".join(change(log.read_bytes().splitlines(keepends=True))))
@@ -89,6 +93,7 @@ def edit(folder, change):
         (lambda folder, _: edit(folder, lambda lines: [lines[0], *lines[2:]]), "round 2 is damaged: round 3 is in its place"),
         (lambda folder, _: edit(folder, lambda lines: [lines[1], lines[0], *lines[2:]]), "round 1 is damaged: round 2 is"),
         (lambda folder, another: shutil.copy(another / "metrics.jsonl", folder), "is not the log of the run whose checkpoints"),
+        (checkpoints_of, "is not the log of the run whose checkpoints lie beside it"),
         (lambda folder, _: (lose(folder, "metrics.jsonl"), (folder / "metrics.jsonl").mkdir()), "metrics.jsonl is a folder"),
         (lambda folder, _: (folder / "summary.json").mkdir(), "summary.json is a folder, unlike a run's: put the file back"),
         (lambda folder, _: (lose(folder, "run.json"), (folder / "run.json").mkdir()), "run.json is damaged: it is a folder"),
@@ -122,13 +127,6 @@ def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
         (tmp_path / name).touch()
     run_module.open_workdir(tmp_path, {}, overwrite=False)
     assert {path.name for path in content(tmp_path)} == {*others, "config.json"}
-
-
-def test_checkpoints_that_are_another_runs_of_the_same_config_are_one_line(tmp_path, config, runs):
-    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
-    shutil.rmtree(folder / "checkpoints")
-    shutil.copytree(runs / "another" / "checkpoints", folder / "checkpoints")
-    assert "is not the log of the run whose checkpoints lie beside it" in refused(config, f"--workdir={folder}")
 
 
 def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, config, runs):
@@ -171,35 +169,30 @@ def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
     assert (many / "metrics.jsonl").read_bytes() == log
 
 
-@pytest.mark.parametrize("lost", [1, 40])
-def test_a_log_that_is_damaged_while_the_run_writes_to_it_is_no_result(tmp_path, config, monkeypatch, lost):
+DAMAGED = "round 3 is damaged: it is not JSON; put the file back"
+
+
+@pytest.mark.parametrize(
+    ("round", "change", "said"),
+    [
+        (3, lambda lines: [*lines[:-1], lines[-1][:-1]], DAMAGED),
+        (3, lambda lines: [*lines[:-1], lines[-1][:-40]], DAMAGED),
+        (6, lambda lines: lines[:4], "metrics.jsonl has 4 of the 6 rounds that are finished"),
+    ],
+)
+def test_a_log_that_is_damaged_while_the_run_writes_to_it_is_no_result(tmp_path, config, monkeypatch, round, change, said):
     """A command that ends with 0 has written a summary of a whole log."""
-    seen, log = run_module.seen, tmp_path / "run" / "metrics.jsonl"
+    seen = run_module.seen
 
     def damaging(found):
-        if found[0]["round"] == 3:
-            os.truncate(log, log.stat().st_size - lost)
+        if found[0]["round"] == round:
+            edit(tmp_path / "run", change)
         return seen(found)
 
     monkeypatch.setattr(run_module, "seen", damaging)
     done = launch(config, f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: {log}: round 3 is damaged: it is not JSON; put the file back")
-    assert not (tmp_path / "run" / "summary.json").exists()
-
-
-def test_a_log_whose_last_rows_go_while_the_run_ends_is_no_result(tmp_path, config, monkeypatch):
-    seen, log = run_module.seen, tmp_path / "run" / "metrics.jsonl"
-
-    def losing(found):
-        if found[0]["round"] == 6:
-            log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:4]))
-        return seen(found)
-
-    monkeypatch.setattr(run_module, "seen", losing)
-    done = launch(config, f"--workdir={tmp_path / 'run'}")
-    assert done.returncode == 2
-    assert "metrics.jsonl has 4 of the 6 rounds that are finished" in done.stderr.splitlines()[-1]
+    assert said in done.stderr.splitlines()[-1]
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
