@@ -49,7 +49,7 @@ def tables() -> dict[str, dict]:
             name, _, line = line.partition(" =")
             table, groups = found.setdefault(name, {}), [""]
             assert not table, f"{name} twice"
-        for part in line.replace(", server.optimizer:", ",server.optimizer:").split():
+        for part in line.split():
             key, _, text = part.partition("=")
             if part.endswith(":"):
                 groups = [f"{group}." for group in part[:-1].split(",")]

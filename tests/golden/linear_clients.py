@@ -67,6 +67,14 @@ def sgd(w, g, m, rate=RATE, *, decay=0.0, nesterov=False):
     return jax.tree.map(lambda w, g, m: w - rate * (g + MOMENTUM * m if nesterov else m), w, g, m), m
 
 
+def lars_gradient(w, g, decay):
+    """What LARS, in SimCLR's form, has in a gradient's place: kernels decay and are scaled by .001 ||w|| / ||g||."""
+    if "kernel" not in g:
+        return g
+    kernel, length = g["kernel"] + decay * w["kernel"], np.linalg.norm(w["kernel"])
+    return g | {"kernel": kernel * (0.001 * length / np.linalg.norm(kernel) if length else 1)}
+
+
 class Adam:
     """Kingma and Ba 2015, Algorithm 1, with PyTorch's constants and before the learning rate."""
 
@@ -76,6 +84,9 @@ class Adam:
     def __call__(self, g):
         self.t, self.m, self.v = self.t + 1, 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g**2
         return self.m / (1 - 0.9**self.t) / (np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8)
+
+    def step(self, w, g, rate):
+        return w - rate * self(g)
 
 
 def random_layer(rng, scale=1.0, bias=None):
@@ -91,6 +102,11 @@ def combine(function, *trees):
 
 def norm(tree):
     return np.sqrt(sum(np.sum(leaf**2) for leaf in tree.values()))
+
+
+def flat(tree):
+    """All leaves as one vector, by name."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def float32(tree):

@@ -45,10 +45,6 @@ def outputs(x, *parts):
     return lc.softmax(x @ sum(part["kernel"] for part in parts) + sum(part["bias"] for part in parts))
 
 
-def flat(tree):
-    return np.concatenate([np.ravel(tree[name]) for name in ("bias", "kernel")])
-
-
 class Problem:
     """Images, parameters, helpers and momenta in float64, and what FedMatch makes of them here and there."""
 
@@ -146,10 +142,10 @@ def upload(new, known, threshold, delta):
     """(what the server has then, entries sent)."""
     sparse = lc.combine(lambda x: np.where(np.abs(x) > threshold, x, 0), new)
     change = lc.combine(lambda x, y: np.abs(x - y), sparse, known)
-    assert np.abs(flat(change) - delta).min() > 1e-4
+    assert np.abs(lc.flat(change) - delta).min() > 1e-4
     sent = lc.combine(lambda c: c > delta, change)
-    assert 0 < flat(sent).sum() < SIZE
-    return lc.combine(np.where, sent, new, known), int(flat(sent).sum())
+    assert 0 < lc.flat(sent).sum() < SIZE
+    return lc.combine(np.where, sent, new, known), int(lc.flat(sent).sum())
 
 
 def message(entries):
@@ -185,7 +181,7 @@ def test_a_client_update_is_what_the_equations_say(num_helpers, at_clients, prox
     noise = lc.plain(np.asarray(agreement.embedding_image((SIDE, SIDE, 1)), float)).reshape(1, -1)
     np.testing.assert_allclose(state.embedding, outputs(noise, up_sigma, up_psi)[0], rtol=1e-4)
 
-    differing = int((flat(problem.known) != flat(problem.psi)).sum())
+    differing = int((lc.flat(problem.known) != lc.flat(problem.psi)).sum())
     assert 0 < differing < SIZE / 2
     parts = 2 if at_clients else 1
     metrics = {
@@ -236,7 +232,7 @@ class ServerSide:
 def test_the_server_trains_sigma_before_and_after_every_average_of_psi():
     side = ServerSide("server")
     sigma, psi = side.parts(side.state)
-    np.testing.assert_allclose(flat(psi), 0.2 * flat(sigma), rtol=1e-6)  # psi begins as a fifth of sigma
+    np.testing.assert_allclose(lc.flat(psi), 0.2 * lc.flat(sigma), rtol=1e-6)  # psi begins as a fifth of sigma
     prepared, _ = jax.jit(side.method.prepare)(side.state, side.data, jax.random.key(1))
     sigma, momentum = side.trained(sigma, psi, {"kernel": 0.0, "bias": 0.0})
     lc.assert_same(side.parts(prepared), [sigma, psi])
@@ -262,7 +258,7 @@ def test_the_tested_network_has_a_sparse_psi():
     side = ServerSide("server", l1_thres=0.2)
     sigma, psi = side.problem.sigma, side.problem.psi
     sparse = lc.combine(lambda x: np.where(np.abs(x) > 0.2, x, 0), psi)
-    assert 0 < (flat(sparse) == 0).sum() < SIZE
+    assert 0 < (lc.flat(sparse) == 0).sum() < SIZE
     state = side.state._replace(weights=Weights(Parts(lc.named(sigma), lc.named(psi)), {}))
     logits = side.method.predict["global"](state, jnp.asarray(side.problem.pool), jnp.ones(20, bool))
     x, _ = side.problem.views(np.arange(20))
@@ -305,50 +301,3 @@ def test_an_upload_carries_the_entries_that_changed():
     dense = decomposed.changed({"w": jnp.float32(new)}, {"w": jnp.float32(known)}, threshold=0.0, delta=0.0)
     np.testing.assert_array_equal(dense.value["w"], jnp.float32(new))
     assert int(dense.entries) == 7
-
-
-@pytest.mark.parametrize("share", [1.0, 0.6, 0.2])
-def test_helpers_are_the_nearest_other_clients_that_have_been_seen(share):
-    nearest, rng = jax.jit(agreement.nearest, static_argnums=3), np.random.default_rng(3)
-    for _ in range(20):
-        embeddings = rng.dirichlet(np.ones(CLASSES), CLIENTS)
-        embeddings[rng.integers(CLIENTS)] = embeddings[0]  # a copy at distance 0, of itself perhaps
-        seen, ids = rng.random(CLIENTS) < share, rng.permutation(CLIENTS)[:4]
-        got = nearest(jnp.float32(embeddings), jnp.asarray(seen), jnp.asarray(ids), 2)
-        assert got.ids.shape == got.found.shape == (4, 2)
-        for k, who, found in zip(ids, np.asarray(got.ids), np.asarray(got.found), strict=True):
-            others = [j for j in range(CLIENTS) if seen[j] and j != k] if seen[k] else []  # none for a new client
-            others.sort(key=lambda j, k=k: (np.linalg.norm(embeddings[j] - embeddings[k]), j))
-            assert [int(j) for j in who[found]] == others[:2]
-
-
-def test_the_embedding_image_is_truncated_noise():
-    image = np.asarray(agreement.embedding_image((100, 100, 3)), float)
-    assert 0 <= image.min() < 1 < 254 < image.max() <= 255
-    # Of N(125, 125^2) between 0 and 255, by numerical integration.
-    x = np.linspace(0, 255, 100_001)
-    density = np.exp(-((x - 125) ** 2) / (2 * 125**2))
-    mean = (x * density).sum() / density.sum()
-    std = np.sqrt((x**2 * density).sum() / density.sum() - mean**2)
-    np.testing.assert_allclose([image.mean(), image.std()], [mean, std], rtol=0.02)
-    np.testing.assert_array_equal(image, agreement.embedding_image((100, 100, 3)))
-
-
-@pytest.mark.parametrize(
-    ("own", "helpers", "available", "expected"),
-    [
-        (2, (2, 0), (1, 1), 2),
-        (0, (2, 2), (1, 1), 2),  # outvoted
-        (2, (1, 0), (1, 1), 0),  # a tie of three: the lowest class
-        (2, (0, 1), (1, 0), 0),  # of two
-        (2, (0, 0), (0, 0), 2),  # nobody to ask
-        (1, (0, 0), (0, 1), 0),
-        (1, (2, 1), (0, 1), 1),
-    ],
-)
-def test_the_majority_labels(own, helpers, available, expected):
-    def logits(c):
-        return jnp.full((1, CLASSES), 5.0).at[0, c].set(7.0)
-
-    got = agreement.label(logits(own), jnp.stack([logits(c) for c in helpers]), jnp.array(available, bool))
-    assert got.tolist() == [expected]

@@ -65,12 +65,10 @@ def gradient(net, parts):
 
 def sgd(net, momentum, steps, trained=("W0", "b0", "W1", "b1")):
     """(network, momentum) after steps, each a list of parts, of the layers `trained`."""
-    net, momentum = dict(net), dict(momentum)
     for parts in steps:
         g = gradient(net, parts)
-        for name in trained:
-            momentum[name] = MOMENTUM * momentum[name] + g[name]
-            net[name] = net[name] - RATE * momentum[name]
+        moved = lc.sgd(*({name: tree[name] for name in trained} for tree in (net, g, momentum)), RATE)
+        net, momentum = net | moved[0], momentum | moved[1]
     return net, momentum
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.local.optimizers import is_on, lars, torch_sgd
+from tests.golden import linear_clients as lc
 
 
 def test_weight_decay_on_kernels_leaves_out_biases_and_batch_norm():
@@ -30,25 +31,18 @@ def test_lars_scales_and_decays_kernels_alone_over_five_steps(decay, nesterov):
     w = {layer: {name: rng.standard_normal(shape) for name, shape in leaves.items()} for layer, leaves in shapes.items()}
     w["new"]["kernel"][:] = 0  # its norm is 0 in the first step: no ratio
     grads = [jax.tree.map(lambda x: rng.standard_normal(x.shape), w) for _ in range(5)]
-    lr, mu, trust = 0.1, 0.9, 1e-3
-
-    expected, m = jax.tree.map(np.copy, w), {}
-    for step, grad in enumerate(grads):
+    expected, m, rate = jax.tree.map(np.copy, w), jax.tree.map(np.zeros_like, w), 0.1
+    for grad in grads:
         for layer, leaves in expected.items():
-            for name, x in leaves.items():
-                g = grad[layer][name]
-                if name == "kernel":
-                    g = g + decay * x
-                    g = g * (trust * np.linalg.norm(x) / np.linalg.norm(g) if np.any(x) else 1)
-                m[layer, name] = g if step == 0 else mu * m[layer, name] + g
-                leaves[name] = x - lr * (g + mu * m[layer, name] if nesterov else m[layer, name])
+            g = lc.lars_gradient(leaves, grad[layer], decay)
+            expected[layer], m[layer] = lc.sgd(leaves, g, m[layer], rate, nesterov=nesterov)
 
-    optimizer = lars(momentum=mu, nesterov=nesterov, weight_decay=decay)
+    optimizer = lars(momentum=lc.MOMENTUM, nesterov=nesterov, weight_decay=decay)
     params = jax.tree.map(jnp.float32, w)
     state = optimizer.init(params)
     for grad in grads:
         direction, state = optimizer.update(jax.tree.map(jnp.float32, grad), state, params)
-        params = jax.tree.map(lambda p, d: p - lr * d, params, direction)
+        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
     # What a kernel changes by is 1e-4 of it: compare the changes.
     for layer, leaves in w.items():
         for name, start in leaves.items():

@@ -14,7 +14,7 @@ from tests import tiny
 from tests.golden import linear_clients as lc
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
-RATE, MOMENTUM = 0.03, 0.9
+RATE = 0.03
 PLAIN = {"data__weak": "none", "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
 
 
@@ -59,67 +59,39 @@ class Server:
         (layer,) = state.weights.params.values()
         return {name: np.asarray(leaf, np.float64) for name, leaf in layer.items()}
 
-    def expected(self, direction, rate: float, steps: int = STEPS, kept=lambda p: np.ones(LABELS)) -> dict[str, np.ndarray]:
-        """w <- w - rate direction(gradient, w), from the state's weights, on the examples that are kept by their outputs."""
+    def expected(self, step, rate: float, steps: int = STEPS, kept=lambda p: np.ones(LABELS)) -> dict[str, np.ndarray]:
+        """The weights after steps from the state's, on the examples that are kept by their outputs."""
         w = self.layer(self.state)
         for _ in range(steps):
             p = lc.outputs(w, self.x)
             keep = kept(p)
-            d = direction(lc.gradient(self.x, (p - self.y) * keep[:, None] / max(keep.sum(), 1)), w)
-            w = {name: w[name] - rate * d[name] for name in w}
+            w = step(w, lc.gradient(self.x, (p - self.y) * keep[:, None] / max(keep.sum(), 1)), rate)
         return w
 
 
-def prepared_gradient(clip: float, decay: float):
-    """g <- clip(g), then g <- g + decay w."""
+def optimizer(kind="sgd", *, clip=0.0, decay=5e-4, nesterov=True):
+    """An optimizer's step with moments of its own, (w, g, rate) -> w: it clips, then decays, then accumulates."""
+    m, of_leaf = {"kernel": 0.0, "bias": 0.0}, {"kernel": lc.Adam(), "bias": lc.Adam()}
 
-    def prepare(g, w):
+    def step(w, g, rate):
         length = lc.norm(g)
         assert not clip or length > 2 * clip  # clipping acts
-        return {name: g[name] * (clip / length if clip else 1) + decay * w[name] for name in w}
+        g = {name: leaf * (clip / length if clip else 1) for name, leaf in g.items()}
+        # Weight decay is a part of the gradient, of Adam's too (not AdamW).
+        g = lc.lars_gradient(w, g, decay) if kind == "lars" else lc.combine(lambda g, w: g + decay * w, g, w)
+        if kind == "adam":
+            return {name: of_leaf[name].step(w[name], g[name], rate) for name in w}
+        w, moved = lc.sgd(w, g, m, rate, nesterov=nesterov)
+        m.update(moved)
+        return w
 
-    return prepare
-
-
-def sgd(*, clip: float = 0.0, decay: float = 5e-4, nesterov: bool = True):
-    """PyTorch's SGD: m <- mu m + g, and the direction g + mu m, or m."""
-    prepare, m = prepared_gradient(clip, decay), {}
-
-    def direction(g, w):
-        g = prepare(g, w)
-        m.update({name: MOMENTUM * m.get(name, 0) + g[name] for name in g})
-        return {name: g[name] + MOMENTUM * m[name] for name in g} if nesterov else dict(m)
-
-    return direction
-
-
-def adam(*, clip: float, decay: float):
-    """Weight decay is part of the gradient (not AdamW)."""
-    prepare, of_leaf = prepared_gradient(clip, decay), {"kernel": lc.Adam(), "bias": lc.Adam()}
-
-    def direction(g, w):
-        return {name: of_leaf[name](leaf) for name, leaf in prepare(g, w).items()}
-
-    return direction
-
-
-def lars(*, clip: float, decay: float):
-    """LARS (SimCLR's form): kernels decay and are scaled by .001 ||w|| / ||g||, and m <- mu m + g."""
-    clipped, momentum = prepared_gradient(clip, 0.0), sgd(decay=0.0, nesterov=False)
-
-    def direction(g, w):
-        g = clipped(g, w)
-        g["kernel"] = g["kernel"] + decay * w["kernel"]
-        g["kernel"] *= 0.001 * np.linalg.norm(w["kernel"]) / np.linalg.norm(g["kernel"])
-        return momentum(g, w)
-
-    return direction
+    return step
 
 
 def test_the_servers_learning_rate_follows_the_cosine():
     server = Server(schedule="cosine")
     for t in (1, ROUNDS // 2 + 1, ROUNDS):
-        lc.assert_same(server.trained(t - 1), server.expected(sgd(), cosine(t)))
+        lc.assert_same(server.trained(t - 1), server.expected(optimizer(), cosine(t)))
 
 
 def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
@@ -138,29 +110,29 @@ def test_the_clients_learning_rate_follows_the_cosine_and_is_broadcast():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "direction"),
+    ("overrides", "step"),
     [
-        ({"clip_norm": 0.2, "weight_decay": 0.5}, sgd(clip=0.2, decay=0.5)),
-        ({"weight_decay": 0.5, "nesterov": False}, sgd(decay=0.5, nesterov=False)),
+        ({"clip_norm": 0.2, "weight_decay": 0.5}, optimizer(clip=0.2, decay=0.5)),
+        ({"weight_decay": 0.5, "nesterov": False}, optimizer(decay=0.5, nesterov=False)),
         # Weight decay outweighs the gradient: Adam hides the scale of either, not of their sum.
-        ({"name": "adam", "clip_norm": 0.2, "weight_decay": 0.5}, adam(clip=0.2, decay=0.5)),
+        ({"name": "adam", "clip_norm": 0.2, "weight_decay": 0.5}, optimizer("adam", clip=0.2, decay=0.5)),
         # With a rate that makes LARS' small steps count.
         (
             {"name": "lars", "clip_norm": 0.2, "weight_decay": 0.5, "nesterov": False, "learning_rate": 100.0},
-            lars(clip=0.2, decay=0.5),
+            optimizer("lars", clip=0.2, decay=0.5, nesterov=False),
         ),
     ],
     ids=["sgd, clipped before weight decay", "sgd without nesterov", "adam", "lars"],
 )
-def test_optimizers_clip_then_decay_then_accumulate(overrides, direction):
+def test_optimizers_clip_then_decay_then_accumulate(overrides, step):
     server = Server(**overrides)
-    lc.assert_same(server.trained(3), server.expected(direction, overrides.get("learning_rate", RATE)))
+    lc.assert_same(server.trained(3), server.expected(step, overrides.get("learning_rate", RATE)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_pretraining_is_that_many_trainings_with_one_momentum(count):
     server = Server(pretrain=count)
-    lc.assert_same(server.prepared(), server.expected(sgd(), RATE, count * STEPS))
+    lc.assert_same(server.prepared(), server.expected(optimizer(), RATE, count * STEPS))
 
 
 def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
@@ -169,13 +141,13 @@ def test_the_servers_model_is_half_of_the_average_and_the_step_starts_from_it():
     mu, rng = 0.5, np.random.default_rng(0)
     (name,) = parallel.state.weights.params
     v = {leaf: np.zeros_like(x) for leaf, x in parallel.layer(parallel.state).items()}
-    optimizer = sgd()  # its momentum persists over the rounds
+    step = optimizer()  # its momentum persists over the rounds
     for number, weight in enumerate([3.0, 0.0, 2.0]):  # nobody takes part in the second round
         sent = parallel.layer(parallel.state)
         mean = {leaf: x + 0.1 * rng.standard_normal(x.shape) for leaf, x in sent.items()}
         update = {name: {leaf: jnp.float32(sent[leaf] - mean[leaf]) * bool(weight) for leaf in sent}}
         aggregate = Aggregate(Weights(update, ()), jnp.float32(weight))
-        own = parallel.expected(optimizer, RATE)  # W_s
+        own = parallel.expected(step, RATE)  # W_s
         if weight:
             average = {leaf: own[leaf] / 2 + mean[leaf] / 2 for leaf in own}
             v = {leaf: mu * v[leaf] + own[leaf] - average[leaf] for leaf in own}

@@ -7,7 +7,7 @@ import pytest
 from fedjax_ssl.methods.uda import UDAOptions, uda
 from fedjax_ssl.ssl import tsa
 from tests.golden import linear_clients as lc
-from tests.golden.test_server_training import RATE, Server, sgd
+from tests.golden.test_server_training import RATE, Server, optimizer
 
 T, CONFIDENCE = 0.4, 0.7
 
@@ -66,7 +66,7 @@ def test_the_servers_fine_tuning_is_annealed_too():
             assert np.abs(correct - eta).min() > 1e-3
             return correct <= eta
 
-        expected = server.expected(sgd(), RATE, kept=kept)
+        expected = server.expected(optimizer(), RATE, kept=kept)
         assert 0 < min(kept_counts) < len(server.y)
         lc.assert_same(server.trained(number), expected)
 

@@ -10,7 +10,7 @@ from fedjax_ssl.local import Task
 from fedjax_ssl.method import Cohort, Shard
 from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
-from tests.golden.linear_clients import with_costs
+from tests.golden.linear_clients import flat, with_costs
 
 
 class Client:
@@ -102,10 +102,6 @@ def recorded_passes(monkeypatch) -> list:
 
         monkeypatch.setattr(Task, name, recorded)
     return passes
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
 def norm(tree) -> float:
