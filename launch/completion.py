@@ -16,8 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from absl import flags
-
 from . import arguments, command
 
 PATHS = ("evaluate", "report")
@@ -159,12 +157,9 @@ def _arguments(name: str) -> Iterator[str]:
     """A command's arguments: names that it takes, and its options, with `=` where they need a value."""
     module: Any = importlib.import_module(f".{name}", __package__)
     yield from _names(name)
-    if name in WITH_KEYS and name != "sweep":
-        yield from ("--config=", "--config.", "--help")
-        for flag in flags.FLAGS.flags_by_module_dict().get(module.__name__, []):
-            yield f"--{flag.name}{'' if flag.boolean else '='}"
-    elif hasattr(module, "_parser"):
-        yield from ("--config.",) if name in WITH_KEYS else ()
+    if name in WITH_KEYS:
+        yield "--config."
+    if hasattr(module, "_parser"):
         for action in module._parser()._actions:
             for option in action.option_strings[-1:]:
                 yield f"{option}{'' if action.nargs == 0 else '='}"

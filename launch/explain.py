@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from . import command
+from . import arguments, command
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -25,8 +25,8 @@ def main(argv: list[str]) -> int:
     words = argv[1:]
     try:
         if any(word.startswith("-") for word in words):
-            config, wanted = command.parsed(argv, __name__)
-            lines = list(explained(config.tree, wanted))
+            config, options = command.parse(_parser(), words)
+            lines = list(explained(config.tree, options.wanted))
         elif len(words) == 1 and words[0] in LISTS:
             from fedjax_ssl.experiment.report.tables import aligned
 
@@ -37,6 +37,12 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     print("\n".join(lines))
     return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("explain", __doc__, has_config=True)
+    parser.add_argument("wanted", metavar="KEY", nargs="*", help=f"a key or a group, or one of {', '.join(LISTS)}")
+    return parser
 
 
 def listed(what: str) -> Iterator[tuple[str, str]]:

@@ -10,19 +10,15 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 import logging
 import sys
 
-from absl import flags
-
 from . import arguments, command
-
-OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config = command.parse(argv, __name__)
-        output = arguments.output("--output", OUTPUT.value, ".png")
+        config, options = command.parse(_parser(), argv[1:])
+        output = arguments.output("--output", options.output, ".png")
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
         command.use_all_cores()
         from fedjax_ssl.data import preview
@@ -48,6 +44,12 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     print(f"picture: {output}")
     return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("preview", __doc__, has_config=True)
+    parser.add_argument("--output", default="preview.png", help="the picture's file (%(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -37,11 +37,11 @@ PAPER = re.compile(r"\d+(\.\d+)?( ± \d+(\.\d+)?)?")
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        options, extra = _parser().parse_known_args(argv[1:])
+        parser = _parser()
+        options, extra = parser.parse_known_args(argv[1:])
+        if strange := [word for word in extra if not word.startswith("--config.")]:
+            parser.refuse(strange[0])
         spec = from_file(options.file, options.small) if options.file else _from_options(options)
-        strange = [word for word in extra if not word.startswith("--config.")]
-        if strange:
-            raise ValueError(f"{strange[0]}: not an argument; accepted: --config.KEY=VALUE for every run, or --help")
         # A mistake is said before anything runs.
         cells = [cell._replace(settings=settings_of(cell, extra)) for cell in cells_of(spec)]
         if len({cell.name for cell in cells}) < len(cells):
@@ -190,7 +190,7 @@ def _table(done: Sequence[Done], seeds: int) -> str:
     return tables.text(tables.Table("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", header, lines))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")

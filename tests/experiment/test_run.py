@@ -152,8 +152,9 @@ def test_divergence_is_named(tmp_path, folder):
     [
         (["--config.data.num_labels=15"], ["data.num_labels=15", "multiple of 10"]),
         (["--config.data.name=npz", "--config.data.path=floats.npz"], ["floats.npz", "images have dtype float64"]),
-        (["--overwrit"], ["overwrit", "Did you mean"]),
-        (["rounds=3"], ["rounds=3", "--config."]),
+        (["--overwrit"], ["overwrit", "did you mean --overwrite?"]),
+        (["rounds=3"], ["rounds=3: unknown argument", "--config.KEY"]),
+        (["--stop_after=0"], ["--stop_after: got '0', accepted: a whole number >= 1"]),
         (["--config=configs/no_such_file.py"], ["got configs/no_such_file.py"]),
         (["--config.nonsense=1"], ["config.nonsense: unknown key"]),
         (["--noconfig"], ["--config: missing"]),

@@ -222,7 +222,7 @@ def test_an_accuracy_of_a_paper_that_does_not_fit_is_refused(tmp_path, paper, li
         (("--config=digits", "--set", "data.num_labels"), "--set: got data.num_labels, accepted: KEY=VALUE"),
         (("--config=digits", "--set", "data.num_label=3"), "config.data.num_label: unknown key; did you mean"),
         (("--config=digits", "--seeds=0"), "--seeds: got 0, accepted: a whole number >= 1"),
-        (("--config=digits", "--frist"), "--frist: not an argument"),
+        (("--config=digits", "--frist"), "--frist: unknown argument"),
         (("--config=digits", "--config.seeds=2"), "config.seeds, config.vary: got several runs, accepted: --seeds=N"),
         (("--config=digits:{method}", "--methods=fl2,uda", "--rows", "fl"), "--rows: got 'fl', accepted: fl2, uda"),
     ],
