@@ -137,10 +137,11 @@ def refuse(error: Exception | str, status: int = 2) -> int:
 
 
 class Config(NamedTuple):
-    """What `--config` and its overrides say, as nested dicts, and its name with its argument, such as `digits-fl2`."""
+    """What `--config` and its overrides, `words`, say as nested dicts, and its name with its argument, such as `digits-fl2`."""
 
     tree: dict[str, Any]
     name: str
+    words: list[str]
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Config, Any]:
@@ -177,7 +178,8 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
         if isinstance(group[name], dict):
             raise ValueError(f"config.{key}: got {text!r}, accepted: a value for a key of this group: {', '.join(group[name])}")
         group[name] = from_text(f"config.{key}", text, group[name])
-    return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))))
+    words = [f"--config={file}", *(f"--config.{key}={text}" for key, text in (overrides or {}).items())]
+    return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))), words)
 
 
 def _sorted(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:

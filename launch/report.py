@@ -11,6 +11,7 @@ Exit status: 0 done; 2 wrong arguments, or no run.
 import argparse
 import math
 import pathlib
+import pprint
 import shlex
 import sys
 from collections.abc import Sequence
@@ -53,14 +54,12 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
     """The page, and the files beside it; prints the results."""
     from fedjax_ssl.experiment.report import page, sections, tables
 
-    from . import command_lines
-
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
     for number, one in enumerate(made_from.sweeps):
         commands.append(page.Code(one.about or one.name, one.source["command"], f"command-sweep-{number}"))
     for group in grouped.groups:
-        lines = command_lines.of_group(group, f"{out.stem}_files", configs)
+        lines = _commands(group, f"{out.stem}_files", configs)
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
     files = page.files(parts) | page.pictures(sections.panels(made_from)) | configs
@@ -69,6 +68,22 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
     return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
+
+
+def _commands(group: Any, folder: str, files: dict[str, bytes]) -> list[str]:
+    """The commands that made a group's runs; `files` gets a config file in `folder` for each kind that was made in Python."""
+    from fedjax_ssl.experiment.report.groups import identity
+
+    lines, names = [], dict[str, str]()
+    for run in group.runs:
+        words = run.command
+        if not words:
+            name = names.setdefault(identity(run), f"config_{group.slug}_{len(names) + 1}.py")
+            config = pprint.pformat({**run.tree, "seed": 0}, width=120, sort_dicts=False)
+            files[name] = f"CONFIG = {config}\n\n\ndef get_config(argument=None):\n    return CONFIG\n".encode()
+            words = [f"--config={folder}/{name}", f"--config.seed={run.config['seed']}"]
+        lines.append(f"{command.program('run')} {shlex.join(words)}")
+    return list(dict.fromkeys(lines))
 
 
 def _title(made_from: Any) -> str:

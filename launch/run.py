@@ -124,7 +124,7 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
             seconds = estimate.estimate(experiment).seconds
             print(f"{rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
-            run.run(experiment, workdir, stop, stop_after=options.stop_after)
+            run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
         except run.RefusedError as error:
             return command.refuse(error)
         except OSError as error:
