@@ -194,6 +194,7 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
+    parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
