@@ -39,6 +39,10 @@ class Parser(argparse.ArgumentParser):
         hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
         raise ValueError(f"{word}: unknown argument, {hint}")
 
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; unlike argparse's, it does not hide that nobody reads it any more."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         """Raises a ValueError in place of a usage of many lines."""
         raise ValueError(message.removeprefix("argument "))

@@ -15,7 +15,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from . import arguments, command
+from fedjax_ssl import methods, models
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
+from fedjax_ssl.data.sources import GENERIC
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.options import choices, fields_of, is_group
+
+from . import arguments, command, explain, sweep
+from .main import COMMANDS
 
 PATHS = ("evaluate", "report")
 """The commands whose first arguments are paths: their options are offered after a hyphen."""
@@ -115,14 +122,8 @@ def _parser() -> arguments.Parser:
 
 def words() -> str:
     """WORDS with the package's words in it."""
-    from fedjax_ssl.data.catalog import ORIGINALS
-    from fedjax_ssl.methods import METHODS
-
-    from . import explain, sweep
-    from .main import COMMANDS
-
     names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": sweep.names()}
-    configs = sorted({*command.config_names(), *(f"digits:{name}" for name in METHODS)} - {"digits"})
+    configs = sorted({*command.config_names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
     filled = {
         "CONFIGS": " ".join(f"--config={name}" for name in configs),
         "KEYS": " ".join(f"--config.{key}={value}" for key, values in sorted(keys().items()) for value in values or [""]),
@@ -144,12 +145,6 @@ def _options(name: str) -> Iterator[str]:
 
 def keys() -> dict[str, list[str]]:
     """The keys of all configs, with the few words that each accepts, if it does."""
-    from fedjax_ssl import methods, models
-    from fedjax_ssl.data.catalog import DATASETS
-    from fedjax_ssl.data.sources import GENERIC
-    from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
-    from fedjax_ssl.options import choices, fields_of, is_group
-
     kinds: list[tuple[Any, str]] = [(Settings, ""), (MethodSettings, "method."), (ModelSettings, "model.")]
     kinds += [(methods.options_class(made), "method.") for made in methods.METHODS.values()]
     kinds += [(models.options_class(name), "model.") for name in models.MODELS]

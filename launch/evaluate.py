@@ -24,6 +24,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.data.sources import folders, npz
+from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.files import plain, replacing, write_json
+from fedjax_ssl.experiment.loading import load, run_folders
+from fedjax_ssl.experiment.report import tables
+from fedjax_ssl.experiment.report.tables import Spread, Table
+from fedjax_ssl.experiment.run import EVALUATION
+
 from . import arguments, command
 
 KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", "test_labels"), ("images", "labels"))
@@ -51,16 +59,11 @@ def main(argv: Sequence[str]) -> int:
         if options.config:  # it may register methods and networks
             command.read(options.config)
         command.keep_programs()
-        from fedjax_ssl.experiment.files import plain, write_json
-        from fedjax_ssl.experiment.loading import run_folders
-        from fedjax_ssl.experiment.report.tables import text
-        from fedjax_ssl.experiment.run import EVALUATION
-
-        folders = run_folders(options.workdir)
-        if out and len(folders) > 1:
-            raise ValueError(f"--out: got {options.out} for {len(folders)} runs, accepted: with the folder of one run")
+        paths = run_folders(options.workdir)
+        if out and len(paths) > 1:
+            raise ValueError(f"--out: got {options.out} for {len(paths)} runs, accepted: with the folder of one run")
         reports = {}
-        for folder in folders:
+        for folder in paths:
             reports[str(folder)] = report = plain(_evaluated(folder, out, options))
             if options.save:
                 write_json(folder / EVALUATION, report)
@@ -70,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     waiting.setTarget(logging.StreamHandler())
     waiting.flush()
     found = {"runs": reports, "all": {folder: _over(own) for folder, own in _beside(reports).items()}}
-    print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(text, _tables(reports))))
+    print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(tables.text, _tables(reports))))
     return 0
 
 
@@ -90,9 +93,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
     """The report of one run; its predictions are written to `out`."""
-    from fedjax_ssl.experiment import evaluation
-    from fedjax_ssl.experiment.loading import load
-
     experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
     test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
     examples = _read(options.data, num_classes) if options.data else Examples(np.asarray(test.images), np.asarray(test.labels))
@@ -115,8 +115,6 @@ def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse
 
 def _read(where: str, num_classes: int) -> Examples:
     """The examples in an .npz file or a folder of images; ValueError or FileNotFoundError where there are none."""
-    from fedjax_ssl.data.sources import folders, npz
-
     path = os.path.expanduser(where)
     if not os.path.isdir(path):
         arrays, names = npz.read(path, [key for pair in KEYS for key in pair])
@@ -148,8 +146,6 @@ def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: in
 
 def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None:
     """Writes predictions, the whole file or none; an unknown label is -1."""
-    from fedjax_ssl.experiment.files import replacing
-
     number = len(predicted.label)
     labels = np.full(number, -1) if labels is None else labels
     columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
@@ -182,15 +178,12 @@ def _over(values: Sequence[Any]) -> Any:
     return {"mean": (found := _spread(values)).mean, "sd": found.sd}
 
 
-def _spread(values: Sequence[float | None]) -> Any:
-    from fedjax_ssl.experiment.report.tables import spread
-
-    return spread([math.nan if value is None else value for value in values], 4)
+def _spread(values: Sequence[float | None]) -> Spread:
+    return tables.spread([math.nan if value is None else value for value in values], 4)
 
 
-def _tables(reports: Mapping[str, Report]) -> Iterator[Any]:
+def _tables(reports: Mapping[str, Report]) -> Iterator[Table]:
     """The reports as tables: of all runs, and of each run's classes and clients."""
-    from fedjax_ssl.experiment.report.tables import Table
 
     def row(name: str, own: Sequence[Report]) -> tuple[Any, ...]:
         of_clients = [one.get("clients", {}) for one in own]

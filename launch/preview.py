@@ -10,6 +10,10 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 import logging
 import sys
 
+from fedjax_ssl.data import preview
+from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment.settings import Settings
+
 from . import arguments, command
 
 
@@ -19,12 +23,7 @@ def main(argv: list[str]) -> int:
     try:
         config, options = command.parse(_parser(), argv[1:])
         output = arguments.output("--output", options.output, ".png")
-        # The package is imported after the flags: `--help` and a mistyped flag answer at once.
         command.use_all_cores()
-        from fedjax_ssl.data import preview
-        from fedjax_ssl.experiment import build
-        from fedjax_ssl.experiment.settings import Settings
-
         settings = Settings.from_dict(config.tree)
         drawn = build.drawn_runs(settings)
         build.assembled(drawn)  # what a run refuses is refused here

@@ -15,7 +15,9 @@ import pprint
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+
+from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, tables
 
 from . import arguments, command
 
@@ -31,9 +33,6 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".html")
         as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
-        # The package is imported after the arguments: `--help` and a mistyped option answer at once.
-        from fedjax_ssl.experiment.report import cells, groups, runs, sections
-
         found = runs.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
@@ -50,10 +49,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
+def _report(made_from: sections.Source, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
     """The page, and the files beside it; prints the results."""
-    from fedjax_ssl.experiment.report import page, sections, tables
-
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
     for number, one in enumerate(made_from.sweeps):
@@ -70,15 +67,13 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
     return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
 
 
-def _commands(group: Any, folder: str, files: dict[str, bytes]) -> list[str]:
+def _commands(group: groups.Group, folder: str, files: dict[str, bytes]) -> list[str]:
     """The commands that made a group's runs; `files` gets a config file in `folder` for each kind that was made in Python."""
-    from fedjax_ssl.experiment.report.groups import identity
-
     lines, names = [], dict[str, str]()
     for run in group.runs:
         words = run.command
         if not words:
-            name = names.setdefault(identity(run), f"config_{group.slug}_{len(names) + 1}.py")
+            name = names.setdefault(groups.identity(run), f"config_{group.slug}_{len(names) + 1}.py")
             config = pprint.pformat({**run.tree, "seed": 0}, width=120, sort_dicts=False)
             files[name] = f"CONFIG = {config}\n\n\ndef get_config(argument=None):\n    return CONFIG\n".encode()
             words = [f"--config={folder}/{name}", f"--config.seed={run.config['seed']}"]
@@ -86,7 +81,7 @@ def _commands(group: Any, folder: str, files: dict[str, bytes]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _title(made_from: Any) -> str:
+def _title(made_from: sections.Source) -> str:
     """What the report's only sweep is about, or the methods and datasets of its runs."""
     if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
         return about
@@ -97,7 +92,7 @@ def _title(made_from: Any) -> str:
     return " on ".join(names)
 
 
-def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
+def _lead(grouped: groups.Grouped, unreadable: Sequence[str]) -> str:
     """How many runs there are, and in which state."""
     states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
     states += ["unreadable"] * len(unreadable)
@@ -106,10 +101,8 @@ def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
     return f"{len(states)} runs in {number} group{'s' * (number != 1)} by {grouped.heading}: {counted}."
 
 
-def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
+def _write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
     """Writes everything; of an earlier report's files, those that this one does not have are removed."""
-    from fedjax_ssl.experiment.files import replacing
-
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
     listed = folder / LISTED
@@ -117,7 +110,7 @@ def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
     for name in {pathlib.Path(line).name for line in earlier} - set(files):
         (folder / name).unlink(missing_ok=True)
     files = files | {LISTED: "".join(f"{name}\n" for name in sorted(files)).encode()}
-    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, page.encode())]:
+    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, html.encode())]:
         with replacing(path) as file:
             file.write(content)
     print(f"page: {out}\nfigures and tables: {folder}, {len(files) - 1} files")

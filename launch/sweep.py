@@ -26,6 +26,12 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
+from fedjax_ssl.experiment.files import write_json
+from fedjax_ssl.experiment.provenance import processor
+from fedjax_ssl.experiment.report import tables
+from fedjax_ssl.experiment.report.cells import SWEEP
+from fedjax_ssl.experiment.settings import Settings
+
 from . import arguments, command
 from .jobs import Cell, Done, Queue
 
@@ -78,10 +84,6 @@ def main(argv: list[str]) -> int:
 
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
     """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs."""
-    from fedjax_ssl.experiment.files import write_json
-    from fedjax_ssl.experiment.provenance import processor
-    from fedjax_ssl.experiment.report.cells import SWEEP
-
     keys = ("row", "column", "config", "overrides", "paper")
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
     where = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions}
@@ -165,10 +167,8 @@ def names() -> list[str]:
     return sorted(path.stem for path in SWEEPS.glob("*.toml"))
 
 
-def settings_of(cell: Cell, extra: Sequence[str]) -> Any:
+def settings_of(cell: Cell, extra: Sequence[str]) -> Settings:
     """The settings of a cell's runs; ValueError where they are wrong."""
-    from fedjax_ssl.experiment.settings import Settings
-
     words = dict(word.removeprefix("--config.").partition("=")[::2] for word in extra)
     given = {key: command.as_text(value) for key, value in cell.overrides.items()} | words
     settings = Settings.from_dict(command.read(cell.config, given).tree)
@@ -179,8 +179,6 @@ def settings_of(cell: Cell, extra: Sequence[str]) -> Any:
 
 def _table(done: Sequence[Done], seeds: int) -> str:
     """The accuracies as text, rows by columns, the paper's beside them."""
-    from fedjax_ssl.experiment.report import tables
-
     rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
     entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
     of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
