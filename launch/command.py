@@ -1,5 +1,6 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
+import argparse
 import contextlib
 import difflib
 import functools
@@ -13,19 +14,15 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
-
-from absl import flags
 
 from . import streams
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
 FOR_EXAMPLE = "for example --config=digits:fl2"
-CONFIG_HELP = """  --config: The config: a name or a file's path, with its argument after a colon.
-  --config.KEY: A key's value, such as --config.client.epochs=1; `python -m launch.explain --config=...` prints them all."""
 WRONG_INPUT = (ValueError, OSError)
 CLOSED = 128 + 13
 """The exit status where the reader of the output has gone: that of SIGPIPE, as other programs have it."""
@@ -140,35 +137,20 @@ def refuse(error: Exception | str, status: int = 2) -> int:
 
 
 class Config(NamedTuple):
-    """What `--config` and its overrides say, as nested dicts, and its name with its argument, such as `digits-fl2`."""
+    """What `--config` and its overrides, `words`, say as nested dicts, and its name with its argument, such as `digits-fl2`."""
 
     tree: dict[str, Any]
     name: str
+    words: list[str]
 
 
-def parse(argv: list[str], module: str = "__main__") -> Config:
-    """As `parsed`, of a command that takes flags alone."""
-    config, rest = parsed(argv, module)
-    if rest:
-        raise ValueError(f"{rest[0]}: not a flag; a value is given as --config.key=value")
-    return config
-
-
-def parsed(argv: list[str], module: str = "__main__") -> tuple[Config, list[str]]:
-    """The config of a command line, whose other flags, those of `module`, are set, and what is no flag; `--help` prints them.
-
-    ValueError has one line for a mistake.
-    """
-    if {"--help", "-h"} & set(argv):
-        own = flags.FLAGS.module_help(sys.argv[0] if module == "__main__" else module)
-        print(f"{sys.modules[module].__doc__}\n{CONFIG_HELP}\n{own}")
-        sys.exit(0)
-    file, overrides, others = _sorted(argv[1:])
-    try:
-        rest = flags.FLAGS([argv[0], *others])[1:]
-    except flags.Error as error:
-        raise ValueError(str(error)) from None
-    return read(file, overrides), rest
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Config, Any]:
+    """The config of a command's words, and its other arguments; ValueError has one line for a mistake."""
+    file, overrides, others = _sorted(words)
+    options = parser.parse_args(others)
+    if not file:
+        raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
+    return read(file, overrides), options
 
 
 def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
@@ -196,10 +178,11 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
         if isinstance(group[name], dict):
             raise ValueError(f"config.{key}: got {text!r}, accepted: a value for a key of this group: {', '.join(group[name])}")
         group[name] = from_text(f"config.{key}", text, group[name])
-    return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))))
+    words = [f"--config={file}", *(f"--config.{key}={text}" for key, text in (overrides or {}).items())]
+    return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))), words)
 
 
-def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
+def _sorted(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
     """The config file, the overrides, and all other words of a command line."""
     overrides: dict[str, str] = {}
     others: list[str] = []
@@ -218,8 +201,6 @@ def _sorted(words: list[str]) -> tuple[str, dict[str, str], list[str]]:
             file = "" if is_switch else value
         else:
             overrides[key] = value
-    if not file:
-        raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
     return file, overrides, others
 
 

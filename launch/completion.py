@@ -10,22 +10,26 @@ Exit status: 0 done; 2 wrong arguments.
 """
 
 import importlib
-import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from absl import flags
+from fedjax_ssl import methods, models
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
+from fedjax_ssl.data.sources import GENERIC
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.options import choices, fields_of, is_group
 
-from . import arguments, command
+from . import arguments, command, explain, sweep
+from .main import COMMANDS
 
 PATHS = ("evaluate", "report")
 """The commands whose first arguments are paths: their options are offered after a hyphen."""
-WITH_CONFIG = ("run", "preview", "explain", "sweep", "evaluate")
-WITH_KEYS = WITH_CONFIG[:-1]  # those that take --config.KEY=VALUE
 
-WORDS = """line=$1 cur=${1##* } name= words= keys=
+WORDS = """line=$1 cur=${1##* } name= words= last=
+configs="@CONFIGS@"
+keys="@KEYS@"
 case "$line" in
 *"-m launch."*" "*) name=${line#*-m launch.} name=${name%% *} ;;
 *"-m "*" "*) ;;
@@ -34,37 +38,24 @@ case "$line" in
 *"fedjax-ssl "*) words="@COMMANDS@" ;;
 esac
 case "$name" in
-@OF_COMMANDS@
+@ARGUMENTS@
 esac
 case "$name:$cur" in
-@PATH_ARGUMENTS@) words= ;;
-@DIGITS@) words="@METHODS@" ;;
-@CONFIG_ARGUMENTS@) words="@CONFIGS@" ;;
-@KEY_ARGUMENTS@)
-  case "$cur" in
-@CHOICES@
-  *) words= keys="@KEYS@" ;;
-  esac
-  case "$line" in
-@OF_METHODS@
-  *) keys="$keys @ALL_METHOD_KEYS@" ;;
-  esac ;;
+@PATHS@) words= ;;
 esac
-for word in $words; do echo "$word"; done
-last= group=${cur%.*}.
-case "$cur" in *=*) keys= ;; esac
-for key in $keys; do
-  case "--config.$key" in
-  "$group"*) rest=${key#"${group#--config.}"}
-    case "$rest" in
-    *.*) word=$group${rest%%.*}. ;;
-    *) word=$group$rest= ;;
-    esac
-    if [ "$word" != "$last" ]; then echo "$word"; fi
-    last=$word ;;
-  esac
+for word in $words; do
+  case "$word" in "$cur"*) ;; *) continue ;; esac
+  rest=${word#"$cur"}
+  part=${rest%%[=.:]*}
+  rest=${rest#"$part"}
+  word=$cur$part${rest%"${rest#?}"}
+  if [ "$word" != "$last" ]; then echo "$word"; fi
+  last=$word
 done"""
-"""What to offer, one word in a line, for a command line up to the cursor. No quote and no backslash: all shells hold it so."""
+"""What to offer, one word in a line, for a command line up to the cursor: words up to their next point, colon or `=`.
+
+No quote and no backslash: all shells hold it so.
+"""
 
 BASH = """_fedjax_ssl_words='{words}'
 _fedjax_ssl() {{
@@ -107,10 +98,8 @@ SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    parser = arguments.Parser("completion", __doc__)
-    parser.add_argument("shell", nargs="?", default="nothing", help=", ".join(SHELLS))
     try:
-        shell = parser.parse_args(argv[1:]).shell
+        shell = _parser().parse_args(argv[1:]).shell
         if shell not in SHELLS:
             raise ValueError(f"shell: got {shell}, accepted: {', '.join(SHELLS)}")
     except ValueError as error:
@@ -125,100 +114,47 @@ def script(shell: str) -> str:
     return SHELLS[shell].format(words=words(), programs=programs)
 
 
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("completion", __doc__)
+    parser.add_argument("shell", nargs="?", default="nothing", help=", ".join(SHELLS))
+    return parser
+
+
 def words() -> str:
     """WORDS with the package's words in it."""
-    from fedjax_ssl.methods import METHODS
-
-    from .main import COMMANDS
-
-    general, of_methods, choices = keys()
+    names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": sweep.names()}
+    configs = sorted({*command.config_names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
     filled = {
-        "ALL_METHOD_KEYS": " ".join(_sorted(key for own in of_methods.values() for key in own)),
-        "OF_METHODS": "\n".join(
-            f'  *[:=]{name}" "* | *[:=]{name},*) keys="$keys {" ".join(own)}" ;;' for name, own in of_methods.items()
-        ),
-        "OF_COMMANDS": "\n".join(f'{name}) words="{" ".join(_arguments(name))}" ;;' for name in COMMANDS),
-        "PATH_ARGUMENTS": " | ".join(f"{name}:[!-]* | {name}:" for name in PATHS),
-        "CONFIG_ARGUMENTS": " | ".join(f"{name}:--config=*" for name in WITH_CONFIG),
-        "KEY_ARGUMENTS": " | ".join(f"{name}:--config.*" for name in WITH_KEYS),
-        "DIGITS": " | ".join(f"{name}:--config=digits:*" for name in WITH_CONFIG),
-        "METHODS": " ".join(f"--config=digits:{name}" for name in METHODS),
-        "CONFIGS": " ".join(f"--config={name}" for name in command.config_names()),
-        "CHOICES": "\n".join(
-            f'  --config.{key}=*) words="{" ".join(f"--config.{key}={one}" for one in values)}" ;;'
-            for key, values in choices.items()
-        ),
-        "KEYS": " ".join(general),
+        "CONFIGS": " ".join(f"--config={name}" for name in configs),
+        "KEYS": " ".join(f"--config.{key}={value}" for key, values in sorted(keys().items()) for value in values or [""]),
         "MODULES": " ".join(f"launch.{name}" for name in COMMANDS),
         "COMMANDS": " ".join(COMMANDS),
+        "ARGUMENTS": "\n".join(f'{name}) words="{" ".join([*names.get(name, ()), *_options(name)])}" ;;' for name in COMMANDS),
+        "PATHS": " | ".join(f"{name}:[!-]* | {name}:" for name in PATHS),
     }
-    return re.sub("@([A-Z_]+)@", lambda mark: filled[mark[1]], WORDS)
+    return re.sub("@([A-Z]+)@", lambda mark: filled[mark[1]], WORDS)
 
 
-def _arguments(name: str) -> Iterator[str]:
-    """A command's arguments: names that it takes, and its options, with `=` where they need a value."""
-    module: Any = importlib.import_module(f".{name}", __package__)
-    yield from _names(name)
-    if name in WITH_KEYS and name != "sweep":
-        yield from ("--config=", "--config.", "--help")
-        for flag in flags.FLAGS.flags_by_module_dict().get(module.__name__, []):
-            yield f"--{flag.name}{'' if flag.boolean else '='}"
-    elif hasattr(module, "_parser"):
-        yield from ("--config.",) if name in WITH_KEYS else ()
-        for action in module._parser()._actions:
-            for option in action.option_strings[-1:]:
-                yield f"{option}{'' if action.nargs == 0 else '='}"
+def _options(name: str) -> Iterator[str]:
+    """A command's options, with `=` where they need a value."""
+    for action in importlib.import_module(f".{name}", __package__)._parser()._actions:
+        for option in action.option_strings[-1:]:
+            several = {"--config": "$configs", "--config.KEY": "$keys"}
+            yield several.get(option, option if action.nargs == 0 else f"{option}=")
 
 
-def _names(name: str) -> Iterable[str]:
-    """The names that a command takes as its first arguments."""
-    if name == "completion":
-        return SHELLS
-    if name == "explain":
-        from .explain import LISTS
-
-        return LISTS
-    if name == "prepare":
-        from fedjax_ssl.data.catalog import ORIGINALS
-
-        return ORIGINALS
-    if name == "sweep":
-        from . import sweep
-
-        return sweep.names()
-    return ()
-
-
-def keys() -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
-    """The keys of all configs, those of each method, and the values of those that accept a few words."""
-    from fedjax_ssl import methods, models
-    from fedjax_ssl.data.catalog import DATASETS
-    from fedjax_ssl.data.sources import GENERIC
-    from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
-
-    kinds = [(Settings, ""), (ModelSettings, "model."), *((models.options_class(name), "model.") for name in models.MODELS)]
-    general = [leaf for kind, prefix in (*kinds, (MethodSettings, "method.")) for leaf in _leaves(kind, prefix)]
-    of_methods = {name: list(_leaves(methods.options_class(made), "method.")) for name, made in methods.METHODS.items()}
-    choices: dict[str, list[str]] = {"data.name": [*DATASETS, *GENERIC, "synthetic"]}
-    for key, words in itertools.chain(general, *of_methods.values()):
-        if words:
-            choices[key] = list(dict.fromkeys([*choices.get(key, []), *words]))
-    last = [key for key, _ in general if key.startswith("method.")]  # beside those of the methods
-    keys = _sorted({key for key, _ in general} - {"method", "model", *last})
-    return [*keys, *last], {name: [key for key, _ in own] for name, own in of_methods.items()}, choices
-
-
-def _leaves(model: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
-    """The keys of a model's fields, without groups, and the few words that each accepts."""
-    from fedjax_ssl.options import choices, fields_of, is_group
-
-    for key, field in fields_of(model):
-        if not is_group(field):
-            yield prefix + key, ["true", "false"] if field.annotation is bool else [word for word in choices(field) if word]
-
-
-def _sorted(keys: Iterable[str]) -> list[str]:
-    return sorted(set(keys))
+def keys() -> dict[str, list[str]]:
+    """The keys of all configs, with the few words that each accepts, if it does."""
+    kinds: list[tuple[Any, str]] = [(Settings, ""), (MethodSettings, "method."), (ModelSettings, "model.")]
+    kinds += [(methods.options_class(made), "method.") for made in methods.METHODS.values()]
+    kinds += [(models.options_class(name), "model.") for name in models.MODELS]
+    found = {"data.name": dict.fromkeys([*DATASETS, *GENERIC, "synthetic"])}
+    for kind, prefix in kinds:
+        for key, field in fields_of(kind):
+            if not is_group(field) and key not in ("method", "model"):
+                values = ["true", "false"] if field.annotation is bool else filter(None, choices(field))
+                found.setdefault(prefix + key, {}).update(dict.fromkeys(values))
+    return {key: list(values) for key, values in found.items()}
 
 
 if __name__ == "__main__":

@@ -15,18 +15,30 @@ import csv
 import io
 import json
 import logging
+import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjax_ssl.data.sources import folders, npz
+from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.files import plain, replacing, write_json
+from fedjax_ssl.experiment.loading import load, run_folders
+from fedjax_ssl.experiment.report import tables
+from fedjax_ssl.experiment.report.tables import Spread, Table
+from fedjax_ssl.experiment.run import EVALUATION
 
 from . import arguments, command
 
 KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", "test_labels"), ("images", "labels"))
 LARGEST = 20  # classes of a confusion matrix that is printed
+SUMMARIZED = ("accuracy", "ece", "class_accuracy", "clients", "mean", "worst")
+"""What has a mean and a standard deviation over runs."""
+Report = dict[str, Any]
 
 
 class Examples(NamedTuple):
@@ -38,29 +50,30 @@ class Examples(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    logging.getLogger("fedjax_ssl").setLevel(logging.ERROR)  # what a run has said of its data is not said again
+    waiting = command.logging_that_waits()
+    waiting.setLevel(logging.WARNING)
+    waiting.addFilter(lambda record: record.name != "fedjax_ssl.data.split")  # what a run has said is not said again
     try:
         options = _parser().parse_args(argv[1:])
         out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
         if options.config:  # it may register methods and networks
             command.read(options.config)
         command.keep_programs()
-        from fedjax_ssl.experiment.files import plain, write_json
-        from fedjax_ssl.experiment.loading import run_folders
-        from fedjax_ssl.experiment.run import EVALUATION
-
-        folders = run_folders(options.workdir)
-        if out and len(folders) > 1:
-            raise ValueError(f"--out: got {options.out} for {len(folders)} runs, accepted: with the folder of one run")
+        paths = run_folders(options.workdir)
+        if out and len(paths) > 1:
+            raise ValueError(f"--out: got {options.out} for {len(paths)} runs, accepted: with the folder of one run")
         reports = {}
-        for folder in folders:
+        for folder in paths:
             reports[str(folder)] = report = plain(_evaluated(folder, out, options))
             if options.save:
                 write_json(folder / EVALUATION, report)
     except command.WRONG_INPUT as error:
+        waiting.buffer.clear()
         return command.refuse(error)
-    found = {"runs": reports, "all": _summaries(reports)}
-    print(json.dumps(found, indent=2, allow_nan=False) if options.json else "\n".join(_lines(found)))
+    waiting.setTarget(logging.StreamHandler())
+    waiting.flush()
+    found = {"runs": reports, "all": {folder: _over(own) for folder, own in _beside(reports).items()}}
+    print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(tables.text, _tables(reports))))
     return 0
 
 
@@ -78,16 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse.Namespace) -> dict[str, Any]:
+def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
     """The report of one run; its predictions are written to `out`."""
-    from fedjax_ssl.experiment import evaluation
-    from fedjax_ssl.experiment.loading import load
-
     experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
     test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
     examples = _read(options.data, num_classes) if options.data else Examples(np.asarray(test.images), np.asarray(test.labels))
     logits = experiment.predict(state, examples.images)
-    report: dict[str, Any] = {"round": int(state.round), "examples": len(logits)}
+    report: Report = {"round": int(state.round), "examples": len(logits)}
     if examples.labels is not None:
         known = examples.labels >= 0
         report |= evaluation.report(logits[known], examples.labels[known])
@@ -105,8 +115,6 @@ def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse
 
 def _read(where: str, num_classes: int) -> Examples:
     """The examples in an .npz file or a folder of images; ValueError or FileNotFoundError where there are none."""
-    from fedjax_ssl.data.sources import folders, npz
-
     path = os.path.expanduser(where)
     if not os.path.isdir(path):
         arrays, names = npz.read(path, [key for pair in KEYS for key in pair])
@@ -138,8 +146,6 @@ def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: in
 
 def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None:
     """Writes predictions, the whole file or none; an unknown label is -1."""
-    from fedjax_ssl.experiment.files import replacing
-
     number = len(predicted.label)
     labels = np.full(number, -1) if labels is None else labels
     columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
@@ -155,68 +161,58 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
         text.detach()
 
 
-def _summaries(reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The summary of each folder that holds several of the runs."""
-    beside: dict[str, list[dict[str, Any]]] = {}
+def _beside(reports: Mapping[str, Report]) -> dict[str, list[Report]]:
+    """The reports of each folder that holds several of the runs."""
+    beside: dict[str, list[Report]] = {}
     for folder, report in reports.items():
         beside.setdefault(os.path.dirname(folder), []).append(report)
-    return {folder: _summary(own) for folder, own in beside.items() if len(own) > 1}
+    return {folder: own for folder, own in beside.items() if len(own) > 1}
 
 
-def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over runs of accuracy, calibration error, class accuracies and clients."""
-    from fedjax_ssl.experiment.report.tables import spread
-
-    def over(values: Sequence[float]) -> dict[str, float]:
-        found = spread(values)
-        return {"mean": found.mean, "sd": found.sd}
-
-    found: dict[str, Any] = {key: over([report[key] for report in reports]) for key in ("accuracy", "ece") if key in reports[0]}
-    if "class_accuracy" in reports[0]:
-        each = zip(*(report["class_accuracy"] for report in reports), strict=True)
-        found["class_accuracy"] = [over(values) for values in each]
-    if "clients" in reports[0]:
-        found["clients"] = {key: over([report["clients"][key] for report in reports]) for key in ("mean", "worst")}
-    return found
+def _over(values: Sequence[Any]) -> Any:
+    """Mean and standard deviation of numbers, None: unknown, or of those at each place of lists and dicts."""
+    if isinstance(values[0], dict):
+        return {key: _over([one[key] for one in values]) for key in SUMMARIZED if key in values[0]}
+    if isinstance(values[0], list):
+        return [_over(one) for one in zip(*values, strict=True)]
+    return {"mean": (found := _spread(values)).mean, "sd": found.sd}
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    """The reports as text."""
-    for folder, report in found["runs"].items():
-        yield f"{folder}: round {report['round']}, {report['examples']} examples"
-        yield from _of_run(report)
-    for folder, summary in found["all"].items():
-        yield f"{folder}, mean and standard deviation over its runs"
-        for key, value in summary.items():
-            if key == "class_accuracy":
-                yield from (f"  class {c}  {one['mean']:.4f} ± {one['sd']:.4f}" for c, one in enumerate(value))
-            elif key == "clients":
-                yield from (f"  clients' {name}  {one['mean']:.4f} ± {one['sd']:.4f}" for name, one in value.items())
-            else:
-                yield f"  {key}  {value['mean']:.4f} ± {value['sd']:.4f}"
+def _spread(values: Sequence[float | None]) -> Spread:
+    return tables.spread([math.nan if value is None else value for value in values], 4)
 
 
-def _of_run(report: dict[str, Any]) -> Iterator[str]:
-    from fedjax_ssl.experiment.report.tables import aligned
+def _tables(reports: Mapping[str, Report]) -> Iterator[Table]:
+    """The reports as tables: of all runs, and of each run's classes and clients."""
 
-    if "accuracy" in report:
-        yield f"  accuracy  {report['accuracy']:.4f}"
-        yield f"  calibration error (ECE, {len(report['calibration']['examples'])} bins)  {report['ece']:.4f}"
-        confusion = report["confusion"]
-        is_shown = len(confusion) <= LARGEST
-        matrix = "and how many of its examples are taken for which (the confusion matrix)" if is_shown else "more in --json"
-        yield f"  each class: its accuracy, {matrix}"
-        rows = [["class", "accuracy", *(map(str, range(len(confusion))) if is_shown else ())]]
-        for number, (accuracy, counts) in enumerate(zip(report["class_accuracy"], confusion, strict=True)):
-            rows.append([str(number), f"{accuracy:.4f}", *(map(str, counts) if is_shown else ())])
-        yield from (f"    {line}" for line in aligned(rows, lambda column: True))
-    if "clients" in report:
-        clients = report["clients"]
-        counted = int((np.asarray(clients["examples"]) > 0).sum())
-        yield f"  {counted} clients' own examples: mean accuracy {clients['mean']:.4f}, worst tenth {clients['worst']:.4f}"
-        most = max(1, *(int(count) for count in clients["histogram"]))
-        for i, count in enumerate(clients["histogram"]):
-            yield f"    {i / 10:.1f} to {(i + 1) / 10:.1f}  {'#' * round(40 * count / most)} {count}"
+    def row(name: str, own: Sequence[Report]) -> tuple[Any, ...]:
+        of_clients = [one.get("clients", {}) for one in own]
+        scores = [[one.get(key) for one in own] for key in ("accuracy", "ece")]
+        scores += [[one.get(key) for one in of_clients] for key in ("mean", "worst")]
+        sizes = [", ".join(sorted({str(one[key]) for one in own})) for key in ("round", "examples")]
+        return (name, *sizes, *map(_spread, scores))
+
+    rows = [row(folder, [report]) for folder, report in reports.items()]
+    rows += [row(f"{folder}: mean ± sd", own) for folder, own in _beside(reports).items()]
+    header = ("run", "round", "examples", "accuracy", "calibration error", "clients' mean", "clients' worst tenth")
+    yield Table("runs", "Accuracy, calibration error (ECE), and accuracy over clients", header, tuple(rows)).without_empty()
+    for folder, report in reports.items():
+        if confusion := report.get("confusion"):
+            each = list(zip(report["class_accuracy"], confusion, strict=True))
+            is_shown = len(confusion) <= LARGEST
+            matrix = "and how many of its examples are taken for which (the confusion matrix)" if is_shown else "more in --json"
+            header = ("class", "accuracy", *(map(str, range(len(confusion))) if is_shown else ()))
+            rows = [(str(c), _spread([one]), *(counts if is_shown else ())) for c, (one, counts) in enumerate(each)]
+            yield Table("classes", f"{folder}, each class: its accuracy, {matrix}", header, tuple(rows))
+        if clients := report.get("clients"):
+            most = max(1, *clients["histogram"])
+            bars = [
+                (f"{i / 10:.1f} to {(i + 1) / 10:.1f}", n, "#" * round(40 * n / most))
+                for i, n in enumerate(clients["histogram"])
+            ]
+            yield Table(
+                "clients", f"{folder}, accuracies of clients on their own examples", ("accuracy", "clients", ""), tuple(bars)
+            )
 
 
 if __name__ == "__main__":

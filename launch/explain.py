@@ -15,7 +15,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from . import command
+from fedjax_ssl.data.catalog import DATASETS
+from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.experiment.report.tables import aligned
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import MODELS
+from fedjax_ssl.options import accepted, fields_of, is_group, unknown_key
+
+from . import arguments, command, sweep
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -25,11 +33,9 @@ def main(argv: list[str]) -> int:
     words = argv[1:]
     try:
         if any(word.startswith("-") for word in words):
-            config, wanted = command.parsed(argv, __name__)
-            lines = list(explained(config.tree, wanted))
+            config, options = command.parse(_parser(), words)
+            lines = list(explained(config.tree, options.wanted))
         elif len(words) == 1 and words[0] in LISTS:
-            from fedjax_ssl.experiment.report.tables import aligned
-
             lines = aligned(list(listed(words[0])))
         else:
             raise ValueError(f"got {' '.join(words) or 'nothing'}, accepted: --config=..., or one of {', '.join(LISTS)}")
@@ -37,6 +43,12 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     print("\n".join(lines))
     return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("explain", __doc__, has_config=True)
+    parser.add_argument("wanted", metavar="KEY", nargs="*", help=f"a key or a group, or one of {', '.join(LISTS)}")
+    return parser
 
 
 def listed(what: str) -> Iterator[tuple[str, str]]:
@@ -47,15 +59,8 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
         return
     if what == "sweeps":
-        from . import sweep
-
         yield from ((name, sweep.from_file(name, small=False)["about"]) for name in sweep.names())
         return
-    from fedjax_ssl.data.catalog import DATASETS
-    from fedjax_ssl.data.partition import PARTITIONS
-    from fedjax_ssl.methods import METHODS
-    from fedjax_ssl.models import MODELS
-
     if what == "methods":
         yield from ((name, _first_line(factory.__doc__)) for name, factory in METHODS.items())
     elif what == "networks":
@@ -73,9 +78,6 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
 
 def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
     """Lines that explain the wanted keys or groups of a config, by default all; ValueError where one is unknown or wrong."""
-    from fedjax_ssl.experiment.settings import Settings
-    from fedjax_ssl.options import unknown_key
-
     settings = Settings.from_dict(tree)
     known = dict(_keys(settings))
     for key in wanted:
@@ -84,16 +86,13 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
             raise ValueError(unknown_key(key, [*known, *groups]))
     for key, (value, meaning, accepts) in known.items():
         if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
-            yield f"{key} = {_shown(value)}"
+            yield f"{key} = {command.as_text(value) or repr(value)}"
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
 
 
-def _keys(settings: Any) -> Iterator[tuple[str, tuple[Any, str, str]]]:
+def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:
     """Each key with its value, its meaning and what it accepts."""
-    from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings
-    from fedjax_ssl.options import accepted, fields_of, is_group
-
     parts: list[tuple[str, Any]] = []
     for group, kind, own in (
         ("method", MethodSettings, settings.method_options()),
@@ -106,13 +105,6 @@ def _keys(settings: Any) -> Iterator[tuple[str, tuple[Any, str, str]]]:
             if not is_group(field) and key not in ("method", "model"):
                 value = operator.attrgetter(key)(part)
                 yield prefix + key, (value, field.description or "An option of the network.", accepted(field))
-
-
-def _shown(value: Any) -> str:
-    """A value as a command line gives it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "()"
-    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
 
 
 def _first_line(docstring: str | None) -> str:

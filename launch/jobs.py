@@ -20,6 +20,12 @@ from typing import Any, NamedTuple
 
 import tqdm
 
+from fedjax_ssl.experiment.files import plain
+from fedjax_ssl.experiment.report import cells, runs
+from fedjax_ssl.experiment.report.tables import spread
+from fedjax_ssl.experiment.run import DIVERGED, SUMMARY
+from fedjax_ssl.experiment.runs import flattened, identity, runs_of
+
 from . import command
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent if __package__ == "launch" else None  # a checkout's
@@ -56,8 +62,6 @@ class Done(NamedTuple):
 
     def __str__(self) -> str:
         """Mean and standard deviation over seeds of the last round's accuracy, in percent; or why there are none, in a word."""
-        from fedjax_ssl.experiment.report.tables import spread
-
         if self.error:
             return "diverged" if self.has_ended else "failed"
         return str(spread([100 * one["accuracy"] for one in self.results], 1))
@@ -95,8 +99,6 @@ def programs(cells: Sequence[Cell], least: int) -> list[Program]:
     There are at least `least`, if there are so many cells. A cell whose number is 0 has one of its own: 0 often switches a part
     of a program off.
     """
-    from fedjax_ssl.experiment.runs import flattened
-
     flat = {cell.name: flattened(cell.settings.to_dict()) for cell in cells}
     kinds: dict[tuple[str, str], list[Cell]] = {}
     for key in sorted({key for own in flat.values() for key, value in own.items() if type(value) is float}):
@@ -122,8 +124,6 @@ def programs(cells: Sequence[Cell], least: int) -> list[Program]:
 
 def _are_its_runs(program: Program) -> bool:
     """Whether the runs of a program with several values are those that its cells ask for."""
-    from fedjax_ssl.experiment.runs import runs_of
-
     try:
         return [run.settings for run in runs_of(program.settings(seeds=1))] == [cell.settings for cell in program.cells]
     except ValueError:  # a number that does not vary
@@ -202,10 +202,6 @@ class Queue:
 
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""
-        from fedjax_ssl.experiment.files import plain
-        from fedjax_ssl.experiment.report import cells, runs
-        from fedjax_ssl.experiment.runs import flattened, identity
-
         found: list[dict[str, Any]] = []
         problems: list[str] = []
         for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
@@ -255,9 +251,6 @@ class Queue:
 
     def _collect(self, program: Program) -> None:
         """Moves the runs that have ended from a shared folder into those of their cells."""
-        from fedjax_ssl.experiment.run import DIVERGED, SUMMARY
-        from fedjax_ssl.experiment.runs import runs_of
-
         shared = self.folder / program.shared
         for number, run in enumerate(runs_of(program.settings(self.seeds))):  # of each seed all values
             target = self.folder / program.cells[number % len(program.cells)].name / f"{run.settings.seed}"

@@ -15,6 +15,11 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from fedjax_ssl.data import download
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
+from fedjax_ssl.data.sources import originals, tfds
+from fedjax_ssl.experiment.report.tables import aligned
+
 from . import arguments, command
 
 
@@ -49,8 +54,6 @@ _BOTH = "NAME: got names and --list, accepted: one of both"
 
 def _checked(names: Sequence[str]) -> Sequence[str]:
     """The names; ValueError where one is none that can be fetched."""
-    from fedjax_ssl.data.catalog import ORIGINALS
-
     for name in names:
         if name not in ORIGINALS:
             near = difflib.get_close_matches(name, ORIGINALS, 1, 0.4)
@@ -61,10 +64,6 @@ def _checked(names: Sequence[str]) -> Sequence[str]:
 
 def prepared(name: str, data_dir: str | None) -> str:
     """Fetches a dataset unless it is there; what there is then, in a line."""
-    from fedjax_ssl.data import download
-    from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
-    from fedjax_ssl.data.sources import originals, tfds
-
     if (builder := tfds.prepared(name, data_dir)) is not None:
         return f"{name}: prepared by TFDS in {builder.data_dir}"
     begun = time.monotonic()
@@ -79,9 +78,6 @@ def prepared(name: str, data_dir: str | None) -> str:
 
 def listed(data_dir: str | None) -> str:
     """A line for each dataset: its name, whether it is there, its size, its place and its terms."""
-    from fedjax_ssl.data.catalog import DATASETS
-    from fedjax_ssl.experiment.report.tables import aligned
-
     rows = [("name", "there", "size", "place", "terms")]
     rows += [(name, *_state(name, data_dir), about.terms) for name, about in DATASETS.items()]
     return "\n".join(aligned(rows))
@@ -89,10 +85,6 @@ def listed(data_dir: str | None) -> str:
 
 def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
     """Whether a dataset is there, its size, and its place; sizes are compared, checksums when it is read."""
-    from fedjax_ssl.data import download
-    from fedjax_ssl.data.catalog import ORIGINALS
-    from fedjax_ssl.data.sources import tfds
-
     if name not in ORIGINALS:
         return "yes", "", "scikit-learn"
     if (builder := tfds.prepared(name, data_dir)) is not None:

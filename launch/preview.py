@@ -10,25 +10,20 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 import logging
 import sys
 
-from absl import flags
+from fedjax_ssl.data import preview
+from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment.settings import Settings
 
 from . import arguments, command
-
-OUTPUT = flags.DEFINE_string("output", "preview.png", "The picture's file.")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config = command.parse(argv, __name__)
-        output = arguments.output("--output", OUTPUT.value, ".png")
-        # The package is imported after the flags: `--help` and a mistyped flag answer at once.
+        config, options = command.parse(_parser(), argv[1:])
+        output = arguments.output("--output", options.output, ".png")
         command.use_all_cores()
-        from fedjax_ssl.data import preview
-        from fedjax_ssl.experiment import build
-        from fedjax_ssl.experiment.settings import Settings
-
         settings = Settings.from_dict(config.tree)
         drawn = build.drawn_runs(settings)
         build.assembled(drawn)  # what a run refuses is refused here
@@ -48,6 +43,12 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     print(f"picture: {output}")
     return 0
+
+
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("preview", __doc__, has_config=True)
+    parser.add_argument("--output", default="preview.png", help="the picture's file (%(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -11,10 +11,13 @@ Exit status: 0 done; 2 wrong arguments, or no run.
 import argparse
 import math
 import pathlib
+import pprint
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+
+from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, tables
 
 from . import arguments, command
 
@@ -30,9 +33,6 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".html")
         as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
-        # The package is imported after the arguments: `--help` and a mistyped option answer at once.
-        from fedjax_ssl.experiment.report import cells, groups, runs, sections
-
         found = runs.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
@@ -49,18 +49,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
+def _report(made_from: sections.Source, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
     """The page, and the files beside it; prints the results."""
-    from fedjax_ssl.experiment.report import page, sections, tables
-
-    from . import command_lines
-
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
     for number, one in enumerate(made_from.sweeps):
         commands.append(page.Code(one.about or one.name, one.source["command"], f"command-sweep-{number}"))
     for group in grouped.groups:
-        lines = command_lines.of_group(group, f"{out.stem}_files", configs)
+        lines = _commands(group, f"{out.stem}_files", configs)
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
     files = page.files(parts) | page.pictures(sections.panels(made_from)) | configs
@@ -71,7 +67,21 @@ def _report(made_from: Any, out: pathlib.Path, own: str) -> tuple[str, dict[str,
     return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
 
 
-def _title(made_from: Any) -> str:
+def _commands(group: groups.Group, folder: str, files: dict[str, bytes]) -> list[str]:
+    """The commands that made a group's runs; `files` gets a config file in `folder` for each kind that was made in Python."""
+    lines, names = [], dict[str, str]()
+    for run in group.runs:
+        words = run.command
+        if not words:
+            name = names.setdefault(groups.identity(run), f"config_{group.slug}_{len(names) + 1}.py")
+            config = pprint.pformat({**run.tree, "seed": 0}, width=120, sort_dicts=False)
+            files[name] = f"CONFIG = {config}\n\n\ndef get_config(argument=None):\n    return CONFIG\n".encode()
+            words = [f"--config={folder}/{name}", f"--config.seed={run.config['seed']}"]
+        lines.append(f"{command.program('run')} {shlex.join(words)}")
+    return list(dict.fromkeys(lines))
+
+
+def _title(made_from: sections.Source) -> str:
     """What the report's only sweep is about, or the methods and datasets of its runs."""
     if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
         return about
@@ -82,7 +92,7 @@ def _title(made_from: Any) -> str:
     return " on ".join(names)
 
 
-def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
+def _lead(grouped: groups.Grouped, unreadable: Sequence[str]) -> str:
     """How many runs there are, and in which state."""
     states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
     states += ["unreadable"] * len(unreadable)
@@ -91,10 +101,8 @@ def _lead(grouped: Any, unreadable: Sequence[str]) -> str:
     return f"{len(states)} runs in {number} group{'s' * (number != 1)} by {grouped.heading}: {counted}."
 
 
-def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
+def _write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
     """Writes everything; of an earlier report's files, those that this one does not have are removed."""
-    from fedjax_ssl.experiment.files import replacing
-
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
     listed = folder / LISTED
@@ -102,7 +110,7 @@ def _write(out: pathlib.Path, page: str, files: dict[str, bytes]) -> None:
     for name in {pathlib.Path(line).name for line in earlier} - set(files):
         (folder / name).unlink(missing_ok=True)
     files = files | {LISTED: "".join(f"{name}\n" for name in sorted(files)).encode()}
-    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, page.encode())]:
+    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, html.encode())]:
         with replacing(path) as file:
             file.write(content)
     print(f"page: {out}\nfigures and tables: {folder}, {len(files) - 1} files")

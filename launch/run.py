@@ -7,6 +7,7 @@ The same command again resumes. Exit status: 0 done; 2 wrong config, arguments o
 SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at once, with what the newest checkpoint has.
 """
 
+import argparse
 import contextlib
 import errno
 import functools
@@ -19,28 +20,15 @@ import sys
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from absl import flags
-
-from . import command, streams
-
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>."
-)
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove what an earlier run left in the workdir, and start anew.")
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say what the run is and will cost, without training or writing anything.")
-STOP_AFTER = flags.DEFINE_integer("stop_after", None, "End cleanly after this many rounds; the same command goes on.", 1)
-DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Run as one of several processes, which share the clients of a round.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no launcher tells.")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are, where no launcher tells.", 1)
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0 on, where no launcher tells.", 0)
+from . import arguments, command, streams
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config = command.parse(argv, __name__)
-        place = _place()
+        config, options = command.parse(_parser(), argv[1:])
+        place = _place(options)
     except ValueError as error:
         return command.refuse(error)
     try:
@@ -48,20 +36,40 @@ def main(argv: list[str]) -> int:
         from fedjax_ssl.experiment.stop import Stop
 
         with streams.lasting(), Stop.on_signals() as stop:
-            status = _run(config, place, stop, waiting)
+            status = _run(config, options, place, stop, waiting)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
 
-def _place() -> tuple[str, int, int] | None:
-    """What the flags say of this process's place among several; None: nothing. ValueError where they do not go together."""
-    address, count, number = values = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
-    given = {f"--{flag.name}": value for flag, value in zip((COORDINATOR, NUM_PROCESSES, PROCESS_ID), values, strict=True)}
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser("run", __doc__, has_config=True)
+    workdir = "where results go; default: runs/<config name>/<seed>, or, for several runs, runs/<config name>"
+    parser.add_argument("--workdir", metavar="DIR", help=workdir)
+    for name, about in (
+        ("overwrite", "remove what an earlier run left in the workdir, and start anew"),
+        ("dry_run", "say what the run is and will cost, without training or writing anything"),
+        ("distributed", "run as one of several processes, which share the clients of a round"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=about)
+    for name, least, about in (
+        ("stop_after", 1, "end cleanly after so many rounds; the same command goes on"),
+        ("num_processes", 1, "how many processes there are, where no launcher tells"),
+        ("process_id", 0, "which of them this is, from 0 on, where no launcher tells"),
+    ):
+        parser.add_argument(f"--{name}", metavar="N", type=arguments.whole(least), help=about)
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where no launcher tells")
+    return parser
+
+
+def _place(options: argparse.Namespace) -> tuple[str, int, int] | None:
+    """What the arguments say of this process's place among several; None: nothing. ValueError where they do not go together."""
+    given = {f"--{name}": getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
+    address, count, number = given.values()
     for name, value in given.items():
-        if value is not None and not DISTRIBUTED.value:
+        if value is not None and not options.distributed:
             raise ValueError(f"{name}: got {value} without --distributed, accepted: with it")
-        if value is None and any(other is not None for other in values):
+        if value is None and any(other is not None for other in given.values()):
             raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
     if address is None or count is None or number is None:
         return None
@@ -72,21 +80,21 @@ def _place() -> tuple[str, int, int] | None:
     return address, count, number
 
 
-def _run(config: command.Config, place: Any, stop: Any, waiting: MemoryHandler) -> int:
+def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
     command.use_all_cores()
     command.keep_programs()
-    if not DISTRIBUTED.value:
-        return _run_here(config, stop, waiting)
+    if not options.distributed:
+        return _run_here(config, options, stop, waiting)
     from fedjax_ssl.experiment import hosts
 
     try:
         client = hosts.connected(place and hosts.Place(*place))
     except ValueError as error:
         return command.refuse(error)
-    return hosts.run(lambda: _run_here(config, stop, waiting), client)
+    return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
 
 
-def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
+def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate, hosts, run
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.experiment.files import failure
@@ -97,13 +105,13 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     waiting.setTarget(AboveTheBar())
     with contextlib.ExitStack() as until_the_end:
         try:
-            experiment, workdir = _accepted(config, until_the_end)
+            experiment, workdir = _accepted(config, options, until_the_end)
         except command.WRONG_INPUT as error:
             waiting.buffer.clear()
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error) if is_first() else 2
-        if DRY_RUN.value:
+        if options.dry_run:
             for line in estimate.described(experiment):
                 if is_first():
                     print(line)
@@ -116,7 +124,7 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
             seconds = estimate.estimate(experiment).seconds
             print(f"{rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
-            run.run(experiment, workdir, stop, stop_after=STOP_AFTER.value)
+            run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
         except run.RefusedError as error:
             return command.refuse(error)
         except OSError as error:
@@ -131,7 +139,9 @@ def _run_here(config: command.Config, stop: Any, waiting: MemoryHandler) -> int:
     return 0
 
 
-def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tuple[Any, pathlib.Path]:
+def _accepted(
+    config: command.Config, options: argparse.Namespace, until_the_end: contextlib.ExitStack
+) -> tuple[Any, pathlib.Path]:
     """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
     from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run
     from fedjax_ssl.experiment.files import plain
@@ -143,11 +153,11 @@ def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tu
     def began() -> tuple[Settings, pathlib.Path, Layout | None]:
         settings = Settings.from_dict(config.tree)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-        workdir, names = pathlib.Path(os.path.expanduser(WORKDIR.value or default)), [one.name for one in runs_of(settings)]
-        if is_first() and not DRY_RUN.value:  # before anything there is read
+        workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
+        if is_first() and not options.dry_run:  # before anything there is read
             say = functools.partial(print, file=sys.stderr)
             until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
-        is_new = OVERWRITE.value or not is_first()
+        is_new = options.overwrite or not is_first()
         return settings, workdir, None if is_new else run.noted_layout(workdir, names, settings.rounds)
 
     settings, workdir, noted = hosts.together(began)
@@ -168,9 +178,9 @@ def _accepted(config: command.Config, until_the_end: contextlib.ExitStack) -> tu
 
     def opened() -> None:
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), overwrite=OVERWRITE.value, dependence=dependence)
+            run.open_workdir(folder, own.settings.to_dict(), overwrite=options.overwrite, dependence=dependence)
 
-    hosts.together(opened if is_first() and not DRY_RUN.value else lambda: None)
+    hosts.together(opened if is_first() and not options.dry_run else lambda: None)
     return experiment, workdir
 
 

@@ -26,6 +26,12 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
+from fedjax_ssl.experiment.files import write_json
+from fedjax_ssl.experiment.provenance import processor
+from fedjax_ssl.experiment.report import tables
+from fedjax_ssl.experiment.report.cells import SWEEP
+from fedjax_ssl.experiment.settings import Settings
+
 from . import arguments, command
 from .jobs import Cell, Done, Queue
 
@@ -37,11 +43,11 @@ PAPER = re.compile(r"\d+(\.\d+)?( ± \d+(\.\d+)?)?")
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        options, extra = _parser().parse_known_args(argv[1:])
+        parser = _parser()
+        options, extra = parser.parse_known_args(argv[1:])
+        if strange := [word for word in extra if not word.startswith("--config.")]:
+            parser.refuse(strange[0])
         spec = from_file(options.file, options.small) if options.file else _from_options(options)
-        strange = [word for word in extra if not word.startswith("--config.")]
-        if strange:
-            raise ValueError(f"{strange[0]}: not an argument; accepted: --config.KEY=VALUE for every run, or --help")
         # A mistake is said before anything runs.
         cells = [cell._replace(settings=settings_of(cell, extra)) for cell in cells_of(spec)]
         if len({cell.name for cell in cells}) < len(cells):
@@ -78,10 +84,6 @@ def main(argv: list[str]) -> int:
 
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
     """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs."""
-    from fedjax_ssl.experiment.files import write_json
-    from fedjax_ssl.experiment.provenance import processor
-    from fedjax_ssl.experiment.report.cells import SWEEP
-
     keys = ("row", "column", "config", "overrides", "paper")
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
     where = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions}
@@ -165,10 +167,8 @@ def names() -> list[str]:
     return sorted(path.stem for path in SWEEPS.glob("*.toml"))
 
 
-def settings_of(cell: Cell, extra: Sequence[str]) -> Any:
+def settings_of(cell: Cell, extra: Sequence[str]) -> Settings:
     """The settings of a cell's runs; ValueError where they are wrong."""
-    from fedjax_ssl.experiment.settings import Settings
-
     words = dict(word.removeprefix("--config.").partition("=")[::2] for word in extra)
     given = {key: command.as_text(value) for key, value in cell.overrides.items()} | words
     settings = Settings.from_dict(command.read(cell.config, given).tree)
@@ -179,8 +179,6 @@ def settings_of(cell: Cell, extra: Sequence[str]) -> Any:
 
 def _table(done: Sequence[Done], seeds: int) -> str:
     """The accuracies as text, rows by columns, the paper's beside them."""
-    from fedjax_ssl.experiment.report import tables
-
     rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
     entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
     of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
@@ -190,10 +188,11 @@ def _table(done: Sequence[Done], seeds: int) -> str:
     return tables.text(tables.Table("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", header, lines))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
+    parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"

@@ -170,12 +170,7 @@ def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
 
 
 def _parser() -> argparse.ArgumentParser:
-    def positive(text: str) -> int:
-        if not text.isdecimal() or int(text) < 1:
-            raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= 1")
-        return int(text)
-
-    parser, path = arguments.Parser("text_features", __doc__), os.path.expanduser
+    parser, path, positive = arguments.Parser("text_features", __doc__), os.path.expanduser, arguments.whole(1)
     parser.add_argument("--train", required=True, type=path, help="CSV file of the training texts")
     parser.add_argument("--test", required=True, type=path, help="CSV file of the test texts")
     parser.add_argument("--train_strong", type=path, help="CSV file of the training texts' strong view; default: none")

@@ -26,11 +26,11 @@ HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "
 _log = logging.getLogger(__name__)
 
 
-def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout) -> None:
-    """Writes each run's `run.json`."""
+def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout, command: Sequence[str] = ()) -> None:
+    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it."""
     for path, data in zip(paths, data_digests(experiment), strict=True):
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        write_json(path, noted)
+        write_json(path, noted | {"command": command})
 
 
 def widths(experiment: Experiment) -> dict[str, int]:

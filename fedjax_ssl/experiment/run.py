@@ -141,7 +141,9 @@ class _Folder(NamedTuple):
         return diverged(self.path)
 
 
-def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None) -> None:
+def run(
+    experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None, command: Sequence[str] = ()
+) -> None:
     """Runs the remaining rounds of the runs that have not finished, and writes results into their folders.
 
     They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
@@ -151,7 +153,8 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
     is corrupt, the log is not that of the checkpoint, or the data are others; OwnedError where another process has a folder;
     and OSError where one cannot be written to.
 
-    Of several processes the first one alone has the folders; the others run the same rounds.
+    `run.json` gets the `command` that was typed, for reports. Of several processes the first one alone has the folders; the
+    others run the same rounds.
     """
     end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
     if not is_first():
@@ -159,10 +162,10 @@ def run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after
             pass
         return
     with owned(folders(experiment, workdir)):
-        _run(experiment, workdir, stop, end)
+        _run(experiment, workdir, stop, end, command)
 
 
-def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) -> None:
+def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, command: Sequence[str]) -> None:
     paths, rounds = folders(experiment, workdir), experiment.settings.rounds
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
     with _refusing():
@@ -178,7 +181,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) ->
         some = experiment.only(left)
         with ExitStack() as stack:
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
-            _go_on(some, opened, stop, end)
+            _go_on(some, opened, stop, end, command)
     else:
         loop.nothing()
     if all(is_finished(path, rounds) for path in paths):
@@ -190,13 +193,13 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int) ->
         raise DivergedError(shown)
 
 
-def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int) -> None:
+def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int, command: Sequence[str]) -> None:
     """Runs all up to round `end`, or to a signal."""
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     with _refusing():
         provenance.warn_of_changes(run_files)
         begun = _restore(experiment, opened)
-    provenance.write(run_files, experiment, layout)
+    provenance.write(run_files, experiment, layout, command)
     for own, folder in zip(experiment.runs, opened, strict=True):
         write_json(folder.path / CONFIG, own.settings.to_dict())
     if done := begun.done:
@@ -210,7 +213,7 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
         for done, rows, states in rounds:
             if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
-                provenance.write(run_files, experiment, layout)
+                provenance.write(run_files, experiment, layout, command)
             for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:

@@ -9,8 +9,6 @@ import sys
 from types import ModuleType
 from unittest import mock
 
-from absl.testing import flagsaver
-
 from fedjax_ssl.experiment.files import MetricsLog
 from launch import command
 from launch import run as run_command
@@ -45,7 +43,6 @@ def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_
             contextlib.redirect_stdout(streams[0]),
             contextlib.redirect_stderr(streams[1]),
             contextlib.chdir(cwd),
-            flagsaver.flagsaver(),
         ):
             status = program.main([program.__name__, *arguments])
     finally:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fedjax_ssl.methods import METHODS
 from launch import command, completion
 from tests.experiment.commands import ROOT
 
@@ -24,18 +25,17 @@ done
 LINES = {
     "fedjax-ssl pre": ["preview", "prepare"],
     "fedjax-ssl run --w": ["--workdir="],
-    "fedjax-ssl run --config=dig": ["digits"],  # Bash takes `--config=` to be a word of its own
-    "fedjax-ssl run --config=digits:fedsiam_": ["fedsiam_pi", "fedsiam_mt", "fedsiam_d"],
+    "fedjax-ssl run --config=dig": ["digits:"],  # Bash takes `--config=` to be a word of its own
+    "fedjax-ssl run --config=digits:fedsiam_": ["fedsiam_d", "fedsiam_mt", "fedsiam_pi"],
     "fedjax-ssl run --config=digits:fl2 --config.client.opt": ["--config.client.optimizer."],
     "fedjax-ssl run --config=digits:fl2 --config.rou": ["--config.rounds="],
-    "fedjax-ssl run --config=digits:semifl --config.method.m": ["--config.method.mix=", "--config.method.mixup_alpha="],
-    "fedjax-ssl run --config=digits:fedsem,labels=20 --config.method.l": [
-        "--config.method.labeled_repeats=", "--config.method.labeled_rounds=",
-    ],
+    "fedjax-ssl run --config.method.mix": ["--config.method.mix=", "--config.method.mixup_alpha="],
     "fedjax-ssl run --config=digits:fl2 --config.execution.strategy=s": ["scan", "sharded"],
     "fedjax-ssl preview --config=digits:fl2 --config.data.partition=nat": ["natural"],
     "fedjax-ssl prepare svh": ["svhn_cropped", "svhn_cropped/extra"],
     "fedjax-ssl sweep fl2_abl": ["fl2_ablation"],
+    "fedjax-ssl sweep --config.ro": ["--config.rounds="],
+    "fedjax-ssl evaluate --config": ["--config="],
     "fedjax-ssl explain net": ["networks"],
     "fedjax-ssl report runs/": [""],  # Bash then completes files
     "fedjax-ssl report --targ": ["--target="],
@@ -78,11 +78,10 @@ def test_all_keys_of_a_config_are_found_group_by_group(scripts):
             yield from below(word) if word.endswith(".") else [word.removeprefix("--config.").removesuffix("=")]
 
     found = list(below("--config."))
-    known = set(command._keys(command.read("digits:fl2").tree))
-    leaves = {key for key in known if not any(other.startswith(f"{key}.") for other in known)}
-    assert leaves <= set(found)
     assert len(found) == len(set(found))
-    assert {key for key in found if key.startswith("method.")} == {key for key in leaves if key.startswith("method.")}
+    for method in METHODS:
+        known = set(command._keys(command.read(f"digits:{method}").tree))
+        assert {key for key in known if not any(other.startswith(f"{key}.") for other in known)} <= set(found)
 
 
 WANTED = "got run --config=digits:semifl --config.rounds=3"

@@ -12,6 +12,7 @@ from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
+from fedjax_ssl.experiment.report.tables import DASH
 from launch import evaluate
 from tests.experiment.commands import CONFIG, launch, refused, succeeded
 
@@ -59,8 +60,8 @@ def test_a_class_without_examples_has_no_accuracy():
 def runs(tmp_path_factory, config):
     """Two seeds of a method of one's own, in a folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    options = ("--config.data.name=digits", "--config.data.num_clients=6", "--config.rounds=2", "--config.seeds=2")
-    succeeded(config, f"--workdir={folder / 'runs'}", *options)
+    settings = ("data.name=digits", "data.num_clients=6", "rounds=2", "seeds=2", "checkpoint_every=1")
+    succeeded(config, f"--workdir={folder / 'runs'}", *(f"--config.{one}" for one in settings))
     return folder / "runs"
 
 
@@ -82,8 +83,11 @@ def test_a_run_as_text_as_json_and_its_predictions(runs, tmp_path):
         for name in ("id", "prediction", "confidence", "label"):
             np.testing.assert_allclose([float(row[name]) for row in table], archive[name])
         assert np.mean(archive["prediction"] == archive["label"]) == pytest.approx(summary["eval/accuracy"])
-    shown = launch(str(runs / "0"), "--clients", program=evaluate).stdout
-    for words in (f"accuracy  {report['accuracy']:.4f}", "ECE, 15 bins", "confusion matrix", "6 clients' own examples"):
+    shown = launch(str(runs), "--clients", program=evaluate).stdout
+    (line,) = (line for line in shown.splitlines() if line.startswith(f"{runs / '0'}  "))
+    numbers = [report["accuracy"], report["ece"], report["clients"]["mean"], report["clients"]["worst"]]
+    assert line.split()[1:] == ["2", "360", *(f"{number:.4f}" for number in numbers)]
+    for words in (f"{runs}: mean ± sd", "confusion matrix", "accuracies of clients on their own examples"):
         assert words in shown
 
 
@@ -94,6 +98,17 @@ def test_seeds_have_mean_and_standard_deviation(runs):
         "mean": pytest.approx(np.mean(accuracies)),
         "sd": pytest.approx(np.std(accuracies, ddof=1)),
     }
+    assert len(found["all"][str(runs)]["class_accuracy"]) == 10
+    assert "confusion" not in found["all"][str(runs)]
+
+
+def test_an_older_state_is_evaluated_with_a_warning_and_no_other(runs, tmp_path):
+    folder = shutil.copytree(runs / "0", tmp_path / "run")
+    newest = folder / "checkpoints" / "2"
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(b"")
+    (line,) = launch(str(folder), program=evaluate).stderr.splitlines()
+    assert line.startswith(f"skipped corrupt checkpoint {newest}: ")
 
 
 def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs, tmp_path):
@@ -122,6 +137,10 @@ def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
         assert (report["accuracy"], report["examples"]) == (pytest.approx(right), 40)
     (report,) = evaluated(runs / "0", f"--data={tmp_path / 'bare.npz'}")["runs"].values()
     assert report == {"round": 2, "examples": 40}
+    np.savez(tmp_path / "one.npz", x_test=images[:1, ..., 0], y_test=labels[:1])  # nine classes have no examples
+    done = launch(str(runs), f"--data={tmp_path / 'one.npz'}", program=evaluate)
+    assert (done.returncode, done.stdout.count(DASH)) == (0, 18)
+    assert evaluated(runs, f"--data={tmp_path / 'one.npz'}")["all"][str(runs)]["accuracy"]["mean"] in (0, 0.5, 1)
 
 
 def test_a_method_of_ones_own_needs_its_config(tmp_path):

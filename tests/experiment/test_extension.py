@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.extension import dependence
 from tests import tiny
-from tests.experiment.commands import refused, rows, succeeded
+from tests.experiment.commands import launch, refused, rows, succeeded
 from tests.experiment.test_resume import assert_same_checkpoint
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -61,25 +61,24 @@ def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, ov
     assert dependence(before, after) == what
 
 
-def test_a_command_refused_for_other_data_leaves_config_json_as_it_was(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
+def test_a_command_refused_for_other_data_leaves_config_json_as_it_was(tmp_path, config):
     arrays = {f"{kind}_{part}": value for part, size in (("train", 60), ("test", 20)) for kind, value in data_of(size).items()}
     np.savez(tmp_path / "own.npz", **arrays)
     np.savez(tmp_path / "moved.npz", **arrays)
     np.savez(tmp_path / "other.npz", **arrays | {"x_train": arrays["x_train"][::-1]})
-    arguments = (f"--config={tmp_path / 'small.py'}", "--config.data.name=npz", f"--workdir={tmp_path / 'run'}", *CONSTANT)
+    arguments = (config, "--config.data.name=npz", f"--workdir={tmp_path / 'run'}", *CONSTANT)
     own, moved, other = (f"--config.data.path={tmp_path / name}.npz" for name in ("own", "moved", "other"))
-    config = tmp_path / "run" / "config.json"
-    assert launch(*arguments, own, "--config.rounds=2").returncode == 0
-    before = config.read_bytes()
+    written = tmp_path / "run" / "config.json"
+    succeeded(*arguments, own, "--config.rounds=2")
+    before = written.read_bytes()
     for rounds in (2, 4):  # finished, and to go on
         done = launch(*arguments, other, f"--config.rounds={rounds}")
         assert done.returncode == 2
         assert "its run began with other data" in done.stderr.splitlines()[-1]
-        assert config.read_bytes() == before
+        assert written.read_bytes() == before
     for rounds in (2, 4):
-        assert launch(*arguments, moved, f"--config.rounds={rounds}").returncode == 0
-        assert json.loads(config.read_text())["data"]["path"].endswith("moved.npz")
+        succeeded(*arguments, moved, f"--config.rounds={rounds}")
+        assert json.loads(written.read_text())["data"]["path"].endswith("moved.npz")
 
 
 def data_of(size):

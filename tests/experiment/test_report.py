@@ -11,10 +11,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.files import plain, read_json, write_json
-from fedjax_ssl.experiment.report import runs
+from fedjax_ssl.experiment.files import plain, write_json
+from fedjax_ssl.experiment.report import groups, runs
 from fedjax_ssl.experiment.settings import Settings
-from launch import command, command_lines, report
+from launch import command, report
 from tests.experiment.commands import CONFIG, FIXMATCH, succeeded
 
 RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
@@ -105,30 +105,28 @@ def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(
     stale.with_name("own.txt").unlink()
 
 
-def test_each_command_of_the_page_has_the_config_of_its_runs(folder, page):
+def test_each_command_of_the_page_makes_its_runs(folder, page):
     text = html.unescape(re.sub(r"</?span>", "", page.read_text()))
-    lines = re.findall(r"python -m launch.run [^\n<]*", text)
-    for method, line in zip(("average", "fixmatch"), lines, strict=True):
-        words = shlex.split(line)
-        file = words[3].removeprefix("--config=")
-        config = command.read(str(page.parent / file))
-        held = read_json(folder / method / "0" / "config.json")
-        assert plain(Settings.from_dict(config.tree).to_dict()) == held
-        assert words[4:] == (["--config.seeds=3"] if method == "average" else ["--config.seed=0"])
+    lines = [shlex.split(line)[3:] for line in re.findall(r"python -m launch.run [^\n<]*", text)]
+    typed = [[f"--config={folder / name}.py"] for name in ("average", "fixmatch")]
+    assert lines == [[*typed[0], "--config.seeds=3"], typed[1]]
 
 
-def test_a_named_config_is_found_with_what_differs(tmp_path):
-    config = command.read("digits:fl2", {"rounds": "7", "seed": "3", "data.num_labels": "20"}).tree
-    write_json(tmp_path / "run.json", {})
-    write_json(tmp_path / "config.json", Settings.from_dict(config).to_dict())
-    (run,) = runs.find([tmp_path]).runs
-    assert command_lines.named(run) == ["--config=digits:fl2", "--config.data.num_labels=20", "--config.rounds=7"]
-
-
-def test_seeds_that_follow_each_other_are_one_command():
-    found = list(command_lines.seed_arguments([7, 1, 0, 2, 7]))
-    assert found == [["--config.seeds=3"], ["--config.seed=7"]]
-    assert list(command_lines.seed_arguments([4, 3])) == [["--config.seed=3", "--config.seeds=2"]]
+def test_the_command_of_a_run_that_was_made_in_python_has_a_config_file(tmp_path):
+    held = Settings.from_dict(command.read("digits:fl2", {"rounds": "7"}).tree).to_dict()
+    for seed in (3, 5):
+        (tmp_path / f"{seed}").mkdir()
+        write_json(tmp_path / f"{seed}" / "config.json", held | {"seed": seed})
+        write_json(tmp_path / f"{seed}" / "run.json", {})
+    files: dict[str, bytes] = {}
+    (group,) = groups.group(runs.find([tmp_path]).runs).groups
+    lines = report._commands(group, str(tmp_path), files)
+    for seed, line in zip((3, 5), lines, strict=True):
+        (tmp_path / "config_fl2_1.py").write_bytes(files["config_fl2_1.py"])
+        *_, config, override = shlex.split(line)
+        assert override == f"--config.seed={seed}"
+        again = command.read(config.removeprefix("--config="), {"seed": f"{seed}"}).tree
+        assert plain(Settings.from_dict(again).to_dict()) == plain(held | {"seed": seed})
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,16 @@ def test_groups_are_methods_and_what_differs_within_one(tmp_path):
         grouped(tmp_path, "num_lables")
 
 
+def test_where_data_lie_and_metrics_go_makes_no_group_and_another_file_does(tmp_path):
+    for seed, place in enumerate(("here", "there")):
+        write(tmp_path / f"{seed}", seed=seed, data__path=f"/{place}/own.npz", client__on_nonfinite=place, log_to=place)
+    made = grouped(tmp_path)
+    assert [(group.label, len(group.used)) for group in made.groups] == [("fl2", 2)]
+    assert made.notes == ("The runs have different data files: /here/own.npz, /there/own.npz",)
+    write(tmp_path / "other", data__path="/here/other.npz")
+    assert len(grouped(tmp_path).groups) == 2
+
+
 def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b")

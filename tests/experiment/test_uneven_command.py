@@ -3,20 +3,19 @@
 import pytest
 
 from launch import report
-from tests.experiment.commands import CONFIG, launch, rows
+from tests.experiment.commands import rows, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
-def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path):
-    (tmp_path / "small.py").write_text(CONFIG)
+def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, config):
     (tmp_path / "rates.csv").write_text(
         "client,examples_per_s,up_bytes_per_s,down_bytes_per_s\n" + "".join(f"{k},{10 + k},4,8\n" for k in range(6))
     )
     (tmp_path / "trace.csv").write_text("client,start,end\n" + "".join(f"{k},0,{600 * (k + 1)}\n" for k in range(6)))
     keys = {"file": tmp_path / "rates.csv", "trace": tmp_path / "trace.csv", "participation": "available", "dropout": 0.3}
     system = [f"--config.system.{key}={value}" for key, value in keys.items()]
-    assert launch(f"--config={tmp_path / 'small.py'}", *system, f"--workdir={tmp_path / 'run'}").returncode == 0
+    succeeded(config, *system, f"--workdir={tmp_path / 'run'}")
     logged = rows(tmp_path / "run")
     # A client sends 4 bytes at 4 a second.
     assert [row["sim/seconds"] for row in logged] == [float(row["client/participants"] > 0) for row in logged]
@@ -25,7 +24,6 @@ def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path):
     assert drawn == [3, 3, 3, 3, 2, 1]
     assert sum(row["sim/dropped"] for row in logged) > 0
 
-    done = launch(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
-    assert done.returncode == 0, done.stderr
+    succeeded(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
     assert "simulated" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "report_files" / "eval_accuracy_simulated.svg").exists()

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.report.runs import Run
+from fedjax_ssl.experiment.runs import ELSEWHERE
 
-METHOD, SEED = "method.name", "seed"
+METHOD, SEED, DATA_FILE = "method.name", "seed", "data.path"
 SHORT = {"method": METHOD, "dataset": "data.name", "model": "model.name"}
 """Short names of keys. The last part of a key is one, too, if no other key ends in it."""
-NOT_COMPARED = (SEED, "seeds", "vary", "values", "checkpoint_every", "data.data_dir", "data.download", "log_to")
+NOT_COMPARED = {SEED, "seeds", "vary", "values", "checkpoint_every", *ELSEWHERE} - {DATA_FILE}
 NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
 """Keys that do not change what an experiment is, and do not make groups."""
 
@@ -77,7 +78,7 @@ def full_key(name: str, runs: Sequence[Run]) -> str:
 
 def differing(runs: Iterable[Run]) -> set[str]:
     """The keys in which the configs of runs differ."""
-    configs = [run.config for run in runs]
+    configs = list(map(_with_data_anywhere, runs))
     keys = {key for config in configs for key in config}
     return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
 
@@ -97,7 +98,12 @@ def is_compared(key: str) -> bool:
 
 def identity(run: Run) -> str:
     """What a run's experiment is: the keys that are compared, with their values."""
-    return repr([(key, value) for key, value in sorted(run.config.items()) if is_compared(key)])
+    return repr([(key, value) for key, value in sorted(_with_data_anywhere(run).items()) if is_compared(key)])
+
+
+def _with_data_anywhere(run: Run) -> dict[str, Any]:
+    """A run's config with the name of its data file alone: the same file in another folder makes no other experiment."""
+    return run.config | {DATA_FILE: pathlib.PurePath(run.config.get(DATA_FILE, "")).name}
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Shown] | None = None) -> Grouped:
@@ -126,8 +132,9 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
 
 def _named(run: Run, keys: Sequence[str]) -> Shown:
     """The place of a run that its values of keys name: `fl2`, or `fl2, num_labels=10`."""
+    config = _with_data_anywhere(run)
     words = [
-        text_of(run.config[key]) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(run.config[key])}"
+        text_of(config[key]) if key in SHORT.values() else f"{key.rpartition('.')[2]}={text_of(config[key])}"
         for key in keys
         if key in run.config
     ]
@@ -170,7 +177,7 @@ def _used(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
 def _across(runs: Sequence[Run]) -> list[str]:
     """What runs differ in so that their numbers should not be compared without a thought."""
     notes = []
-    for key, what in (("data.name", "datasets"), ("data.path", "data files"), ("rounds", "numbers of rounds")):
+    for key, what in (("data.name", "datasets"), (DATA_FILE, "data files"), ("rounds", "numbers of rounds")):
         values = sorted({text_of(run.config.get(key, "")) for run in runs}, key=_order)
         if len(values) > 1:
             notes.append(f"The runs have different {what}: {', '.join(values)}")

@@ -4,16 +4,15 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from fedjax_ssl.experiment.clients import CLIENTS
-from fedjax_ssl.experiment.experiment import REASON
 from fedjax_ssl.experiment.files import DamagedError, complete_lines, plain, read_json, read_row
-from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY
+from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY, diverged
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 
@@ -24,7 +23,8 @@ SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
 class Run(NamedTuple):
     """One run. `config` has dotted keys; `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
 
-    `reason` says why a run has diverged; it is empty where it has not.
+    `command` are the words of `launch.run` that made it, none where it was made in Python; `reason` says why it has diverged,
+    and is empty where it has not.
     """
 
     path: pathlib.Path
@@ -33,6 +33,7 @@ class Run(NamedTuple):
     config: dict[str, Any]
     columns: dict[str, Float[np.ndarray, " T"]]
     summary: dict[str, Any]
+    command: list[str]
     reason: str
     problems: tuple[str, ...]
 
@@ -116,19 +117,22 @@ def read(path: pathlib.Path, name: str) -> Run:
     rows, problems = read_rows(path / METRICS)
     if rows and rows[-1]["round"] > own["rounds"]:
         problems.append(f"{METRICS} has round {rows[-1]['round']}, and {CONFIG} has rounds={own['rounds']}")
-    summary: dict[str, Any] = {}
+    summary = _optional(path / SUMMARY, problems, lambda found: checked_summary(found, rows))
+    command = _optional(path / RUN, problems).get("command", [])
     try:
-        if (path / SUMMARY).is_file():
-            summary = checked_summary(read_object(path / SUMMARY), rows)
+        reason = diverged(path)
+    except (ValueError, KeyError):
+        reason = f"{DIVERGED} is damaged"
+    return Run(path, name, tree, config, columns(rows), summary, command, reason, tuple(problems))
+
+
+def _optional(path: pathlib.Path, problems: list[str], checked: Callable[[Any], Any] = lambda found: found) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none, or one that cannot be used, which `problems` then say."""
+    try:
+        return checked(read_object(path)) if path.is_file() else {}
     except ValueError as error:
         problems.append(f"{error}: not used")
-    reason = ""
-    if (path / DIVERGED).is_file():
-        try:
-            reason = str(read_object(path / DIVERGED)[REASON])
-        except (ValueError, KeyError):
-            reason = f"{DIVERGED} is damaged"
-    return Run(path, name, tree, config, columns(rows), summary, reason, tuple(problems))
+        return {}
 
 
 @functools.cache
