@@ -35,7 +35,7 @@ ODD = st.one_of(
     st.none(), st.sampled_from(NUMBERS), TEXT, st.lists(st.sampled_from(NUMBERS), max_size=3), st.just((0.1,) * 100_000),
     st.dictionaries(TEXT, st.sampled_from(NUMBERS), max_size=2), st.binary(max_size=3), st.just({1: 2}), st.just(object()),
 )  # fmt: skip
-*_, WORDS = completion.keys()
+WORDS = completion.keys()
 TINY = {name: tiny.config(name) for name in METHODS}
 DIGITS = {name: digits.get_config(name).to_dict() for name in METHODS}
 NETWORKS = {name: default_options(name) for name in MODELS} | {"wide_resnet": {"depth": 10}}
