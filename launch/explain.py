@@ -49,7 +49,7 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
     if what == "sweeps":
         from . import sweep
 
-        yield from ((name, sweep.from_file(name, small=False)["about"]) for name in sweep.names())
+        yield from ((name, sweep.from_file(name, small=False).about) for name in sweep.names())
         return
     from fedjax_ssl.data.catalog import DATASETS
     from fedjax_ssl.data.partition import PARTITIONS
