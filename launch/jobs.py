@@ -66,19 +66,17 @@ class Queue:
                 there = runs.read(path.parent, "").config
             except ValueError:  # it is damaged
                 continue
-            for own in (
-                self.folder / cell.name / f"{there['seed']}" for cell in self.cells if _is_of(cell, there["seed"], there)
-            ):
-                if not own.exists():
-                    _move(path.parent, own)
+            owns = (self.folder / cell.name / f"{there['seed']}" for cell in self.cells if _is_of(cell, there["seed"], there))
+            if own := next((one for one in owns if not one.exists()), None):
+                _move(path.parent, own)
 
     def run(self) -> list[Done]:
         """Runs what is not done yet; results in the order of the cells. Ctrl-C and SIGTERM end it, and what it runs."""
         usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
-        left = programs([cell for cell in self.cells if cell.name not in done], self._jobs)
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, self._bar() as bar:
             try:
+                done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
+                left = programs([cell for cell in self.cells if cell.name not in done], self._jobs)
                 waiting = {pool.submit(self._program, one): one for one in left}
                 while True:
                     for future in [future for future in waiting if future.done()]:
@@ -121,7 +119,7 @@ class Queue:
         """Asks all runs to save their state and to end, for which the threads wait; none is started any more."""
         with self._starting:
             self._is_stopped = True
-            for process in self._running:
+            for process in list(self._running):
                 process.send_signal(signal.SIGTERM)
 
     def done(self, cell: Cell, error: str = "") -> Done:

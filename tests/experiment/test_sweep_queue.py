@@ -24,14 +24,13 @@ DIGITS = ("--config=digits:supervised", "--workdir=out")
 def starting(monkeypatch):
     """Takes what is called, with the true one first, in the place of `subprocess.Popen` where the queue starts a program."""
 
-    def replace(starts):
-        popen = subprocess.Popen
-        monkeypatch.setattr(
-            subprocess, "Popen", lambda line, **given: (starts if "launch.run" in line else call)(popen, line, **given)
-        )
+    popen = subprocess.Popen
 
-    def call(popen, line, **given):
-        return popen(line, **given)
+    def replace(starts):
+        def called(line, **given):
+            return starts(popen, line, **given) if "launch.run" in line else popen(line, **given)
+
+        monkeypatch.setattr(subprocess, "Popen", called)
 
     return replace
 
