@@ -59,7 +59,7 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
         return
     if what == "sweeps":
-        yield from ((name, sweep.from_file(name, small=False)["about"]) for name in sweep.names())
+        yield from ((name, sweep.from_file(name, small=False).about) for name in sweep.names())
         return
     if what == "methods":
         yield from ((name, _first_line(factory.__doc__)) for name, factory in METHODS.items())

@@ -13,6 +13,8 @@ Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is nam
 """
 
 import argparse
+import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -22,72 +24,90 @@ import shlex
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from fedjax_ssl.experiment.files import write_json
+from fedjax_ssl.experiment.files import read_json, write_json
+from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import processor
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.cells import SWEEP
-from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
+from fedjax_ssl.options import parse
 
 from . import arguments, command
-from .jobs import Cell, Done, Queue
+from .jobs import Done, Queue
+from .programs import Cell
+from .table import Table
 
 SWEEPS = command.CONFIGS / "sweeps"
 METHOD = re.compile(r"\{(method|row)\}")
-PAPER = re.compile(r"\d+(\.\d+)?( ± \d+(\.\d+)?)?")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
-    try:
-        parser = _parser()
-        options, extra = parser.parse_known_args(argv[1:])
-        if strange := [word for word in extra if not word.startswith("--config.")]:
-            parser.refuse(strange[0])
-        spec = from_file(options.file, options.small) if options.file else _from_options(options)
-        # A mistake is said before anything runs.
-        cells = [cell._replace(settings=settings_of(cell, extra)) for cell in cells_of(spec)]
-        if len({cell.name for cell in cells}) < len(cells):
-            raise ValueError("rows and columns: got two with the same name, accepted: different names")
-        rows = list(dict.fromkeys(cell.row for cell in cells))
-        if unknown := [row for row in options.rows or [] if row not in rows]:
-            raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(rows)}")
-        seeds = spec.get("seeds", 1) if options.seeds is None else options.seeds
-        if type(seeds) is not int or seeds < 1:
-            raise ValueError(f"--seeds: got {seeds!r}, accepted: a whole number >= 1")
-        name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
-        folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, {"name": name, "about": spec.get("about", ""), "command": _typed(options, extra)}, cells)
-    except command.WRONG_INPUT as error:
-        return command.refuse(error)
-    wanted = [cell for cell in cells if cell.row in (options.rows or rows)]
-    queue = Queue(wanted, seeds, folder, extra, options.jobs)
-    try:
-        done = queue.run()
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 128 + signal.SIGINT
-    print(_table(done, seeds), end="")
+    with contextlib.ExitStack() as until_the_end:
+        try:
+            queue = _accepted(argv, until_the_end)
+        except command.WRONG_INPUT as error:
+            return command.refuse(error)
+        try:
+            done = queue.run()
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on", file=sys.stderr)
+            return 128 + signal.SIGINT
+    print(_table(done, queue.seeds), end="")
     for one in done:
         for run in (run for run in one.results if "note" in run):
             print(f"note: {one.cell.label}, seed {run['seed']}: {run['note']}", file=sys.stderr)
     failed = [one for one in done if one.error]
     for one in failed:
         print(f"{one}: {one.cell.label}: {one.error}", file=sys.stderr)
-    print(f"results in {folder}; figures and tables: {command.program('report')} {shlex.quote(str(folder))}", file=sys.stderr)
+    where = f"{command.program('report')} {shlex.quote(str(queue.folder))}"
+    print(f"results in {queue.folder}; figures and tables: {where}", file=sys.stderr)
     return 1 if failed else 0
 
 
+def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
+    """What the command line asks for, in a folder that is owned until the end; ValueError or OSError for wrong input."""
+    parser = _parser()
+    options, extra = parser.parse_known_args(argv[1:])
+    if strange := [word for word in extra if not word.startswith("--config.")]:
+        parser.refuse(strange[0])
+    table = from_file(options.file, options.small) if options.file else parse(Table, _from_options(options))
+    # A mistake is said before anything runs.
+    cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
+    if unknown := [row for row in options.rows or [] if row not in table.rows]:
+        raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(table.rows)}")
+    seeds = table.seeds if options.seeds is None else options.seeds
+    if not 1 <= seeds <= MOST_RUNS:
+        raise ValueError(f"--seeds: got {seeds}, accepted: a whole number >= 1 and <= {MOST_RUNS}")
+    name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
+    folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
+    until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
+    _write(folder, {"name": name, "about": table.about, "command": _typed(options, extra)}, cells)
+    queue = Queue([cell for cell in cells if cell.row in (options.rows or table.rows)], seeds, folder, extra, options.jobs)
+    queue.recover()
+    return queue
+
+
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
-    """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs."""
+    """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs.
+
+    ValueError where the folder has another sweep, whose cells are not all among these.
+    """
     keys = ("row", "column", "config", "overrides", "paper")
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
     where = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions}
     of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
+    try:
+        before = read_json(folder / SWEEP)["cells"]
+    except (OSError, ValueError):  # there is none, or it is damaged and written anew
+        before = []
+    here = [one | {"paper": ""} for one in of_cells]
+    if other := [one["folder"] for one in before if one | {"paper": ""} not in here]:
+        raise ValueError(f"--workdir: got {folder}, which has another sweep, with {other[0]!r}, accepted: another --workdir")
     write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
 
 
@@ -101,47 +121,21 @@ def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
 
 
-def cells_of(spec: dict[str, Any]) -> Iterator[Cell]:
-    """The cells of a table, row by row."""
-    rows, columns = (_entries(spec.get(axis) or {"": {}}) for axis in ("rows", "columns"))
-    papers = {row: of if isinstance(of, dict) else {"": of} for row, of in spec.get("paper", {}).items()}
-    if strange := {(row, column) for row, of in papers.items() for column in of} - set(itertools.product(rows, columns)):
-        raise ValueError(f"paper: got {' '.join(min(strange)).strip()!r}, accepted: a row, and a column where there are any")
-    if wrong := [value for of in papers.values() for value in of.values() if not PAPER.fullmatch(str(value))]:
-        raise ValueError(f"paper: got {wrong[0]!r}, accepted: an accuracy in %, such as 57.73 or '57.73 ± 0.31'")
-    for (row, of_row), (column, of_column) in itertools.product(rows.items(), columns.items()):
-        words = {**of_column, **of_row, "row": of_row["name"], "column": of_column["name"]}
-        config = spec["config"]
-        for key in words.keys() - {"name", "set"}:
-            config = config.replace(f"{{{key}}}", str(words[key]))
-        overrides = {**spec.get("set", {}), **of_row.get("set", {}), **of_column.get("set", {})}
-        yield Cell(row, column, config, overrides, str(papers.get(row, {}).get(column, "")))
-
-
-def _entries(axis: Any) -> dict[str, dict[str, Any]]:
-    """Rows or columns, given as a list of names or a table, as a name in the table -> what it has."""
-    items = {str(key): {} for key in axis} if isinstance(axis, list) else dict(axis)
-    return {key: {"name": key, **(value if isinstance(value, dict) else {"name": value})} for key, value in items.items()}
-
-
-def from_file(name: str, small: bool) -> dict[str, Any]:
-    """What a sweep file says, by its name or path, or its small version; ValueError where it is none."""
+def from_file(name: str, small: bool) -> Table:
+    """The table of a sweep file, by its name or path, or its small version; ValueError where it is none."""
     path = pathlib.Path(name).expanduser()
     path = path if path.suffix or path.exists() else SWEEPS / f"{name}.toml"
     if not path.is_file():
         raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}")
     try:
-        spec = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = parse(Table, said := tomllib.loads(path.read_text(encoding="utf-8")))
+        if not small:
+            return table
+        if not table.small:
+            raise ValueError("got no [small] table, accepted: without --small")
+        return parse(Table, said | {"paper": {}} | table.small)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    smaller = spec.pop("small", None)
-    if small and smaller is None:
-        raise ValueError(f"--small: {path} has no [small] table, accepted: without it")
-    spec |= {"paper": {}, **smaller} if small and smaller else {}
-    if strange := set(spec) - {"about", "config", "seeds", "set", "rows", "columns", "paper"} or {"config"} - set(spec):
-        keys = "about, config, seeds, set, rows, columns, paper and small"
-        raise ValueError(f"{path}: got {'no config' if 'config' in strange else sorted(strange)[0]}, accepted: {keys}")
-    return spec
 
 
 def _from_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +186,6 @@ def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
-    parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
@@ -202,6 +195,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--small", action="store_true", help="the file's small version")
     parser.add_argument("--jobs", type=int, default=0, help="programs at a time (one for each GPU, else 1)")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
+    parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     return parser
 
 

@@ -11,7 +11,7 @@ from launch import sweep
 def test_the_digits_have_the_learning_rates_that_were_the_best_of_those_tried(place):
     runs = harness.load(harness.RESULTS / "digits_rates.json")
     tried = [one for run in runs for one in run["results"] if one["case"]["labels_at"] == place]
-    cells = {cell.row: cell for cell in sweep.cells_of(sweep.from_file(f"digits_{place}", small=False))}
+    cells = {cell.row: cell for cell in sweep.from_file(f"digits_{place}", small=False).cells()}
     assert {one["case"]["row"] for one in tried} <= cells.keys()
     for row in {one["case"]["row"] for one in tried}:
         of_row = [one for one in tried if one["case"]["row"] == row]

@@ -35,8 +35,6 @@ FILES = {
     "key.py": "def get_config():\n    return {1: 2}",
     "value.py": "class A: ...\ndef get_config():\n    return {'rounds': A()}",
     "exits.py": "def get_config():\n    raise SystemExit(3)",
-    "row.toml": 'config = "digits:{row}"\nrows = ["fl2"]\n[paper]\nfl = 90.0\n',
-    "high.toml": 'config = "digits:{row}"\nrows = ["fl2"]\n[paper]\nfl2 = "high"\n',
 }
 
 

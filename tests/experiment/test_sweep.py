@@ -13,14 +13,16 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.report.tables import DASH
+from fedjax_ssl.options import parse
 from launch import command, jobs, report, sweep
-from tests.experiment.commands import ROOT, launch, rows, succeeded
+from launch.table import Table
+from tests.experiment.commands import ROOT, launch, refused, rows, succeeded
 
 
 def test_the_commands_of_the_help_are_accepted():
     lines = [line.split("launch.sweep ")[1] for line in sweep.__doc__.splitlines() if "python -m launch.sweep" in line]
     options, _ = sweep._parser().parse_known_args(shlex.split(lines[1]))
-    cells = list(sweep.cells_of(sweep._from_options(options)))
+    cells = parse(Table, sweep._from_options(options)).cells()
     assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
     assert [sweep.settings_of(cell, []).data.num_labels for cell in cells] == [10, 40, 10, 40]
     assert lines[0].split(" ")[0] in sweep.names()
@@ -29,17 +31,14 @@ def test_the_commands_of_the_help_are_accepted():
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
     for name in sweep.names():
         for small in (False, True):
-            spec = sweep.from_file(name, small)
-            cells = list(sweep.cells_of(spec))
-            assert len({cell.name for cell in cells}) == len(cells)
-            for cell in cells:
+            for cell in sweep.from_file(name, small).cells():
                 sweep.settings_of(cell, [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweep.names())
 def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
-    for cell in sweep.cells_of(sweep.from_file(name, small=True)):
+    for cell in sweep.from_file(name, small=True).cells():
         settings = sweep.settings_of(cell, [f"--config.data.data_dir={tfds_dir}"])
         if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
             assert build(settings).runs[0].settings == settings
@@ -48,7 +47,7 @@ def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
 def cells_of(*columns, config="digits:fl2", **overrides):
     """Cells that differ in what the columns set."""
     spec = {"config": config, "set": overrides, "columns": {str(i): {"set": of} for i, of in enumerate(columns)}}
-    return [cell._replace(settings=sweep.settings_of(cell, [])) for cell in sweep.cells_of(spec)]
+    return [cell._replace(settings=sweep.settings_of(cell, [])) for cell in parse(Table, spec).cells()]
 
 
 RATE, ALPHA = "client.optimizer.learning_rate", "data.alpha"
@@ -72,8 +71,8 @@ def test_cells_that_differ_in_one_number_share_a_program(columns, least, expecte
 
 
 def test_a_number_that_is_a_configs_argument_is_shared_too():
-    spec = sweep.from_file("fedlabel_beta", small=False)
-    cells = [cell._replace(settings=sweep.settings_of(cell, [])) for cell in sweep.cells_of(spec)]
+    table = sweep.from_file("fedlabel_beta", small=False)
+    cells = [cell._replace(settings=sweep.settings_of(cell, [])) for cell in table.cells()]
     found = jobs.programs(cells, 1)
     assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
     assert {one.vary for one in found} == {"", "method.confidence"}
@@ -121,20 +120,21 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         '".1".set = { "client.optimizer.learning_rate" = 0.1 }\n".01".set = { "client.optimizer.learning_rate" = 0.01 }\n'
         '[paper]\nfedavg = { ".1" = "12.5 ± 1.0" }\n'
     )
-    done = succeeded(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    done = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg-.01", "fedavg-.1"]
     (log,) = out.glob("*.log")
     assert log.read_text().count("$ ") == 1  # one program
     shared, alone = out / "fedavg-.01" / "1", tmp_path / "alone"
     given = [*quick, "--config.seed=1", "--config.client.optimizer.learning_rate=.01", f"--workdir={alone}"]
-    succeeded("--config=digits:fedavg,labels_at=clients", *given)
+    assert launch("--config=digits:fedavg,labels_at=clients", *given).returncode == 0
     assert (alone / "config.json").read_text() == (shared / "config.json").read_text()
     assert rows(shared) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in rows(alone)]
     again = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert log.read_text().count("$ ") == 1
 
-    (cell,) = (one for one in sweep.cells_of(sweep.from_file(str(file), small=False)) if one.column == ".01")
+    (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
     summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, quick))
     queue, whole = jobs.Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
@@ -144,7 +144,8 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert damaged.error.startswith("seed 1: summary.json: eval/accuracy is 0.99, and the last row's ")
     summary.write_text(whole)
 
-    succeeded(str(out), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}", program=report)
+    made = launch(str(out), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}", program=report)
+    assert made.returncode == 0, made.stderr
     (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]
     assert source["command"] == f"python -m launch.sweep {file} {' '.join(quick)}"
     with (tmp_path / "r_files" / "sweep_rates.csv").open() as lines:
@@ -159,7 +160,8 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
 @pytest.mark.slow
 def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
     words = ["--config=digits:supervised", "--config.model.name=linear", f"--workdir={tmp_path}"]
-    many = [sys.executable, "-m", "launch.sweep", *words, "--config.rounds=100000"]
+    one_by_one = ["--seeds=2", "--config.client.on_nonfinite=stop"]  # which takes no seeds together
+    many = [sys.executable, "-m", "launch.sweep", *words, *one_by_one, "--config.rounds=100000"]
     process = subprocess.Popen(many, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run" / "0" / "metrics.jsonl"
     while process.poll() is None and not log.exists():
@@ -167,6 +169,7 @@ def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
     process.terminate()
     assert "stopped; the same command goes on" in process.communicate()[1]
     assert process.returncode == 130
+    assert not (tmp_path / "run" / "1").exists()
     done = len(log.read_bytes().splitlines())
     more = launch(*words[:2], f"--workdir={log.parent}", "--config.rounds=100000", f"--stop_after={done + 1}")
     assert f"going on after round {done}" in more.stderr  # its run has saved a checkpoint, and left the folder
@@ -177,7 +180,7 @@ def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path)
     words = ["--config=digits:fedlabel,labels_at=clients", "--set=method.consistency_weight=.05,.5", "--config.rounds=1"]
     succeeded(*words, "--config.model.name=linear", "--workdir=out", cwd=tmp_path, program=sweep)
     assert sorted(path.name for path in (tmp_path / "out").glob("*/0")) == ["0", "0"]
-    (refusal,) = (tmp_path / "out").glob("shared-*.log")
+    (refusal,) = (tmp_path / "out").glob("shared@*.log")
     assert "error: vary: got 'method.consistency_weight', by which the program" in refusal.read_text()
 
 
@@ -191,12 +194,42 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
         },
         "paper": {"D": {"SVHN": 88.76}},
     }
-    assert [(cell.config, cell.paper) for cell in sweep.cells_of(spec)] == [
+    assert [(cell.config, cell.paper) for cell in parse(Table, spec).cells()] == [
         ("fedsiam_mnist:d,gamma=0.1,split=iid", ""),
         ("fedsiam_svhn:d,gamma=0.2,split=iid", "88.76"),
         ("fedsiam_mnist:pi,gamma=0.1,split=iid", ""),
         ("fedsiam_svhn:pi,gamma=0.2,split=iid", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("paper.fl = 90.0", "paper: got 'fl', accepted: a row, and a column where"),
+        ('paper.fl2 = "high"', "paper: got 'high', accepted: an accuracy in %"),
+        ("paper = 3", "paper: got 3, accepted: a group of keys"),
+        ("set = 3", "set: got 3, accepted: a group of keys"),
+        ("columns = 3", "columns: got 3, accepted: a group of keys"),
+        ("columns.a.set = 3", "columns.a.set: got 3, accepted: a group of keys"),
+        ("columns.a.data = [3]", "rows, columns and paper: got [3] for a word, accepted: text or a number"),
+        ('columns = ["a b", "a-b"]', "rows and columns: got two with the same name"),
+        ("small = 3", "small: got 3, accepted: a group of keys"),
+        ("seeds = 1001", "seeds: got 1001, accepted: a whole number >= 1 and <= 1000"),
+        ("seed = 1", "seed: unknown key; did you mean seeds?"),
+        ("seeds =", "Invalid value"),
+        ("", "got no [small] table, accepted: without --small"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path, text, line):
+    (tmp_path / "typo.toml").write_text(f'config = "digits:{{row}}"\nrows = ["fl2"]\n{text}\n')
+    said = refused("typo.toml", *["--small"] * (not text), cwd=tmp_path, program=sweep)
+    assert said.startswith(f"error: typo.toml: {line}")
+
+
+def test_a_file_needs_a_config_that_is_text(tmp_path):
+    for text, got in (("", "''"), ("config = 3", "3")):
+        (tmp_path / "typo.toml").write_text(text)
+        assert f"typo.toml: config: got {got}, accepted: text" in refused("typo.toml", cwd=tmp_path, program=sweep)
 
 
 def test_commands_have_the_name_that_works_where_they_are():

@@ -1,0 +1,157 @@
+"""The queue of `launch.sweep`: signals, one owner, what goes wrong with one cell, GPUs, and programs that go on."""
+
+import contextvars
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from fedjax_ssl.experiment.files import write_json
+from fedjax_ssl.experiment.owner import owned
+from fedjax_ssl.experiment.report import runs
+from fedjax_ssl.options import parse
+from launch import sweep
+from launch.table import Table
+from tests.experiment.commands import launch, refused, rows
+
+pytestmark = pytest.mark.reliability
+DIGITS = ("--config=digits:supervised", "--workdir=out")
+
+
+@pytest.fixture
+def starting(monkeypatch):
+    """Takes what is called, with the true one first, in the place of `subprocess.Popen` where the queue starts a program."""
+
+    popen = subprocess.Popen
+
+    def replace(starts):
+        def called(line, **given):
+            return starts(popen, line, **given) if "launch.run" in line else popen(line, **given)
+
+        monkeypatch.setattr(subprocess, "Popen", called)
+
+    return replace
+
+
+def failing(popen, line, **given):
+    return popen(["sh", "-c", "echo it failed; exit 1"], **given)
+
+
+def test_a_signal_ends_a_program_that_just_starts_and_no_seed_follows(tmp_path, starting):
+    started = []
+
+    def starts(popen, line, **given):
+        if len(started) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)  # the queue stops meanwhile
+        started.append(popen(["sleep", "20"] if started else ["sh", "-c", "exit 2"], **given))
+        return started[-1]
+
+    starting(starts)
+    done = launch(*DIGITS, "--seeds=3", cwd=tmp_path, program=sweep)
+    assert (done.returncode, done.stderr) == (130, "stopped; the same command goes on\n")
+    assert [process.returncode for process in started] == [2, -signal.SIGTERM]  # several seeds were refused, then seed 0
+
+
+def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting):
+    starting(failing)
+    launch(*DIGITS, cwd=tmp_path, program=sweep)
+    out = tmp_path / "out"
+    with owned([out]):
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+        line = contextvars.Context().run(refused, *DIGITS, cwd=tmp_path, program=sweep)
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+    assert f"--workdir: out is being written to by process {os.getpid()} on " in line
+
+
+def test_a_run_that_outlived_its_killed_sweep_keeps_its_folder(tmp_path):
+    (cell,) = parse(Table, {"config": "digits:supervised"}).cells()
+    run = tmp_path / "out" / "shared@run" / "0-name=0.1"
+    run.mkdir(parents=True)
+    write_json(run / "config.json", sweep.settings_of(cell, []).to_dict())
+    with owned([run]):
+        line = contextvars.Context().run(refused, *DIGITS, cwd=tmp_path, program=sweep)
+    assert "shared@run/0-name=0.1 is being written to by process" in line
+    assert run.exists()
+
+
+def test_an_error_of_the_system_is_the_failure_of_its_cells_alone(tmp_path, starting, monkeypatch):
+    def read(path, name):
+        if path.parent.name == "epochs=3":
+            raise OSError(5, "Input/output error", str(path))
+        return true_read(path, name)
+
+    true_read = runs.read
+    monkeypatch.setattr(runs, "read", read)
+    starting(lambda popen, line, **given: popen(["true"], **given))
+    (tmp_path / "out" / "epochs=1.log").mkdir(parents=True)
+    done = launch(*DIGITS, "--set=client.epochs=1,2,3", cwd=tmp_path, program=sweep)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[3:-1] == [
+        "failed: epochs=1: [Errno 21] Is a directory: 'out/epochs=1.log'",
+        "failed: epochs=2: no result",
+        "failed: epochs=3: seed 0: [Errno 5] Input/output error: 'out/epochs=3/0'",
+    ]
+
+
+def test_a_folder_keeps_its_sweep(tmp_path, starting):
+    starting(failing)
+    assert launch(*DIGITS, "--set=client.epochs=1", cwd=tmp_path, program=sweep).returncode == 1
+    first = (tmp_path / "out" / "sweep.json").read_text()
+    line = refused(*DIGITS, "--set=server.epochs=1", cwd=tmp_path, program=sweep)
+    assert "--workdir: got out, which has another sweep, with 'epochs=1', accepted: another --workdir" in line
+    assert (tmp_path / "out" / "sweep.json").read_text() == first
+    assert launch(*DIGITS, "--set=client.epochs=1,2", cwd=tmp_path, program=sweep).returncode == 1  # it has grown
+
+
+@pytest.mark.parametrize(("platforms", "expected"), [("", ["3", "5", "3"]), ("cpu", ["3,5"] * 3)])
+def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, monkeypatch, platforms, expected):
+    seen = []
+
+    def starts(popen, line, env, **given):
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+        return failing(popen, line, env=env, **given)
+
+    starting(starts)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    launch(*DIGITS, "--set=client.epochs=1,2,3", cwd=tmp_path, program=sweep)
+    assert sorted(seen) == sorted(expected)
+
+
+@pytest.mark.ci
+def test_a_program_of_several_values_goes_on_where_it_was_after_one_diverged(tmp_path, starting):
+    words = ["--config=digits:fedavg,labels_at=clients", "--set=client.optimizer.learning_rate=.1,.2,1e30", "--config.rounds=6"]
+    words += ["--config.model.name=linear", "--config.client.epochs=1", "--workdir=out"]
+    out, kept = tmp_path / "out", [tmp_path / "out" / f"learning_rate={rate}" / "0" for rate in (".1", ".2")]
+    before, until = [[], []], []
+    starting(lambda popen, line, **given: popen([*line, f"--stop_after={until[-1]}"], **given))
+    for stop, jobs, logs in ((2, 1, ["shared@learning_rate=.1"]), (4, 1, ["shared@learning_rate=.1"]), (6, 2, [])):
+        until.append(stop)
+        done = launch(*words, f"--jobs={jobs}", cwd=tmp_path, program=sweep)
+        assert "diverged: learning_rate=1e30: seed 0: round 2: " in done.stderr
+        assert not list(out.glob("shared*/"))
+        for folder, rows_before in zip(kept, before, strict=True):
+            now = rows(folder)
+            assert (now[: len(rows_before)], len(now)) == (rows_before, stop)
+            log = (out / f"{(logs or [folder.parent.name])[0]}.log").read_text()
+            assert stop == 2 or f"going on after round {stop - 2}" in log
+        before = [rows(folder) for folder in kept]
+        if stop == 2:  # as a kill leaves a run
+            (out / "shared@learning_rate=.2").mkdir()
+            kept[1].rename(out / "shared@learning_rate=.2" / "0-learning_rate=0.2")
+    assert "failed" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_small_sweep_that_is_known_by_name_runs(tmp_path):
+    words = ("fl2_ag_news", "--small", "--rows", "SemiFL", "--config.rounds=1")
+    done = launch(*words, cwd=tmp_path, program=sweep)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:]] == ["", "SemiFL"]
+    assert sorted(path.parent.name for path in (tmp_path / "runs" / "fl2_ag_news-small").glob("*/0")) == [
+        "SemiFL-Dir-.3",
+        "SemiFL-IID",
+    ]
