@@ -69,17 +69,13 @@ def _im2col(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     `columns` has the kw column shifts side by side, a third of the bytes of all shifts of a 3x3 kernel.
     """
     kh, kw, channels, features = kernel.shape
-    dtype, images = images.dtype, _padded(images, padding)
+    dtype, pad = images.dtype, (padding, padding)
+    images = jnp.pad(images.astype(jnp.float32), ((0, 0), pad, pad, (0, 0)))  # the gradients of its parts are added up
     height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
     columns = jnp.concatenate([images[:, :, column] for column in _shifts(kw, width, stride)], axis=-1)
     kernel = kernel.reshape(kh, kw * channels, features)
     rows = _shifts(kh, height, stride)
     return functools.reduce(jnp.add, (product(columns[:, row], kernel[i], dtype) for i, row in enumerate(rows))).astype(dtype)
-
-
-def _padded(images: Array, padding: int) -> Array:
-    """The images with zeros around them, in float32, in which the gradients of their parts are added up."""
-    return jnp.pad(images.astype(jnp.float32), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
 def _shifts(size: int, count: int, stride: int) -> list[slice]:
@@ -143,21 +139,12 @@ def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
 
     That multiplies (t + kw - 1) / kw times as many numbers as are needed, but as large matrices.
     """
-    kh, kw, channels, features = kernel.shape
+    _, kw, channels, features = kernel.shape
     # As far as was measured: the layers of mnist_cnn and cnn.
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw or features >= 32:
         return _hybrid(images, kernel, stride, padding)
-    dtype, images = images.dtype, _padded(images, padding)
-    batch, height, width, _ = images.shape
-    rows, columns = height - kh + 1, width - kw + 1
-    tile = _tile(columns, features)
-    met = tile + kw - 1
-    images = images.reshape(batch, height, width * channels)
-    starts = range(0, columns * channels, tile * channels)
-    pieces = [[images[:, i : i + rows, x : x + met * channels] for i in range(kh)] for x in starts]
-    sides = jnp.stack([jnp.concatenate(piece, axis=-1) for piece in pieces], axis=2)
-    out = product(sides, _band(kernel.astype(jnp.float32), tile), dtype)
-    return out.reshape(batch, rows, columns, features).astype(dtype)
+    sides = _sides(images.astype(jnp.float32), kernel.shape, stride, (padding, padding))  # whose gradients are added up
+    return _of_sides(sides, images, kernel, stride, (padding, padding))
 
 
 def _tile(columns: int, features: int) -> int:
@@ -194,10 +181,15 @@ def _tiled_forward(
     images: Array, kernel: Array, stride: int, padding: tuple[int, int]
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     sides = _sides(images, kernel.shape, stride, padding)
+    return _of_sides(sides, images, kernel, stride, padding), (images, kernel, sides)
+
+
+def _of_sides(sides: Array, images: Array, kernel: Array, stride: int, padding: tuple[int, int]) -> Array:
+    """The convolution of images as the product of their `_sides` and a kernel's `_band`."""
     batch, rows, tiles, _ = sides.shape
     tile = _tile_of(images.shape, kernel.shape, stride, padding)
     out = product(sides, _band(kernel.astype(jnp.float32), tile), images.dtype)
-    return out.reshape(batch, rows, tiles * tile, -1).astype(images.dtype), (images, kernel, sides)
+    return out.reshape(batch, rows, tiles * tile, -1).astype(images.dtype)
 
 
 def _tiled_backward(
@@ -305,7 +297,7 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
 # Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
-# `gpu` is measured with kernels vmapped, but was not compared with `xla`.
+# On a GPU `gpu` was measured with kernels vmapped; nobody has compared it with `xla` there.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 
