@@ -4,6 +4,7 @@ A tracker has `add(round, metrics)` and `close()`. All write below the run's fol
 (WANDB_MODE, MLFLOW_TRACKING_URI), so that nothing leaves the machine unasked.
 """
 
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -34,7 +35,7 @@ class Tracker(Protocol):
 
 def trackers(settings: Settings, folder: pathlib.Path, start_round: int) -> list[Tracker]:
     """The trackers of a run's folder, of which `start_round` rounds are done; a resumed run goes on in the same place."""
-    others = [Forgiving(name, lambda name=name: OTHERS[name](settings, folder)) for name in names(settings.log_to)]
+    others = [Forgiving(name, functools.partial(OTHERS[name], settings, folder)) for name in names(settings.log_to)]
     return [TensorBoard(folder, start_round), *others]
 
 
