@@ -2,8 +2,8 @@
 
     python -m launch.evaluate DIR [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 
-DIR is a run's folder, or one that holds several, such as a sweep: runs that lie beside each other, such as seeds, also have a
-mean and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
+DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
+and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
 y_test; test_images, test_labels; or images and, if known, labels), or a folder: of classes, or with train/ and test/. The runs
 are only read; with `--save` each gets what was found as `evaluation.json`, which `launch.report` shows.
 
@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,11 +27,13 @@ import numpy as np
 
 from fedjax_ssl.data.sources import folders, npz
 from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import plain, replacing, write_json
 from fedjax_ssl.experiment.loading import load, run_folders
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.tables import Spread, Table
 from fedjax_ssl.experiment.run import EVALUATION
+from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command
 
@@ -60,11 +63,15 @@ def main(argv: Sequence[str]) -> int:
             command.read(options.config)
         command.keep_programs()
         paths = run_folders(options.workdir)
+        if options.save and options.data:
+            raise ValueError(f"--save: got it with --data={options.data}, accepted: for the runs' own test sets")
         if out and len(paths) > 1:
             raise ValueError(f"--out: got {options.out} for {len(paths)} runs, accepted: with the folder of one run")
-        reports = {}
+        reports, kinds = {}, {}
         for folder in paths:
-            reports[str(folder)] = report = plain(_evaluated(folder, out, options))
+            experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
+            kinds[str(folder)] = os.path.dirname(folder), repr(experiment.settings.model_copy(update={"seed": 0}))
+            reports[str(folder)] = report = plain(_evaluated(experiment, state, out, options))
             if options.save:
                 write_json(folder / EVALUATION, report)
     except command.WRONG_INPUT as error:
@@ -72,8 +79,9 @@ def main(argv: Sequence[str]) -> int:
         return command.refuse(error)
     waiting.setTarget(logging.StreamHandler())
     waiting.flush()
-    found = {"runs": reports, "all": {folder: _over(own) for folder, own in _beside(reports).items()}}
-    print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(tables.text, _tables(reports))))
+    beside = _beside(reports, kinds)
+    found = {"runs": reports, "all": {name: _over(own) for name, own in beside.items()}}
+    print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(tables.text, _tables(reports, beside))))
     return 0
 
 
@@ -91,9 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluated(folder: pathlib.Path, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
+def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
     """The report of one run; its predictions are written to `out`."""
-    experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
     test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
     examples = _read(options.data, num_classes) if options.data else Examples(np.asarray(test.images), np.asarray(test.labels))
     logits = experiment.predict(state, examples.images)
@@ -161,12 +168,14 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
         text.detach()
 
 
-def _beside(reports: Mapping[str, Report]) -> dict[str, list[Report]]:
-    """The reports of each folder that holds several of the runs."""
-    beside: dict[str, list[Report]] = {}
-    for folder, report in reports.items():
-        beside.setdefault(os.path.dirname(folder), []).append(report)
-    return {folder: own for folder, own in beside.items() if len(own) > 1}
+def _beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:
+    """The reports of runs of one kind, its folder and settings but the seed, by their folder, or by their folders' names."""
+    beside: dict[tuple[str, str], list[str]] = {}
+    for folder, kind in kinds.items():
+        beside.setdefault(kind, []).append(folder)
+    parents = Counter(parent for parent, _ in beside)
+    names = {kind: kind[0] if parents[kind[0]] == 1 else ", ".join(own) for kind, own in beside.items()}
+    return {names[kind]: [reports[folder] for folder in own] for kind, own in beside.items() if len(own) > 1}
 
 
 def _over(values: Sequence[Any]) -> Any:
@@ -182,7 +191,7 @@ def _spread(values: Sequence[float | None]) -> Spread:
     return tables.spread([math.nan if value is None else value for value in values], 4)
 
 
-def _tables(reports: Mapping[str, Report]) -> Iterator[Table]:
+def _tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]]) -> Iterator[Table]:
     """The reports as tables: of all runs, and of each run's classes and clients."""
 
     def row(name: str, own: Sequence[Report]) -> tuple[Any, ...]:
@@ -193,7 +202,7 @@ def _tables(reports: Mapping[str, Report]) -> Iterator[Table]:
         return (name, *sizes, *map(_spread, scores))
 
     rows = [row(folder, [report]) for folder, report in reports.items()]
-    rows += [row(f"{folder}: mean ± sd", own) for folder, own in _beside(reports).items()]
+    rows += [row(f"{folder}: mean ± sd", own) for folder, own in beside.items()]
     header = ("run", "round", "examples", "accuracy", "calibration error", "clients' mean", "clients' worst tenth")
     yield Table("runs", "Accuracy, calibration error (ECE), and accuracy over clients", header, tuple(rows)).without_empty()
     for folder, report in reports.items():
@@ -211,7 +220,7 @@ def _tables(reports: Mapping[str, Report]) -> Iterator[Table]:
                 for i, n in enumerate(clients["histogram"])
             ]
             yield Table(
-                "clients", f"{folder}, accuracies of clients on their own examples", ("accuracy", "clients", ""), tuple(bars)
+                "clients", f"{folder}, accuracies on clients' own training examples", ("accuracy", "clients", ""), tuple(bars)
             )
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from fedjax_ssl.data import download
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals, tfds
+from fedjax_ssl.data.sources.checks import first_line
 from fedjax_ssl.experiment.report.tables import aligned
 
 from . import arguments, command
@@ -87,7 +88,11 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
     """Whether a dataset is there, its size, and its place; sizes are compared, checksums when it is read."""
     if name not in ORIGINALS:
         return "yes", "", "scikit-learn"
-    if (builder := tfds.prepared(name, data_dir)) is not None:
+    try:
+        builder = tfds.prepared(name, data_dir)
+    except (ValueError, OSError) as error:
+        return "damaged", "", first_line(error)
+    if builder is not None:
         return "yes, TFDS", download.shown(builder.info.dataset_size), str(builder.data_dir)
     places = download.places(name, data_dir)
     size = sum(place.file.size for place in places)

@@ -17,11 +17,10 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_ssl.experiment.files import replacing
-from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, tables
+from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, statistics, tables
 
 from . import arguments, command
 
-AXES = ("rounds", "bytes", "seconds", "passes", "simulated")
 LISTED = "files.txt"
 """The names of what a report has written into its folder, so that the next one removes what it does not write."""
 
@@ -131,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)
-    parser.add_argument("--x", default="rounds", choices=AXES, help="what curves are drawn against (%(default)s)")
+    parser.add_argument("--x", default="rounds", choices=statistics.AXES, help="what curves are drawn against (%(default)s)")
     parser.add_argument(
         "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
     )

@@ -188,11 +188,16 @@ def test_prepare_fetches_and_lists(small, kept, tmp_path, capsys):
     assert prepare.main(["prepare", "cifar10", f"--data_dir={tmp_path}/made"]) == 0
     assert pathlib.Path(tmp_path, "made", "originals", "cifar10", NAME).is_file()
     capsys.readouterr()
+    damaged = pathlib.Path(kept, "mnist", "3.0.1")  # of TFDS
+    damaged.mkdir(parents=True)
+    for name in ("features.json", "dataset_info.json"):
+        (damaged / name).write_text("{")
     assert prepare.main(["prepare", "--list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "  yes  " in lines["cifar10"]
     assert f"{kept}/originals/cifar10" in lines["cifar10"]
     assert "  no  " in lines["svhn_cropped"]
+    assert "  damaged  " in lines["mnist"]
     assert lines["svhn_cropped"].endswith("for non-commercial use only")
 
 

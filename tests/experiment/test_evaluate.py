@@ -87,7 +87,7 @@ def test_a_run_as_text_as_json_and_its_predictions(runs, tmp_path):
     (line,) = (line for line in shown.splitlines() if line.startswith(f"{runs / '0'}  "))
     numbers = [report["accuracy"], report["ece"], report["clients"]["mean"], report["clients"]["worst"]]
     assert line.split()[1:] == ["2", "360", *(f"{number:.4f}" for number in numbers)]
-    for words in (f"{runs}: mean ± sd", "confusion matrix", "accuracies of clients on their own examples"):
+    for words in (f"{runs}: mean ± sd", "confusion matrix", "accuracies on clients' own training examples"):
         assert words in shown
 
 
@@ -100,6 +100,14 @@ def test_seeds_have_mean_and_standard_deviation(runs):
     }
     assert len(found["all"][str(runs)]["class_accuracy"]) == 10
     assert "confusion" not in found["all"][str(runs)]
+
+
+def test_runs_of_several_values_are_several_means(config, tmp_path):
+    several = ("--config.seeds=2", "--config.vary=method.scale", "--config.values=.5,1", "--config.rounds=2")
+    succeeded(config, "--config.data.name=digits", *several, f"--workdir={tmp_path}")
+    found = evaluated(tmp_path)
+    assert len(found["runs"]) == 4
+    assert [*found["all"]] == [f"{tmp_path}/0-scale={one}, {tmp_path}/1-scale={one}" for one in ("0.5", "1.0")]
 
 
 def test_an_older_state_is_evaluated_with_a_warning_and_no_other(runs, tmp_path):

@@ -34,7 +34,7 @@ def folder(tmp_path_factory, own_methods) -> pathlib.Path:
     (killed / "metrics.jsonl").write_text("".join([*log[:2], log[2][:40]]))
     generator = np.random.default_rng(0)
     confusion = generator.multinomial(20, np.full(10, 0.1), 10)
-    evaluation = {"accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
+    evaluation = {"round": 6, "accuracy": 0.5, "class_accuracy": np.linspace(0, 1, 10), "confusion": confusion}
     evaluation["clients"] = {"accuracy": [0.5, None, 0.75]}
     write_json(top / "fixmatch" / "0" / "evaluation.json", plain(evaluation))  # as `launch.evaluate --clients --save` does
     clients = top / "fixmatch" / "0" / "clients"
@@ -60,8 +60,9 @@ def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
     assert not [target for target in re.findall(r'(?:src|href)="([^"]*)"', text) if not target.startswith(("#", "data:"))]
     assert "<script" not in text
     assert "url(" not in text
-    anchors = set(re.findall(r'id="([^"]*)"', text))
-    assert set(re.findall(r'href="#([^"]*)"', text)) <= anchors
+    anchors = re.findall(r'id="([^"]*)"', text)
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r'href="#([^"]*)"', text)) <= set(anchors)
     assert all(len(alt) > 20 for alt in re.findall(r'<img [^>]*alt="([^"]*)"', text))
 
 

@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.files import MetricsLog, write_json
-from fedjax_ssl.experiment.report import cells, extras, groups, runs
+from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
+from fedjax_ssl.experiment.report import cells, extras, groups, results, runs
 
 
 def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys) -> pathlib.Path:
@@ -100,6 +100,26 @@ def test_groups_are_methods_and_what_differs_within_one(tmp_path):
         grouped(tmp_path, "num_lables")
 
 
+def test_groups_whose_labels_have_the_same_letters_have_names_of_their_own(tmp_path):
+    for name in ("FedAvg", "FedAvg++", "fedavg"):
+        write(tmp_path / name, method__name=name)
+    assert [group.slug for group in grouped(tmp_path).groups] == ["FedAvg", "FedAvg-2", "fedavg-3"]
+
+
+def test_a_run_may_be_in_a_folder_with_the_name_of_one_of_a_runs_folders(tmp_path):
+    write(tmp_path / "clients" / "0")
+    write(tmp_path / "clients" / "0" / "checkpoints" / "copy")  # but what is in a run's own folders is none
+    assert [run.name for run in runs.find([tmp_path]).runs] == [f"{tmp_path.name}/clients/0"]
+
+
+def test_the_last_five_accuracies_are_those_of_the_summary_where_a_run_went_on(tmp_path):
+    folder = write(tmp_path / "run", rounds=9, eval_every=2)  # the log has an accuracy in each round
+    config = read_json(folder / "config.json") | {"rounds": 9}
+    write_json(folder / "config.json", config)
+    (run,) = runs.find([tmp_path]).runs
+    assert results.accuracy(run, 5) == pytest.approx(10 * np.mean([2, 4, 6, 8, 9]))
+
+
 def test_where_data_lie_and_metrics_go_makes_no_group_and_another_file_does(tmp_path):
     for seed, place in enumerate(("here", "there")):
         write(tmp_path / f"{seed}", seed=seed, data__path=f"/{place}/own.npz", client__on_nonfinite=place, log_to=place)
@@ -184,11 +204,15 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"ece": 2}, "ece: got 2, accepted: "), ({"confusion": [[1, 2]]}, "cannot reshape array of size 2")],
+    [
+        ({"ece": 2}, "ece: got 2, accepted: "),
+        ({"confusion": [[1, 2]]}, "cannot reshape array of size 2"),
+        ({"round": 2}, "it is of round 2, and the run has 3"),
+    ],
 )
 def test_an_evaluation_that_is_damaged_is_named_and_not_used(tmp_path, change, why):
     folder = write(tmp_path / "run")
-    content = {"class_accuracy": [0.5, None, 1], "clients": {"accuracy": [0.5, None], "mean": 0.5}, "accuracy": 0.6}
+    content = {"round": 3, "class_accuracy": [0.5, None, 1], "clients": {"accuracy": [0.5, None], "mean": 0.5}, "accuracy": 0.6}
     write_json(folder / "evaluation.json", content)
     (run,) = runs.find([tmp_path]).runs
     found, problems = extras.evaluation(run)

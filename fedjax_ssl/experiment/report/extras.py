@@ -21,6 +21,7 @@ class ClientsFile(Model, extra="ignore"):
 class EvaluationFile(Model, extra="ignore"):
     """What is read of a run in `evaluation.json`, which `launch.evaluate --save` writes; a part that is missing is empty."""
 
+    round: Count = 0
     class_accuracy: list[Fraction | None] = Field(default=[])
     confusion: list[list[Count]] = Field(default=[])
     ece: Fraction | None = None
@@ -58,6 +59,8 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
         return None, []
     try:
         found = parse(EvaluationFile, read_object(run.path / EVALUATION))
+        if found.round != run.rounds_done:
+            raise ValueError(f"it is of round {found.round}, and the run has {run.rounds_done}: evaluate --save it again")
         confusion = np.array(found.confusion, float).reshape(len(found.confusion), len(found.confusion))
     except ValueError as error:
         return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]

@@ -3,6 +3,7 @@
 import difflib
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,12 +28,13 @@ class Shown(NamedTuple):
 
 class Group(NamedTuple):
     """Runs of one kind. `used` are those that its numbers come from, one for each seed: the finished ones, or, where none
-    is finished, the unfinished ones.
+    is finished, the unfinished ones. `slug` is its part of files' names and links, which no other group has.
     """
 
     place: Shown
     runs: tuple[Run, ...]
     used: tuple[Run, ...]
+    slug: str
 
     @property
     def label(self) -> str:
@@ -43,11 +45,6 @@ class Group(NamedTuple):
     def is_finished(self) -> bool:
         """Whether its numbers are those of finished runs."""
         return bool(self.used) and self.used[0].is_finished
-
-    @property
-    def slug(self) -> str:
-        """The label as a part of a file's name or a link."""
-        return slug(self.label)
 
 
 class Grouped(NamedTuple):
@@ -115,15 +112,17 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
     members: dict[Shown, list[Run]] = {}
     for run in runs:
         members.setdefault(places.get(run.path) or _named(run, shown), []).append(run)
-    groups, notes = [], _across(runs)
+    groups, notes, slugs = [], _across(runs), Counter[str]()
     for place, own in members.items():
         used, said = _used(place.label, own)
+        word = slug(place.label)
+        slugs[word.lower()] += 1  # FedAvg and FedAvg++ have the same word
         notes += said
         if by and (mixed := sorted(filter(is_compared, differing(own)))):
             notes.append(
                 f"{place.label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
             )
-        groups.append(Group(place, tuple(own), used))
+        groups.append(Group(place, tuple(own), used, f"{word}-{n}" if (n := slugs[word.lower()]) > 1 else word))
     order = list(places.values())
     groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
     words = ["method" if key == METHOD else key.rpartition(".")[2] for key in shown]

@@ -27,7 +27,9 @@ Evaluations = dict[str, list[Evaluation]]
 
 def accuracy(run: Run, number: int = 1) -> float:
     """A run's test accuracy in percent: the last, or the mean of the last `number` evaluations."""
-    return 100 * statistics.last(run.column(ACCURACY), number)
+    rounds = run.columns["round"]
+    is_usual = (rounds % run.config["eval_every"] == 0) | (rounds == run.rounds_done)  # not the end of a run that went on
+    return 100 * statistics.last(np.where(is_usual, run.column(ACCURACY), np.nan), number)
 
 
 def default_target(groups: Sequence[Group]) -> float:
@@ -144,4 +146,5 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
         named = ", ".join(f"{k} ({100 * first[k]:.1f})" for k in np.argsort(first, kind="stable")[:5] if np.isfinite(first[k]))
         rows.append((link(group), ", ".join(sorted({str(len(values)) for values in each})), *numbers, lowest, named))
     header = (grouped.heading, "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
-    return Table("clients", "Test accuracy over clients", header, tuple(rows)) if rows else None
+    title = "Accuracy over clients, of each one's own training examples"
+    return Table("clients", title, header, tuple(rows)) if rows else None

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from fedjax_ssl.experiment.clients import CLIENTS
 from fedjax_ssl.experiment.files import DamagedError, complete_lines, plain, read_json, read_row
-from fedjax_ssl.experiment.run import CONFIG, DIVERGED, RUN, SUMMARY, diverged
+from fedjax_ssl.experiment.run import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY, diverged
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
 
 METRICS = "metrics.jsonl"
-SKIPPED = ("checkpoints", "tensorboard", CLIENTS)
 
 
 class Run(NamedTuple):
@@ -93,7 +91,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> Found:
 
 def _run_folders(top: pathlib.Path) -> Iterator[pathlib.Path]:
     for folder, names, files in os.walk(top):
-        names[:] = sorted(name for name in names if name not in SKIPPED)
+        names[:] = sorted(name for name in names if not (CONFIG in files and name in FOLDERS))
         if METRICS in files or (CONFIG in files and {RUN, DIVERGED} & set(files)):
             yield pathlib.Path(folder)
 

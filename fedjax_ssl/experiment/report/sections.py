@@ -99,7 +99,7 @@ def curves(made_from: Source, metrics: Metrics, kind: str, level: tuple[str, flo
     for figure, parts in drawn(made_from, metrics, kind):
         for key, lines in parts.items():
             words = metrics[key][0]
-            title = _title(f"{words.removesuffix(', %')} against {kind}", figure)
+            title = _title(_against(words.removesuffix(", %"), kind), figure)
             name = _name(f"{key}_{kind}", figure)
             pictures.append(figures.curves(name, title, {words: lines}, statistics.AXES[kind], level))
     return pictures
@@ -111,9 +111,13 @@ def panels(made_from: Source) -> list[Picture]:
     for figure, parts in drawn(made_from, metrics, made_from.x):
         if len(parts) > 1:
             named = {metrics[key][0]: lines for key, lines in parts.items()}
-            title = _title(f"Pseudo-labels against {made_from.x}", figure)
+            title = _title(_against("Pseudo-labels", made_from.x), figure)
             pictures.append(figures.curves(_name("panel", figure), title, named, statistics.AXES[made_from.x]))
     return pictures
+
+
+def _against(words: str, kind: str) -> str:
+    return f"{words} against {statistics.AXES[kind] if kind == 'simulated' else kind}"
 
 
 def _title(words: str, figure: str) -> str:
@@ -196,7 +200,7 @@ def _clients(made_from: Source) -> list[Item]:
     if table := results.worst_clients(made_from.grouped, made_from.evaluations):
         known = {group.label: [one.known for one in made_from.evaluations[group.label]] for group in groups}
         samples = {label: 100 * np.concatenate(parts) for label, parts in known.items() if sum(map(len, parts))}
-        labels = ("test accuracy of a client, %", "clients, of all runs")
+        labels = ("accuracy on a client's own training examples, %", "clients, of all runs")
         items += [table, figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels)]
     shown = 0
     for group in groups:
