@@ -158,6 +158,7 @@ def store_as_tfrecord(folder):
         (lambda folder: next(folder.glob("*train*")).unlink(), "tiny_rgb/1.0.0 is damaged"),
         (lambda folder: next(folder.glob("*test*")).write_bytes(b"short"), "tiny_rgb/1.0.0 is damaged"),
         (lambda folder: (folder / "features.json").write_text("{"), "tiny_rgb in data_dir="),
+        (lambda folder: (folder / "dataset_info.json").write_text("{"), "tiny_rgb in data_dir="),
         (store_as_tfrecord, "stored as tfrecord, which needs TensorFlow: prepare it with file_format='array_record'"),
     ],
 )

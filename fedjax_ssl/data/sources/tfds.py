@@ -48,6 +48,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
     It is made from its files alone: one made from TFDS's code may try to download it.
     """
     import tensorflow_datasets as tfds
+    from google.protobuf import json_format
 
     if not re.fullmatch(_NAME, name):
         return None
@@ -55,7 +56,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
         try:
             with contextlib.suppress(tfds.core.DatasetNotFoundError):
                 return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError, json_format.Error) as error:
             raise ValueError(f"{name} in data_dir={folder} is damaged ({first_line(error)}): prepare it again") from error
     return None
 
