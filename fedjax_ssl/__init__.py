@@ -14,20 +14,45 @@
 `fedjax_ssl.load("runs/digits-fl2/0")` gives the experiment and the state of a run that has a folder.
 """
 
+import importlib.util
 import pathlib
+from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.loading import load
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
-from fedjax_ssl.methods import METHODS, register_method
-from fedjax_ssl.models import MODELS, register_model
-from fedjax_ssl.options import Options
-from fedjax_ssl.simulation.simulator import copied
+if TYPE_CHECKING:
+    from fedjax_ssl.experiment.build import build
+    from fedjax_ssl.experiment.experiment import Experiment
+    from fedjax_ssl.experiment.loading import load
+    from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
+    from fedjax_ssl.methods import METHODS, register_method
+    from fedjax_ssl.models import MODELS, register_model
+    from fedjax_ssl.options import Options
+    from fedjax_ssl.simulation.simulator import copied
 
 _folder = pathlib.Path(__file__).parent
 if not (_folder / "configs").exists():  # in a checkout `configs` and `launch` stand beside the package, not in it
     __path__.append(str(_folder.parent))
+
+_HOMES = {
+    "build": "experiment.build", "Experiment": "experiment.experiment", "load": "experiment.loading",
+    **dict.fromkeys(("Aggregate", "ClientOutput", "Cohort", "DataSpec", "Method", "Requires", "ServerData", "Shard"), "method"),
+    **dict.fromkeys(("METHODS", "register_method"), "methods"), **dict.fromkeys(("MODELS", "register_model"), "models"),
+    "Options": "options", "copied": "simulation.simulator",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or a module, imported when it is first used: `fedjax-ssl --help` need not wait for JAX."""
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "METHODS",

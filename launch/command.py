@@ -97,6 +97,8 @@ def as_text(value: Any) -> str:
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """The exit status of a command, which ends quietly on Ctrl-C, and where nobody reads its output any more (`| head`)."""
     streams.open_closed()
+    if callable(signal.getsignal(signal.SIGINT)):  # that of `launch`; a program in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             return main(argv)

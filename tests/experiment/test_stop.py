@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import pty
 import signal
 import subprocess
@@ -72,6 +73,20 @@ def test_ctrl_c_before_anything_is_read_ends_a_command_quietly(tmp_path):
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=10) == ("", "")
+    assert process.returncode == 130
+
+
+INSTALLED = "import sys; from fedjax_ssl.launch.main import main; sys.exit(main(['fedjax-ssl', 'sweep', '--help']))"
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="/proc/PID/maps says what is imported")
+@pytest.mark.parametrize("words", [["-m", "launch.sweep", "--help"], ["-c", INSTALLED]], ids=["module", "program"])
+def test_ctrl_c_while_the_package_is_imported_ends_a_command_quietly(words):
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while b"jaxlib" not in pathlib.Path(f"/proc/{process.pid}/maps").read_bytes():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == (b"", b"")
     assert process.returncode == 130
 
 
