@@ -8,6 +8,8 @@ import pytest
 
 from tests import engine, tiny
 
+pytestmark = pytest.mark.reliability
+
 CASES = [case for case in tiny.CASES if case[0] not in tiny.WITHOUT_CLIENTS]
 FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
 """Those that differ most: thresholds, helpers, layers that are sent."""

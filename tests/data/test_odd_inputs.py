@@ -15,6 +15,8 @@ from PIL import Image
 from fedjax_ssl.data import sources
 from tests.data.common import picture
 
+pytestmark = pytest.mark.reliability
+
 LABELS, RESPLIT = np.arange(20) % 2, (0.8, 0.0, 0.2)
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests import engine, hosts, tiny
 
+pytestmark = pytest.mark.reliability
+
 ALL = ["-".join(case) for case in tiny.CASES]
 
 

@@ -12,7 +12,7 @@ from tests import engine, tiny
 from tests.experiment.average import AverageOptions, average
 from tests.experiment.commands import CONFIG, launch, rows
 
-pytestmark = pytest.mark.usefixtures("own_methods")
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 
 def fragile(*, task, client, server, options=AverageOptions()):

@@ -25,7 +25,7 @@ from tests.experiment.commands import rows, succeeded, without_times
 from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored
 from tests.experiment.test_writers import drawn
 
-pytestmark = pytest.mark.usefixtures("own_methods")
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
 RATE = "client.optimizer.learning_rate"
 

@@ -12,6 +12,8 @@ from fedjax_ssl.simulation.round import FAULT
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 
+pytestmark = pytest.mark.reliability
+
 RATES = "client,examples_per_s,up_bytes_per_s,down_bytes_per_s\n" + "".join(
     f"{k},{k + 1},{10 * k + 10},1e3\n" for k in range(8)
 )

@@ -5,7 +5,7 @@ import pytest
 from launch import report
 from tests.experiment.commands import rows, succeeded
 
-pytestmark = pytest.mark.usefixtures("own_methods")
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 
 def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, config):

@@ -17,6 +17,8 @@ from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import engine, toy
 
+pytestmark = pytest.mark.reliability
+
 WAYS = [
     *((name, False, (0,)) for name in toy.EXECUTIONS),
     ("vmap", True, (0,)),

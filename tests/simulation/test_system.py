@@ -21,6 +21,8 @@ from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.system import System
 from tests import engine, toy
 
+pytestmark = pytest.mark.reliability
+
 RATE, EPOCHS, SEED = 0.1, 2, 5
 ROUNDS = 6
 RULES = System(round_s=100.0, period_s=400.0, dropout=0.3, deadline_s=20.0, is_timed=True)
