@@ -105,8 +105,8 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
 @pytest.mark.parametrize(
     ("method", "labels_at"),
     [
-        ("fl2", "server"),
-        pytest.param("uda", "clients", marks=pytest.mark.ci),
+        pytest.param("fl2", "server", marks=pytest.mark.ci),
+        ("uda", "clients"),
         pytest.param("fedcon", "server", marks=pytest.mark.slow),
     ],
 )

@@ -90,6 +90,7 @@ def test_a_fixed_threshold_accepts_the_confident_alone(monkeypatch):
         assert got.accepted.tolist() == expected
 
 
+@pytest.mark.ci
 def test_fixmatch_is_fl2_without_its_three_parts_bit_for_bit(usual_emitters):
     parts_off = {"method__threshold": "fixed", "method__consistency": "none", "method__aggregation": "uniform"}
     (states, rows), (others, other_rows) = (
