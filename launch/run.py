@@ -122,7 +122,8 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         is_done = all(run.is_finished(folder, rounds) for folder in run.folders(experiment, workdir))
         if is_first() and not is_done and estimate.may_be_long(experiment):
             seconds = estimate.estimate(experiment).seconds
-            print(f"{rounds} rounds take about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
+            these = f"{rounds} rounds take" if rounds > 1 else "1 round takes"
+            print(f"{these} about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
         except run.RefusedError as error:
