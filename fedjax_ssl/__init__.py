@@ -14,7 +14,7 @@
 `fedjax_ssl.load("runs/digits-fl2/0")` gives the experiment and the state of a run that has a folder.
 """
 
-import importlib.util
+import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         return value
-    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+    is_ours = name in ("configs", "launch") or any((_folder / one).exists() for one in (name, f"{name}.py"))
+    if not name.startswith("_") and is_ours:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -54,7 +54,7 @@ for word in $words; do
 done"""
 """What to offer, one word in a line, for a command line up to the cursor: words up to their next point, colon or `=`.
 
-No quote and no backslash: all shells hold it so.
+It has no single quote and no backslash, so that every shell can hold it in single quotes.
 """
 
 BASH = """_fedjax_ssl_words='{words}'

@@ -105,8 +105,8 @@ class Queue:
         """Shows how far the sweep is: on a terminal in rounds, in a log by a line for each finished cell."""
         if not bar.disable:
             before, self._rounds = self._rounds, {}
-            for log in self.folder.glob("*/*/metrics.jsonl"):
-                with contextlib.suppress(OSError):  # it has just moved
+            with contextlib.suppress(OSError):  # a folder that has just moved; Python 3.11's glob says so, too
+                for log in self.folder.glob("*/*/metrics.jsonl"):
                     is_new = (size := log.stat().st_size) != before.get(log, (-1, 0))[0]
                     self._rounds[log] = (size, log.read_bytes().count(b"\n")) if is_new else before[log]
             bar.n = len(done)

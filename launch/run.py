@@ -48,7 +48,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--workdir", metavar="DIR", help=workdir)
     for name, about in (
         ("overwrite", "remove what an earlier run left in the workdir, and start anew"),
-        ("dry_run", "say what the run is and will cost, without training or writing anything"),
+        ("dry_run", "say what the run is and will cost, without training; only missing data are fetched"),
         ("distributed", "run as one of several processes, which share the clients of a round"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=about)

@@ -75,6 +75,11 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     options, extra = parser.parse_known_args(argv[1:])
     if strange := [word for word in extra if not word.startswith("--config.")]:
         parser.refuse(strange[0])
+    for name in ("config", "methods", "set"):
+        if options.file and getattr(options, name):
+            raise ValueError(f"--{name}: got it with FILE {options.file}, accepted: without FILE")
+    if options.small and not options.file:
+        raise ValueError("--small: got it without FILE, accepted: with a sweep's file")
     table = from_file(options.file, options.small) if options.file else parse(Table, _from_options(options))
     # A mistake is said before anything runs.
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
@@ -124,7 +129,7 @@ def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
 def from_file(name: str, small: bool) -> Table:
     """The table of a sweep file, by its name or path, or its small version; ValueError where it is none."""
     path = pathlib.Path(name).expanduser()
-    path = path if path.suffix or path.exists() else SWEEPS / f"{name}.toml"
+    path = path if path.suffix or path.is_file() else SWEEPS / f"{name}.toml"
     if not path.is_file():
         raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}")
     try:
@@ -193,7 +198,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
     parser.add_argument("--rows", nargs="+", help="the rows to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
-    parser.add_argument("--jobs", type=int, default=0, help="programs at a time (one for each GPU, else 1)")
+    parser.add_argument("--jobs", type=arguments.whole(0), default=0, help="programs at a time (one for each GPU, else 1)")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     return parser

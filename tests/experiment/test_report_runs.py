@@ -207,7 +207,7 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
     [
         ({"ece": 2}, "ece: got 2, accepted: "),
         ({"confusion": [[1, 2]]}, "cannot reshape array of size 2"),
-        ({"round": 2}, "it is of round 2, and the run has 3"),
+        ({"round": 2}, "it is of round 2, and the log has 3"),
     ],
 )
 def test_an_evaluation_that_is_damaged_is_named_and_not_used(tmp_path, change, why):

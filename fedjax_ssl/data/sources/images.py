@@ -59,10 +59,12 @@ def elsewhere(root: Path, paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if not (path.resolve() if path.is_symlink() else parents[path.parent]).is_relative_to(real)]
 
 
-def below(folder: Path) -> Listing:
-    """The image files and other files in a folder and all folders in it."""
+def below(folder: Path, around: frozenset[Path] = frozenset()) -> Listing:
+    """The image files and other files in a folder and all folders in it; `around` are the folders that it lies in."""
+    if (real := folder.resolve()) in around:
+        raise ValueError(f"{folder} is a link to a folder that it lies in: remove it")
     own = listing(folder)
-    inner = [below(inside) for inside in own.folders]
+    inner = [below(inside, around | {real}) for inside in own.folders]
     images, others = ([path for one in (own, *inner) for path in one[kind]] for kind in (1, 2))
     return Listing([], images, others)
 

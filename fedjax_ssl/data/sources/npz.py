@@ -48,7 +48,8 @@ def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[st
     try:
         with np.load(path) as archive:
             present = [key for key in archive.files if key in keys]
-            if not 0 < (free := free_bytes()) < (needed := _size(archive.zip, [f"{key}.npy" for key in present])):
+            needed, free = _size(archive.zip, [f"{key}.npy" for key in present]), free_bytes()
+            if not 0 < free < needed:
                 return {key: np.asarray(archive[key]) for key in present}, archive.files
     except _UNREADABLE as error:
         raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew") from error

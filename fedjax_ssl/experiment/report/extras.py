@@ -60,7 +60,7 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     try:
         found = parse(EvaluationFile, read_object(run.path / EVALUATION))
         if found.round != run.rounds_done:
-            raise ValueError(f"it is of round {found.round}, and the run has {run.rounds_done}: evaluate --save it again")
+            raise ValueError(f"it is of round {found.round}, and the log has {run.rounds_done}: evaluate --save it at its end")
         confusion = np.array(found.confusion, float).reshape(len(found.confusion), len(found.confusion))
     except ValueError as error:
         return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]
