@@ -106,7 +106,7 @@ def test_batch_norm_and_randaugment_agree_over_one_and_three_rounds(strategy):
     ("method", "labels_at"),
     [
         pytest.param("fl2", "server", marks=pytest.mark.ci),
-        ("uda", "clients"),
+        pytest.param("uda", "clients", marks=pytest.mark.ci),
         pytest.param("fedcon", "server", marks=pytest.mark.slow),
     ],
 )

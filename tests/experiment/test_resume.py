@@ -48,7 +48,7 @@ def assert_same_checkpoint(experiment, whole, parts):
 
 
 # One method with statistics, and with optimizers of server and clients; `tests/contract` has all of them, in memory.
-@pytest.fixture(scope="module", params=tiny.params(fast=(("fixmatch", "server"),)))
+@pytest.fixture(scope="module", params=tiny.params(fast=(), ci=(("fixmatch", "server"),)))
 def runs(request, tmp_path_factory):
     """A method's experiment, its whole run, and the run in two parts. One build, whose programs compile once, serves all."""
     folder, given = tmp_path_factory.mktemp("-".join(request.param)), config(*request.param)

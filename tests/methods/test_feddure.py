@@ -81,6 +81,7 @@ def test_theta_sees_one_batch_of_all_views_and_the_passes_are_shared(monkeypatch
     assert [rows for rows, _, _ in passes] == expected
 
 
+@pytest.mark.ci
 def test_f_reg_trains_at_the_clients_that_take_part_alone():
     experiment = tiny.experiment("feddure", network="linear")
     _, states, (row,) = engine.simulate(experiment)
