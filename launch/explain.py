@@ -104,7 +104,8 @@ def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:
         for key, field in fields_of(type(part)):
             if not is_group(field) and key not in ("method", "model"):
                 value = operator.attrgetter(key)(part)
-                yield prefix + key, (value, field.description or "An option of the network.", accepted(field))
+                about = field.description or f"An option of the {'network' if prefix == 'model.' else 'method'}."
+                yield prefix + key, (value, about, accepted(field))
 
 
 def _first_line(docstring: str | None) -> str:

@@ -77,7 +77,7 @@ def test_a_process_that_dies_ends_the_job_with_its_name_and_any_number_of_proces
     assert rows(tmp_path / "job") == numbers(rows(tmp_path / "whole"))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_when_process_0_dies_the_others_end(tmp_path, config):
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
     wait_for_rounds(tmp_path / "job", 2, jobs)
@@ -103,7 +103,7 @@ def test_a_signal_to_any_process_stops_all_after_the_same_round(tmp_path, config
     assert (tmp_path / "job" / "checkpoints" / str(done)).is_dir()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_process_that_fails_alone_is_named_and_ends_all(tmp_path):
     path = tmp_path / "fails.py"
     path.write_text(FAILS_IN_PROCESS_1 + CONFIG.replace("average.register()", "METHODS['average'] = failing"))

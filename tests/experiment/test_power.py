@@ -55,7 +55,7 @@ KINDS = {
     "in memory": (lambda: state_of(0), lambda state, round: state_of(round)),
     "on disk": (on_disk, lambda state, round: assign(state, [round, 2 * round], round)),
 }
-kinds = pytest.mark.parametrize("kind", ["in memory", pytest.param("on disk", marks=ci)])
+kinds = pytest.mark.parametrize("kind", ["in memory", pytest.param("on disk", marks=slow)])
 
 
 def saved(root, kind, *rounds):

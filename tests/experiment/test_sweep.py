@@ -112,7 +112,7 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     assert read_json(folders[0] / "summary.json") == whole
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_the_papers_numbers(tmp_path):
     quick = ["--config.rounds=2", "--config.model.name=linear", "--config.client.epochs=1", "--config.cohort_size=2"]
     file, out = tmp_path / "rates.toml", tmp_path / "out"

@@ -121,7 +121,7 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
     assert sorted(seen) == sorted(expected)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_program_of_several_values_goes_on_where_it_was_after_one_diverged(tmp_path, starting):
     words = ["--config=digits:fedavg,labels_at=clients", "--set=client.optimizer.learning_rate=.1,.2,1e30", "--config.rounds=6"]
     words += ["--config.model.name=linear", "--config.client.epochs=1", "--workdir=out"]
