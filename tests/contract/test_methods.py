@@ -45,7 +45,10 @@ OWN = {
 """What a method reports besides, in the rounds in which it has a meaning."""
 
 
-@pytest.fixture(scope="module", params=tiny.params(fast=tiny.ONE_OF_EACH))
+LONG = [("fedmatch", "server"), ("feddure", "clients"), ("fedcon", "server"), ("semifl", "server")]  # to compile
+
+
+@pytest.fixture(scope="module", params=tiny.params(fast=[one for one in tiny.ONE_OF_EACH if one not in LONG], ci=LONG))
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
