@@ -117,14 +117,15 @@ def parse(model: type[ModelT], values: object, prefix: str = "") -> ModelT:
     group = prefix.rstrip(".") or "the config"
     if not isinstance(values, Mapping):
         raise ValueError(f"{group}: got {_shown(values)}, accepted: a group of keys")
+    no_text = f"{group}: got a key that is no text, accepted: {', '.join(model.model_fields) or 'none'}"
     try:
         if all(isinstance(key, str) for key in values):
             return model.model_validate(dict(values))
     except pydantic.ValidationError as error:
         raise ValueError(one_line(_line(model, error, prefix))) from None
-    except UnicodeError:  # half of a pair of UTF-16
-        pass
-    raise ValueError(f"{group}: got a key that is no text, accepted: {', '.join(model.model_fields) or 'none'}")
+    except UnicodeError as error:  # half of a pair of UTF-16
+        raise ValueError(no_text) from error
+    raise ValueError(no_text)
 
 
 def one_line(text: object) -> str:

@@ -169,8 +169,8 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
         from fedjax_ssl.experiment.settings import ModelSettings
         from fedjax_ssl.models import MODELS, default_options
 
-        kept = {key: value for key, value in model.items() if key in ModelSettings.model_fields}
-        tree["model"] = kept | (default_options(other) if other in MODELS else {})
+        common = {key: value for key, value in model.items() if key in ModelSettings.model_fields}
+        tree["model"] = common | (default_options(other) if other in MODELS else {})
     known = _keys(tree)
     for key, text in (overrides or {}).items():
         if key not in known:

@@ -4,7 +4,7 @@
     python -m launch.prepare --list [--data_dir=DIR]
 
 A dataset's original files are fetched once, resumed where a connection was cut, and checked against published checksums. They
-are kept in DIR, by default in FEDJAX_SSL_DATA or `~/.cache/fedjax_ssl/data`. Exit status: 0 done; 2 wrong arguments, or a
+are stored in DIR, by default in FEDJAX_SSL_DATA or `~/.cache/fedjax_ssl/data`. Exit status: 0 done; 2 wrong arguments, or a
 dataset that cannot be fetched; 130 on Ctrl-C.
 """
 
@@ -97,10 +97,10 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
     places = download.places(name, data_dir)
     size = sum(place.file.size for place in places)
     wanted = download.shown(size) if size else "?"
-    kept = [download.have(place.path) for place in places]
-    if all(kept) and all(place.file.size in (0, size) for place, size in zip(places, kept, strict=True)):
-        return "yes", download.shown(sum(kept)), str(places[0].path.parent)
-    begun = sum(kept) + sum(download.have(download.part_of(place.path)) for place in places)
+    stored = [download.have(place.path) for place in places]
+    if all(stored) and all(place.file.size in (0, size) for place, size in zip(places, stored, strict=True)):
+        return "yes", download.shown(sum(stored)), str(places[0].path.parent)
+    begun = sum(stored) + sum(download.have(download.part_of(place.path)) for place in places)
     return (f"{download.shown(begun)} of it" if begun else "no"), wanted, f"from {urlsplit(places[0].url).netloc}"
 
 

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Facts(NamedTuple):
-    """What a value is held against."""
+    """What a value is compared with."""
 
     settings: Settings
     num_classes: int

@@ -219,7 +219,7 @@ class DiagnosticsSettings(Model):
 
 
 class MethodSettings(Model):
-    """What every method has besides its own options."""
+    """What every method has in addition to its own options."""
 
     name: Annotated[str, Known(METHODS)] = Field(default="fl2", description="The method.")
     prox_mu: Weight = Field(
@@ -229,7 +229,7 @@ class MethodSettings(Model):
 
 
 class ModelSettings(Model):
-    """What every network has besides its own options."""
+    """What every network has in addition to its own options."""
 
     name: Annotated[str, Known(models.MODELS)] = Field(default="wide_resnet", description="The network.")
     norm: Literal["static", "running", "batch"] = Field(

@@ -49,7 +49,7 @@ class FL2Options(Options):
 class Labeling(NamedTuple):
     """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k.
 
-    Besides, the confidences float32 [n], and the thresholds of the classes float32 [C].
+    Also the confidences float32 [n], and the thresholds of the classes float32 [C].
     """
 
     label: jax.Array

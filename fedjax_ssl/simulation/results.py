@@ -45,7 +45,7 @@ def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Ro
 def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]:
     """What the clients of a recorded round did: arrays with leading axis M under the names of their metrics.
 
-    Besides, `client/id` int32 [M]; weights are normalized to a sum of 1. A mean without weight is NaN.
+    Also `client/id` int32 [M]; weights are normalized to a sum of 1. A mean without weight is NaN.
     """
     columns: dict[str, np.ndarray] = {"client/id": np.asarray(cohort.ids, np.int32)}
     for name, metric in metrics.items():

@@ -40,7 +40,7 @@ def split_pictures(grouped: Grouped) -> list[Item]:
 
 
 def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
-    """The run's split; datasets that were read are kept in `datasets`."""
+    """The run's split; datasets that were read stay in `datasets`."""
     data = dict(run.tree["data"])
     data["download"] = False
     # The method is left at its default: the split does not depend on it, and the run's may be registered elsewhere.

@@ -81,9 +81,9 @@ class Table(NamedTuple):
 
     def without_empty(self) -> "Table":
         """The table without columns in which no cell has anything."""
-        kept = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return self._replace(header=tuple(self.header[i] for i in kept), rows=rows)
+        filled = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in filled) for row in self.rows)
+        return self._replace(header=tuple(self.header[i] for i in filled), rows=rows)
 
 
 def text(table: Table) -> str:
