@@ -106,7 +106,7 @@ def test_a_folder_keeps_its_sweep(tmp_path, starting):
     assert launch(*DIGITS, "--set=client.epochs=1,2", cwd=tmp_path, program=sweep).returncode == 1  # it has grown
 
 
-@pytest.mark.parametrize(("platforms", "expected"), [("", ["3", "5", "3"]), ("cpu", ["3,5"] * 3)])
+@pytest.mark.parametrize(("platforms", "expected"), [("", {"3", "5"}), ("cpu", {"3,5"})])
 def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, monkeypatch, platforms, expected):
     seen = []
 
@@ -118,7 +118,7 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     launch(*DIGITS, "--set=client.epochs=1,2,3", cwd=tmp_path, program=sweep)
-    assert sorted(seen) == sorted(expected)
+    assert (len(seen), set(seen)) == (3, expected)  # which of two has the third is a matter of time
 
 
 @pytest.mark.slow
