@@ -10,6 +10,8 @@ from .splits import SPLITS
 
 FEDSIAM = {"d": "fedsiam_d", "mt": "fedsiam_mt", "pi": "fedsiam_pi", "no_siamese": "fedsiam_pi"}
 """First words for FedSiam itself; every other method runs in the same setting (Table 2)."""
+CONTROL = "fedavg_repeated"
+"""First word for FedAvg with FedSiam's optimizer and as many passes over labels: what FedSiam adds to these."""
 DATA: dict[str, dict[str, dict[str, Any]]] = {
     "clients": {name: SPLITS[f"fedsiam_{name}"] for name in ("iid", "noniid1", "noniid2", "noniid3")},
     "server": {"iid": {"partition": "iid"}, "noniid": SPLITS["fedsiam_server_noniid"]},
@@ -24,7 +26,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     batch 100, and one epoch of the server, batch 10. The argument is `word,labels_at=clients,gamma=.1,split=iid,variant=paper`,
     and D's `curve`. With `kl` J is KL, not the squared error, in non-IID splits (in the released code in all but Non-IID-I).
     """
-    words = (*FEDSIAM, *(name for name in METHODS if name not in FEDSIAM.values()))
+    words = (*FEDSIAM, *(name for name in METHODS if name not in FEDSIAM.values()), CONTROL)
     keys = {"labels_at": "clients", "gamma": "0.1", "split": "iid", "variant": "paper", "curve": curve}
     word, given = common.parse(argument, words, **keys)
     at = one_of("labels_at", given["labels_at"], DATA)
@@ -34,7 +36,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     gamma = common.real("gamma", given["gamma"], maximum=1)
     _check(word, words, given, curve)
 
-    config = common.base(FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
+    config = common.base("fedavg" if word == CONTROL else FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
     of_split = SPLITS[f"fedsiam_{split}_released"] if released else DATA[at][split]
     config.data.update(of_split, name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
@@ -66,7 +68,7 @@ def _check(word: str, words: tuple[str, ...], given: dict[str, str], curve: str)
     at, split = given["labels_at"], given["split"]
     if given["curve"] != curve and word != "d":
         raise ValueError(f"the config's argument curve: got {given['curve']!r} with {word}, accepted: d's alone")
-    at_clients = [other for other in words if FEDSIAM.get(other, other) in common.LABELS_AT_CLIENTS]
+    at_clients = [other for other in words if FEDSIAM.get(other, other) in (*common.LABELS_AT_CLIENTS, CONTROL)]
     if at == "clients" and word not in at_clients:
         raise ValueError(f"the config's argument: got {word!r} with labels_at=clients, accepted: {', '.join(at_clients)}")
     if given["variant"] == "released" and at == "server":  # there its clients do not use their data
@@ -78,7 +80,7 @@ def _check(word: str, words: tuple[str, ...], given: dict[str, str], curve: str)
 def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: dict[str, Any]) -> None:
     """Sets what a method that is compared with FedSiam has of its own."""
     at_clients = config.data.labels_at == "clients"
-    if method == "fedavg":
+    if method in ("fedavg", CONTROL):
         config.data.labeled = "none"
     if method == "fedmatch":  # with FixMatch's threshold, and clipped, as some seeds diverge without
         config.update_from_flattened_dict(common.FEDMATCH_AT_LARGE_RATES)

@@ -1,6 +1,6 @@
 """Runs a table of experiments, each over several seeds, as a queue of `launch.run`; the same command again goes on.
 
-    python -m launch.sweep fl2_ablation [--small] [--rows CAT 'CAT + SACR'] [--workdir=DIR]
+    python -m launch.sweep fl2_ablation [--small] [--rows CAT 'CAT + SACR'] [--columns ...] [--workdir=DIR]
     python -m launch.sweep --config=digits:{method} --methods=fl2,semifl --seeds=3 --set data.num_labels=10,40
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
@@ -83,8 +83,9 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     table = from_file(options.file, options.small) if options.file else parse(Table, _from_options(options))
     # A mistake is said before anything runs.
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
-    if unknown := [row for row in options.rows or [] if row not in table.rows]:
-        raise ValueError(f"--rows: got {unknown[0]!r}, accepted: {', '.join(table.rows)}")
+    for axis, there in (("rows", table.rows), ("columns", table.columns)):
+        if unknown := [name for name in getattr(options, axis) or [] if name not in there]:
+            raise ValueError(f"--{axis}: got {unknown[0]!r}, accepted: {', '.join(there) or 'none'}")
     seeds = table.seeds if options.seeds is None else options.seeds
     if not 1 <= seeds <= MOST_RUNS:
         raise ValueError(f"--seeds: got {seeds}, accepted: a whole number >= 1 and <= {MOST_RUNS}")
@@ -92,7 +93,9 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
     until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
     _write(folder, {"name": name, "about": table.about, "command": _typed(options, extra)}, cells)
-    queue = Queue([cell for cell in cells if cell.row in (options.rows or table.rows)], seeds, folder, extra, options.jobs)
+    chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
+    cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
+    queue = Queue(cells, seeds, folder, extra, options.jobs)
     queue.recover()
     return queue
 
@@ -122,7 +125,8 @@ def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
     words += [f"--set={one}" for one in options.set] + ["--small"] * options.small
     words += [f"--seeds={options.seeds}"] * bool(options.seeds)
     words += [re.sub(r"^(--config\.data\.(data_dir|path))=.*", r"\1=DIR", word) for word in extra]
-    words += ["--rows", *options.rows] if options.rows else []
+    for axis in ("rows", "columns"):
+        words += [f"--{axis}", *chosen] if (chosen := getattr(options, axis)) else []
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
 
 
@@ -196,7 +200,8 @@ def _parser() -> arguments.Parser:
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
     )
     parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
-    parser.add_argument("--rows", nargs="+", help="the rows to run (all)")
+    for axis in ("rows", "columns"):
+        parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
     parser.add_argument("--jobs", type=arguments.whole(0), default=0, help="programs at a time (one for each GPU, else 1)")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")

@@ -121,6 +121,15 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
     assert (len(seen), set(seen)) == (3, expected)  # which of two has the third is a matter of time
 
 
+def test_rows_and_columns_that_are_named_run_alone(tmp_path, starting):
+    seen = []
+    starting(lambda popen, line, **given: [seen.append(line[3:5]), failing(popen, line, **given)][1])
+    words = ("--config=digits:{method}", "--methods=fl2,uda", "--set=client.epochs=1,2,3", "--workdir=out")
+    done = launch(*words, "--rows", "uda", "--columns", "epochs=3", "epochs=1", cwd=tmp_path, program=sweep)
+    assert seen == [["--config=digits:uda", f"--config.client.epochs={epochs}"] for epochs in (1, 3)]
+    assert [line.split()[0] for line in done.stdout.splitlines()[-1:]] == ["uda"]
+
+
 @pytest.mark.slow
 def test_a_program_of_several_values_goes_on_where_it_was_after_one_diverged(tmp_path, starting):
     words = ["--config=digits:fedavg,labels_at=clients", "--set=client.optimizer.learning_rate=.1,.2,1e30", "--config.rounds=6"]
