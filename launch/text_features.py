@@ -6,7 +6,8 @@ The files are AG News' `train.csv` and `test.csv`, or any CSV without a header w
 columns, joined by spaces, are the text. Classes are numbered in the order of their labels. The default encoder is (FL)^2's.
 
 `--train_strong` has the rows of `--train` in other words, such as back-translations: their features are the strong view.
-`fedjax_ssl/data/README.md` says how (FL)^2 makes them. Without the file the strong view is the weak one.
+`fedjax_ssl/data/README.md` says how (FL)^2 makes them. `--strong=words` makes one by leaving words out and moving them, which
+is no paper's. Without either the strong view is the weak one.
 
 Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 done; 2 wrong arguments or files.
 """
@@ -34,6 +35,7 @@ from . import arguments, command
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
 POOLING = ("cls", "mean")
+CHANGED = 0.1  # as large as in EDA, Wei and Zou (2019), Section 2
 
 
 class Texts(NamedTuple):
@@ -48,19 +50,26 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(argv[1:])
         out = arguments.output("--out", options.out)
-        train = first_of_each_class(read_csv(options.train), options.per_class)
-        strong = first_of_each_class(read_csv(options.train_strong), options.per_class) if options.train_strong else None
-        test = read_csv(options.test)
+        if not (options.test or options.per_class):
+            raise ValueError("--test: missing, accepted: a file, or --per_class, whose other rows of --train are the test part")
+        train, others = first_of_each_class(read_csv(options.train), options.per_class)
+        test, strong = read_csv(options.test) if options.test else others, None
+        if not test.texts:
+            raise ValueError(f"--per_class: got {options.per_class}, which leaves no row for the test part, accepted: less")
+        if options.train_strong:
+            strong = first_of_each_class(read_csv(options.train_strong), options.per_class)[0]
+        elif options.strong == "words":
+            strong = in_other_words(train)
         encoder = hugging_face_encoder(options.encoder, options.pooling, options.max_length)
         arrays = compute(train, test, strong, encoder, options.batch_size, functools.partial(tqdm.tqdm, unit="batch"))
-        metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class")}
+        metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class", "strong")}
         metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
         with replacing(out) as file:  # the whole file, or none
             np.savez(file, **arrays, metadata=np.array(json.dumps(metadata)))
     except (*command.WRONG_INPUT, csv.Error, ModuleNotFoundError) as error:
         return command.refuse(error)
     train_shape, test_shape = (list(arrays[f"{part}_features"].shape) for part in ("train", "test"))
-    view = "a" if strong else "no"
+    view = "a" if STRONG in arrays else "no"
     print(f"{out}: features {train_shape} of the training texts, {test_shape} of the test texts, {view} strong view")
     return 0
 
@@ -84,15 +93,31 @@ def read_csv(path: str) -> Texts:
     return rows
 
 
-def first_of_each_class(rows: Texts, per_class: int) -> Texts:
-    """The first `per_class` rows of each class, in the file's order; 0: all."""
-    first, seen = Texts([], []), collections.Counter[str]()
+def first_of_each_class(rows: Texts, per_class: int) -> tuple[Texts, Texts]:
+    """The first `per_class` rows of each class (0: all), in the file's order, and the others."""
+    first, others, seen = Texts([], []), Texts([], []), collections.Counter[str]()
     for label, text in zip(*rows, strict=True):
         seen[label] += 1
-        if not per_class or seen[label] <= per_class:
-            first.labels.append(label)
-            first.texts.append(text)
-    return first
+        part = others if per_class and seen[label] > per_class else first
+        part.labels.append(label)
+        part.texts.append(text)
+    return first, others
+
+
+def in_other_words(rows: Texts, seed: int = 0) -> Texts:
+    """The rows with words left out and moved: a strong view without a translator. Ours, not a paper's.
+
+    Each word of a text is left out with probability `CHANGED`, though one stays at least, and each that is left changes its
+    place with the next one with the same probability.
+    """
+    rng, texts = np.random.default_rng(seed), []
+    for words in map(str.split, rows.texts):
+        stays = rng.random(len(words)) >= CHANGED
+        left = [word for word, stay in zip(words, stays, strict=True) if stay] or words[:1]
+        for i in np.flatnonzero(rng.random(len(left) - 1) < CHANGED):
+            left[i], left[i + 1] = left[i + 1], left[i]
+        texts.append(" ".join(left))
+    return Texts(rows.labels, texts)
 
 
 def compute(
@@ -172,8 +197,10 @@ def pool(hidden: np.ndarray, mask: np.ndarray, pooling: str) -> np.ndarray:
 def _parser() -> argparse.ArgumentParser:
     parser, path, positive = arguments.Parser("text_features", __doc__), os.path.expanduser, arguments.whole(1)
     parser.add_argument("--train", required=True, type=path, help="CSV file of the training texts")
-    parser.add_argument("--test", required=True, type=path, help="CSV file of the test texts")
-    parser.add_argument("--train_strong", type=path, help="CSV file of the training texts' strong view; default: none")
+    parser.add_argument("--test", type=path, help="CSV file of the test texts; default: what --per_class leaves of --train")
+    strong = parser.add_mutually_exclusive_group()
+    strong.add_argument("--train_strong", type=path, help="CSV file of the training texts' strong view; default: none")
+    strong.add_argument("--strong", default="none", choices=("none", "words"), help="words: leave words out and move them")
     parser.add_argument("--out", required=True, help="the .npz file to write")
     encoder = "a model of the Hugging Face hub, or a folder that holds one (%(default)s)"
     parser.add_argument("--encoder", default="bert-base-uncased", type=path, help=encoder)

@@ -146,8 +146,23 @@ def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
     assert rows.texts[0].endswith("Into the Black (Reuters) Short-sellers, a dwindling band of ultra-cynics")
     assert rows.texts[1] == 'Venezuelans Vote CARACAS - a "historic" day gave no indication'
     rows = text_features.Texts(["b", "a", "b", "b", "a"], ["0", "1", "2", "3", "4"])
-    assert text_features.first_of_each_class(rows, 2) == (["b", "a", "b", "a"], ["0", "1", "2", "4"])
-    assert text_features.first_of_each_class(rows, 0) == rows
+    assert text_features.first_of_each_class(rows, 2) == ((["b", "a", "b", "a"], ["0", "1", "2", "4"]), (["b"], ["3"]))
+    assert text_features.first_of_each_class(rows, 0) == (rows, ([], []))
+
+
+def test_other_words_are_fewer_and_mostly_in_their_order():
+    words = [f"{i}" for i in range(20_000)]
+    rows = text_features.Texts(["0", "1"], [" ".join(words), "alone"])
+    labels, (many, one) = text_features.in_other_words(rows)
+    left = [int(word) for word in many.split()]
+    assert (labels, one) == (["0", "1"], "alone")
+    assert len(set(left)) == len(left) == pytest.approx(0.9 * 20_000, rel=0.01)
+    # A swap makes one descent, as a word that moves on by several places does.
+    assert np.mean(np.diff(left) < 0) == pytest.approx(0.1, rel=0.15)
+    assert text_features.in_other_words(rows) == (labels, [many, one])
+    assert text_features.in_other_words(rows, seed=1).texts[0] != many
+    shorts = text_features.Texts(["0"] * 200, ["alone"] * 200)
+    assert set(text_features.in_other_words(shorts).texts) == {"alone"}
 
 
 def test_features_are_computed_in_order_in_batches(tmp_path):
@@ -185,6 +200,20 @@ def test_the_script_writes_what_ag_news_is_read_from(tmp_path, monkeypatch):
         metadata = json.loads(str(archive["metadata"]))
     assert metadata["files"] == ["train.csv", "test.csv", "anew.csv"]
     assert (metadata["encoder"], metadata["pooling"], metadata["per_class"]) == ("bert-base-uncased", "mean", 1)
+
+
+def test_one_file_may_be_both_parts_and_make_its_strong_view(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *_: encode)
+    both = write_csv(tmp_path, "both.csv", AG_NEWS + AG_NEWS.replace("Oil", "Petroleum"))
+    words = ["text_features", f"--train={both}", f"--out={tmp_path / 'out.npz'}"]
+    assert text_features.main([*words, "--per_class=1", "--strong=words"]) == 0
+    rows = text_features.read_csv(both)
+    train, test = text_features.first_of_each_class(rows, 1)
+    with np.load(tmp_path / "out.npz") as got:
+        assert np.array_equal(got["train_features"], encode(train.texts))
+        assert np.array_equal(got["train_strong_features"], encode(text_features.in_other_words(train).texts))
+        assert np.array_equal(got["test_features"], encode(test.texts))
+        assert json.loads(str(got["metadata"]))["strong"] == "words"
 
 
 def test_the_script_writes_the_whole_file_or_none(tmp_path, monkeypatch):
@@ -226,6 +255,14 @@ def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys
 def test_the_script_says_what_is_missing(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, tmp_path, "--train=nowhere.csv")[0] == 2
     assert "nowhere.csv: no such file: give a CSV file" in capsys.readouterr().err
+    train = write_csv(tmp_path, "train.csv", AG_NEWS)
+    for more, line in (
+        ((), "--test: missing, accepted: a file, or --per_class, whose other rows of --train are the test part"),
+        (("--per_class=2",), "--per_class: got 2, which leaves no row for the test part, accepted: less"),
+        (("--strong=words", "--train_strong=a.csv"), "--train_strong: not allowed with argument --strong"),
+    ):
+        assert text_features.main(["text_features", f"--train={train}", f"--out={tmp_path / 'a.npz'}", *more]) == 2
+        assert capsys.readouterr().err == f"error: {line}\n"
     for out in (tmp_path / "nowhere/a.npz", tmp_path):
         assert run(monkeypatch, tmp_path, f"--out={out}")[0] == 2
         assert capsys.readouterr().err == f"error: --out: got {out}, accepted: a file in a folder that exists\n"
