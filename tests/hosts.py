@@ -51,7 +51,10 @@ def launched(count: int, *arguments: str, devices: int = 2, own: Sequence[Sequen
 
 
 def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[Ended]:
-    """How the processes end; Gloo, which adds up what CPU devices have, announces itself, with empty lines between."""
+    """How the processes end, and what they say of their own.
+
+    Gloo, which adds up what CPU devices have, announces itself, with empty lines between; who is 10 s ahead says so.
+    """
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]
     finally:
@@ -59,7 +62,8 @@ def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[E
             process.kill()
 
     def own(text: str) -> str:
-        return "".join(line for line in text.splitlines(True) if line.strip() and "[Gloo]" not in line)
+        others = ("[Gloo]", "waiting for the other processes")
+        return "".join(line for line in text.splitlines(True) if line.strip() and not any(one in line for one in others))
 
     return [Ended(process.returncode, *map(own, both)) for process, both in zip(processes, outputs, strict=True)]
 

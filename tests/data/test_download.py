@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,6 +120,7 @@ def test_a_damaged_file_is_noticed_and_fetched_anew(server, kept, files, damage,
 
 def test_without_a_network_it_is_one_line(kept, monkeypatch):
     monkeypatch.setattr(download, "WAITS", ())
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv(download.MIRROR, "http://127.0.0.1:9/")  # nobody listens
     place = download.places("cifar10", kept)[0]
     message = message_of(download.RefusedError, download.fetch, place, (0.0,))
@@ -237,8 +239,16 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):
     assert provenance.data_digests(experiment) == provenance.data_digests(build.build(tree))
 
 
-def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys):
-    server.pause = 0.05
+def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys, monkeypatch):
+    say, waits = download._say, threading.Event()
+
+    def noted(text):
+        say(text)
+        if "another process fetches it: waiting" in text:
+            waits.set()
+
+    monkeypatch.setattr(download, "_say", noted)
+    server.between = lambda: waits.wait(60)  # the first has a part until the second is there
     with ThreadPoolExecutor(2) as threads:  # whose locks are those of processes
         assert len(set(threads.map(lambda _: obtain(kept), range(2)))) == 1
     assert (len(server.asked), names(kept)) == (1, [NAME])
@@ -265,7 +275,7 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, mo
     (tmp_path / "checksums.json").write_text(json.dumps(table))
     monkeypatch.setenv(download.CHECKSUMS, str(tmp_path / "checksums.json"))
     monkeypatch.setenv(download.DATA, kept)
-    server.pause = 0.05
+    server.between = lambda: time.sleep(0.05)
     argv = [sys.executable, "-m", "launch.prepare", "cifar10"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     part = download.part_of(pathlib.Path(kept, "originals", "cifar10", NAME))
@@ -273,7 +283,7 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, mo
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    server.pause = 0
+    server.between = lambda: None
     assert names(kept) == [f".{NAME}.part"]
     assert subprocess.run(argv, capture_output=True).returncode == 0
     assert server.asked[1][1].startswith("bytes=")

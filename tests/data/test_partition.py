@@ -5,7 +5,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedjax_ssl.data import federated, partition
@@ -13,7 +13,7 @@ from fedjax_ssl.data.partition import PARTITIONS
 from tests.data.common import message_of, same
 
 SEEDS = st.integers(0, 2**32 - 1)
-fast = settings(max_examples=60, deadline=None)
+fast = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -213,7 +213,7 @@ COVERS_ALL = set(PARTITIONS) - {"iid", "random_classes", "batch_imbalanced"}
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-@settings(max_examples=25, deadline=None)
+@settings(fast, max_examples=25)
 @given(data=st.data(), seed=SEEDS)
 def test_every_index_is_given_once_and_the_seed_and_the_set_of_indices_decide(name, data, seed):
     labels, indices, num_clients = data.draw(requests(name))

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.splits import SPLITS
@@ -15,7 +15,7 @@ from tests.data.common import same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
 SEEDS = st.integers(0, 2**32 - 1)
-fast = settings(max_examples=25, deadline=None)
+fast = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def draw(seed=0, labels=LABELS, **keys):
@@ -158,9 +158,9 @@ def test_an_apart_split_shares_a_balanced_labeled_set_and_the_rest(seed, labeled
     assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
     assert every(drawn.unlabeled) == drawn.pooled.tolist()
     assert len(drawn.server) == 0
-    for partition, rows in ((labeled, drawn.labeled), (unlabeled, drawn.unlabeled)):
+    for partition, rows, chance in ((labeled, drawn.labeled, 3), (unlabeled, drawn.unlabeled, 30)):  # of 1 and 14 on average
         spread = np.ptp(histogram(rows), axis=0).max()
-        assert spread <= 1 if partition == "class_balanced" else spread > 5
+        assert spread <= 1 if partition == "class_balanced" else spread > chance
 
 
 def test_the_two_draws_of_an_apart_split_are_independent():

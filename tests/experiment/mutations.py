@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import jax
 from hypothesis import strategies as st
 
 from configs import digits
@@ -110,6 +111,7 @@ def within_limits() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError
 
+    jax.devices()  # its threads, of which a machine of many cores has many, reserve memory as they begin
     before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, stop)
     if STATM.exists():  # on Linux
         size = int(STATM.read_text().split()[0]) * resource.getpagesize()

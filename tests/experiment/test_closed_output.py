@@ -96,12 +96,11 @@ def assert_full(workdir, done):
 
 
 def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
-    with disk.failing(tmp_path / "all", 10**9) as calls:
+    with disk.failing(tmp_path / "all", 10**9, only="write") as writes:
         launch(config, f"--workdir={tmp_path / 'all'}")
-    writes = [number for number, name in enumerate(calls) if name == "write"]
-    for number in writes[3 :: len(writes) // 2]:
+    for number in range(len(writes))[3 :: len(writes) // 2]:
         workdir = tmp_path / str(number)
-        with disk.failing(workdir, number, errno.ENOSPC):
+        with disk.failing(workdir, number, errno.ENOSPC, only="write"):
             done = launch(config, f"--workdir={workdir}")
         assert_full(workdir, done)
         succeeded(config, f"--workdir={workdir}")

@@ -96,7 +96,7 @@ def typed(words, start):
     )
     os.close(slave)
     os.set_blocking(master, False)
-    shown, deadline = "", time.monotonic() + 10
+    shown, deadline = "", time.monotonic() + 60
 
     def show(text):
         nonlocal shown

@@ -74,25 +74,6 @@ def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
     return (folder / OWNER).read_bytes()
 
 
-@contextlib.contextmanager
-def owner_there(folder: pathlib.Path):
-    """A process on another machine has the folder, and gives signs of life."""
-    claimed(folder, 7, host="there", machine="another")
-    ended = threading.Event()
-
-    def beat():
-        while not ended.wait(0.05):
-            os.utime(folder / OWNER)
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_the_next_goes_on(tmp_path, config):
     workdir = tmp_path / "run"
     arguments = [config, f"--workdir={workdir}", "--config.rounds=100000", "--config.checkpoint_every=2"]
@@ -101,7 +82,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
     def saved():
         return [path for path in workdir.glob("checkpoints/*/manifest.json") if path.parent.name.isdecimal()]
 
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not [one for one in both if one.poll() is not None] or not saved():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -178,13 +159,16 @@ def test_without_locks_a_living_owner_is_named_and_a_dead_ones_place_is_taken(tm
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, config, request, quick, locks):
+def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, config, request, monkeypatch, quick, locks):
     """Also where a lock is had: some file systems keep locks to one machine. The wait is said before it."""
     if not locks:
         request.getfixturevalue("no_locks")
-    with owner_there(tmp_path):
+    claimed(tmp_path, 7, host="there", machine="another")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "DEAD_AFTER", 60.0)
+        patched.setattr(owner.time, "sleep", lambda _: os.utime(tmp_path / OWNER))  # a sign of life during each wait
         said = launch(config, f"--workdir={tmp_path}").stderr.splitlines()
-    assert said[0] == f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}"
+    assert said[0] == f"waiting up to 60 s for a sign of life of process 7 on there, which had {tmp_path}"
     assert said[1].startswith(f"error: --workdir: {tmp_path} is being written to by process 7 on there")
     assert named(tmp_path)["host"] == "there"
     with owned([tmp_path]):
@@ -218,7 +202,7 @@ def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
     both = [tmp_path / "0", tmp_path / "1"]
     with owned(both):
         first = [(folder / OWNER).stat().st_mtime_ns for folder in both]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any((folder / OWNER).stat().st_mtime_ns == before for folder, before in zip(both, first, strict=True)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -234,15 +218,18 @@ def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_pa
             another_thread(take, tmp_path)
 
 
-def test_without_locks_one_of_many_takes_a_dead_owners_place_whose_id_a_later_process_has(tmp_path, no_locks, quick):
+def test_without_locks_one_of_many_takes_a_dead_owners_place_whose_id_a_later_process_has(tmp_path, no_locks, monkeypatch):
+    monkeypatch.setattr(owner, "SETTLED_AFTER", 2.0)  # also where one of the threads has to wait for a core
     claimed(tmp_path, os.getpid(), began="1")
-    start, had = threading.Barrier(8), []
+    start, all_asked, had = threading.Barrier(8), threading.Barrier(8), []
 
     def take():
         start.wait()
         with contextlib.suppress(OwnedError), owned([tmp_path]):
             had.append(1)
-            time.sleep(2 * owner.SETTLED_AFTER)
+            all_asked.wait(60)
+            return
+        all_asked.wait(60)
 
     at_once(8, take)
     assert had == [1]

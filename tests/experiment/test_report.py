@@ -18,6 +18,7 @@ from launch import command, report
 from tests.experiment.commands import CONFIG, FIXMATCH, succeeded
 
 RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
+SLOWEST = 300_000  # milliseconds that a browser may take on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,9 @@ def browser():
     if found is None:
         pytest.skip("no Chromium is installed")
     with playwright.sync_playwright() as driver:
-        program = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])  # root, as in CI, has no sandbox
+        # Root, as in CI, has no sandbox, and a container little shared memory.
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        program = driver.chromium.launch(executable_path=found, args=options, timeout=SLOWEST)
         yield program
         program.close()
 
@@ -150,7 +153,7 @@ def test_chromium_shows_every_run_without_an_error_or_a_page_that_scrolls_sidewa
     view.on("console", lambda message: errors.append(message.text))
     view.on("pageerror", lambda error: errors.append(str(error)))
     view.on("request", lambda request: requests.append(request.url))
-    view.goto(page.as_uri())
+    view.goto(page.as_uri(), timeout=SLOWEST)
     assert view.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     shown = view.locator("#Runs tbody th").all_inner_texts()
     assert tuple(name.removeprefix(f"{folder.name}/") for name in shown[: len(RUNS)]) == RUNS

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fedjax_ssl.experiment import owner
 from fedjax_ssl.experiment.files import write_json
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.report import runs
@@ -55,7 +56,8 @@ def test_a_signal_ends_a_program_that_just_starts_and_no_seed_follows(tmp_path, 
     assert [process.returncode for process in started] == [2, -signal.SIGTERM]  # several seeds were refused, then seed 0
 
 
-def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting):
+def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting, monkeypatch):
+    monkeypatch.setattr(owner, "BEAT", 3600.0)  # the first gives no sign of life meanwhile
     starting(failing)
     launch(*DIGITS, cwd=tmp_path, program=sweep)
     out = tmp_path / "out"
