@@ -36,7 +36,8 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     gamma = common.real("gamma", given["gamma"], maximum=1)
     _check(word, words, given, curve)
 
-    config = common.base("fedavg" if word == CONTROL else FEDSIAM.get(word, word), model, variant=given["variant"], norm="running")
+    method = "fedavg" if word == CONTROL else FEDSIAM.get(word, word)
+    config = common.base(method, model, variant=given["variant"], norm="running")
     of_split = SPLITS[f"fedsiam_{split}_released"] if released else DATA[at][split]
     config.data.update(of_split, name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
