@@ -84,8 +84,11 @@ def _read(
     path: str, num_clients: int, columns: Sequence[str], accepted: str, accepts: Callable[..., bool]
 ) -> tuple[Int64[np.ndarray, " N"], Float64[np.ndarray, "N C"]]:
     """A CSV file of numbers with a header: the column `client` int64 [N], and the others float64 [N, C]."""
+    found = Path(path).expanduser()
+    if found.exists() and not found.is_file():  # a folder, or a device or pipe, which may never end
+        raise ValueError(f"got {path}, which is no file, accepted: a CSV file in UTF-8")
     try:
-        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
+        with found.open(newline="", encoding="utf-8-sig") as file:
             header, *lines = [line for line in csv.reader(file) if line] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = first_line(getattr(error, "strerror", None) or error)

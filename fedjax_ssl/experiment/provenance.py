@@ -95,7 +95,7 @@ def machine() -> dict[str, str | int | bool | None]:
 
 
 def data_digests(experiment: Experiment) -> list[str]:
-    """For each run a digest of its examples and of their split."""
+    """For each run a digest of its examples, of their split, and of uneven clients' devices."""
     problem, digests = experiment.problem, []
     for tables in problem.tables:
         digest = hashlib.blake2b(digest_size=16)

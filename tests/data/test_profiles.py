@@ -1,5 +1,7 @@
 """Clients' devices: drawn by each client's id, or read from files that are as documented, or refused in one line."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,12 @@ def test_what_bad_rates_say(tmp_path, text, says):
     with pytest.raises(ValueError) as error:
         profiles.read_rates(written(tmp_path, text), 2)
     assert says in str(error.value)
+
+
+def test_a_pipe_which_may_never_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ValueError, match=r"pipe.csv, which is no file, accepted: a CSV file in UTF-8"):
+        profiles.read_windows(str(tmp_path / "pipe.csv"), 2, 10)
 
 
 def test_what_a_missing_or_binary_file_says(tmp_path):
