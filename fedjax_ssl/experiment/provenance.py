@@ -19,7 +19,10 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+OPTIONS = (
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)  # fmt: skip
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
 """How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""

@@ -70,6 +70,7 @@ def test_rates_of_a_file(tmp_path):
         (TRACE + "1,86400,86401\n", "row 5"),
         (TRACE + "1,5,86406\n", "row 5"),
         (TRACE + "one,5,6\n", "row 5: got one,5,6"),
+        (TRACE + "\n\none,5,6\n", "row 7: got one,5,6"),
     ],
 )
 def test_what_a_bad_trace_says(tmp_path, text, says):
