@@ -241,6 +241,20 @@ def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
     assert len(rows(tmp_path)) == 2
 
 
+def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch):
+    append = MetricsLog.append
+
+    def append_and_lose(log, row):
+        append(log, row)
+        (log.path.parent / ".owner.json").write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
+
+    monkeypatch.setattr(MetricsLog, "append", append_and_lose)
+    with pytest.raises(RefusedError, match="is being written to by process 7 on elsewhere"):
+        go(several(seeds=1), tmp_path)
+    assert len(rows(tmp_path)) == 1
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     go(several(rounds=2), tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}
