@@ -84,9 +84,13 @@ def _read(
     path: str, num_clients: int, columns: Sequence[str], accepted: str, accepts: Callable[..., bool]
 ) -> tuple[Int64[np.ndarray, " N"], Float64[np.ndarray, "N C"]]:
     """A CSV file of numbers with a header: the column `client` int64 [N], and the others float64 [N, C]."""
+    found = Path(path).expanduser()
+    if found.exists() and not found.is_file():  # a folder, or a device or pipe, which may never end
+        raise ValueError(f"got {path}, which is no file, accepted: a CSV file in UTF-8")
     try:
-        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
-            header, *lines = [line for line in csv.reader(file) if line] or [[]]
+        with found.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            (_, header), *lines = [(reader.line_num, line) for line in reader if line] or [(1, [])]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = first_line(getattr(error, "strerror", None) or error)
         raise ValueError(f"got {path} ({why}), accepted: a CSV file in UTF-8") from None
@@ -95,13 +99,13 @@ def _read(
         got = first_line(",".join(header)) or "nothing"
         raise ValueError(f"{path}: got the header {got}, accepted: {','.join(wanted)}")
     clients, values = np.zeros(len(lines), np.int64), np.zeros((len(lines), len(columns)))
-    for i, line in enumerate(lines):
+    for i, (number, line) in enumerate(lines):
         try:
             client, row = int(line[0]), [float(cell) for cell in line[1:]]
         except ValueError:
             client, row = -1, []
         if not (0 <= client < num_clients and len(row) == len(columns) and accepts(*row)):
             whose = f"a client from 0 to {num_clients - 1}, then {accepted}"
-            raise ValueError(f"{path}, row {i + 2}: got {first_line(','.join(line))}, accepted: {whose}")
+            raise ValueError(f"{path}, row {number}: got {first_line(','.join(line))}, accepted: {whose}")
         clients[i], values[i] = client, row
     return clients, values

@@ -47,6 +47,13 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
     ("client.batch_size", lambda size, facts: 0 < facts.largest < size, "no client has so many examples"),
     ("server.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
     ("*.epochs", lambda epochs, _: epochs > 500, "a round has more epochs than most runs have in all"),
+    ("system.dropout", lambda share, _: share == 1, "no client's update ever arrives"),
+    ("system.speed_sigma", lambda sigma, facts: sigma > 0 and not facts.settings.system.speed,
+     "without system.speed it has no effect"),
+    ("system.bandwidth_sigma", lambda sigma, facts: sigma > 0 and not (facts.settings.system.up or facts.settings.system.down),
+     "without system.up or system.down it has no effect"),
+    ("system.late", lambda late, facts: late == "shortened" and not facts.settings.system.deadline_s,
+     "without system.deadline_s it has no effect"),
     ("eval_every", lambda every, facts: every > facts.settings.rounds, "only the last round is evaluated"),
 )  # fmt: skip
 """Keys, as a shell's pattern; when a value under one is doubtful; what it does."""

@@ -140,6 +140,13 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
     return me
 
 
+def check_owned(folder: pathlib.Path) -> None:
+    """Raises OwnedError where another process has taken a folder over, as this one was suspended for too long."""
+    other = _read(folder)
+    if other and (other.get("pid"), other.get("machine")) != (os.getpid(), _machine()):
+        raise _refused(folder)
+
+
 def _leave(folder: pathlib.Path, me: Owner) -> None:
     with contextlib.suppress(OSError):  # a later process finds that this one has ended
         if _read(folder) == me:

@@ -19,7 +19,10 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+OPTIONS = (
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)  # fmt: skip
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
 """How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""
@@ -95,7 +98,7 @@ def machine() -> dict[str, str | int | bool | None]:
 
 
 def data_digests(experiment: Experiment) -> list[str]:
-    """For each run a digest of its examples and of their split."""
+    """For each run a digest of its examples, of their split, and of uneven clients' devices."""
     problem, digests = experiment.problem, []
     for tables in problem.tables:
         digest = hashlib.blake2b(digest_size=16)

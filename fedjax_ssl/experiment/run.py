@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.divergence import REASON, DivergedError
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.files import REMEDY, MetricsLog, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.experiment.layout import Layout
-from fedjax_ssl.experiment.owner import owned
+from fedjax_ssl.experiment.owner import check_owned, owned
 from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import Stop
@@ -211,6 +211,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         for done, rows, states in rounds:
+            with _refusing():
+                for folder in opened:
+                    check_owned(folder.path)
             if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
                 provenance.write(run_files, experiment, layout, command)

@@ -14,6 +14,8 @@ SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
 ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
 """Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
 data's digest is in `run.json`."""
+CLIENT_FILES = ("system.file", "system.trace")
+"""Files of clients' devices and windows, which count as data: the digest has what is in them, wherever they lie."""
 
 
 class Run(NamedTuple):
@@ -74,7 +76,8 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
     """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
-    return {key: value for key, value in config.items() if key not in ELSEWHERE}
+    files = {key: "a file" for key in CLIENT_FILES if config.get(key) not in (None, "", "diurnal")}
+    return {key: value for key, value in (config | files).items() if key not in ELSEWHERE}
 
 
 def replaced(tree: Any, path: Sequence[str], value: object) -> Any:

@@ -1,5 +1,7 @@
 """Clients' devices: drawn by each client's id, or read from files that are as documented, or refused in one line."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,7 @@ def test_rates_of_a_file(tmp_path):
         (TRACE + "1,86400,86401\n", "row 5"),
         (TRACE + "1,5,86406\n", "row 5"),
         (TRACE + "one,5,6\n", "row 5: got one,5,6"),
+        (TRACE + "\n\none,5,6\n", "row 7: got one,5,6"),
     ],
 )
 def test_what_a_bad_trace_says(tmp_path, text, says):
@@ -91,6 +94,12 @@ def test_what_bad_rates_say(tmp_path, text, says):
     with pytest.raises(ValueError) as error:
         profiles.read_rates(written(tmp_path, text), 2)
     assert says in str(error.value)
+
+
+def test_a_pipe_which_may_never_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ValueError, match=r"pipe.csv, which is no file, accepted: a CSV file in UTF-8"):
+        profiles.read_windows(str(tmp_path / "pipe.csv"), 2, 10)
 
 
 def test_what_a_missing_or_binary_file_says(tmp_path):

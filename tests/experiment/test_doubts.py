@@ -30,6 +30,10 @@ DOUBTFUL = [
     ("fl2", {"client__batch_size": 1000}, "client.batch_size=1000: no client has so many examples"),
     ("fl2", {"server__batch_size": 21}, "server.batch_size=21: the server has fewer labeled examples"),
     ("fl2", {"client__epochs": 501}, "client.epochs=501: a round has more epochs than most runs"),
+    ("fl2", {"system__dropout": 1.0}, "system.dropout=1.0: no client's update ever arrives"),
+    ("fl2", {"system__speed_sigma": 1.0}, "system.speed_sigma=1.0: without system.speed it has no effect"),
+    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0: without system.up or system.down it has no effect"),
+    ("fl2", {"system__late": "shortened"}, "system.late=shortened: without system.deadline_s it has no effect"),
     ("fl2", {"eval_every": 5}, "eval_every=5: only the last round is evaluated"),
 ]
 

@@ -210,12 +210,14 @@ def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
 
 
 def test_runs_go_on_in_another_layout_and_on_another_machine_which_is_said(begun, caplog):
-    machine = {"cores": 99, "jax": "0.1", "jax_enable_x64": True, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    options = {"jax_enable_x64": True, "jax_random_seed_offset": 7}
+    machine = {"cores": 99, "jax": "0.1", **options, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     for name in "01":
         change_note(begun / name / "run.json", layout={"devices": 5}, machine=machine)
     go(several(), begun)
     assert "got 10 devices of cpu, here are 4 of cpu: going on with other rounding" in caplog.text
-    said = "cores was 99, jax was '0.1', jax_enable_x64 was True, XLA_FLAGS was '--xla_cpu_enable_fast_math=true'"
+    given = "jax_enable_x64 was True, jax_random_seed_offset was 7"
+    said = f"cores was 99, jax was '0.1', {given}, XLA_FLAGS was '--xla_cpu_enable_fast_math=true'"
     assert caplog.text.count(f"going on with other rounding: {said}\n") == 1
     assert [len(rows(begun / name)) for name in "01"] == [4, 4]
 
@@ -237,6 +239,20 @@ def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
     with pytest.raises(RefusedError, match="its run began with other data than these"):
         run_module.run(experiment, tmp_path, Stop())
     assert len(rows(tmp_path)) == 2
+
+
+def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch):
+    append = MetricsLog.append
+
+    def append_and_lose(log, row):
+        append(log, row)
+        (log.path.parent / ".owner.json").write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
+
+    monkeypatch.setattr(MetricsLog, "append", append_and_lose)
+    with pytest.raises(RefusedError, match="is being written to by process 7 on elsewhere"):
+        go(several(seeds=1), tmp_path)
+    assert len(rows(tmp_path)) == 1
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
