@@ -114,9 +114,10 @@ FL2_METHODS: dict[str, dict[str, Any]] = {
     "fedmatch": FEDMATCH_AT_LARGE_RATES,
     "fixmatch": {},
     "uda": {},
+    "fedsiam_mt": {},
     "supervised": {"server.sbn_data": "labeled"},
 }  # fmt: skip
-"""What each method has of its own in (FL)^2's setting; UDA and `supervised` are not in its Tables 1 and 2."""
+"""What each method has of its own in (FL)^2's setting; UDA, FedSiam-MT and `supervised` are not in its Tables 1 and 2."""
 
 
 def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False) -> tuple[ConfigDict, bool]:
