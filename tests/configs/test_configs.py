@@ -165,7 +165,7 @@ WRONG = [
     ("fl2_cifar10:paper,released", ["released", "labels="]),
     ("fl2_cifar10:paper,split=dir-1", ["split", "dir-1", "dir0.1"]),
     ("fl2_cifar10:paper,method=semiflow", ["method", "semiflow", "fl2, semifl"]),
-    ("fl2_ag_news:paper,method=fedcon", ["method", "fedcon", "fl2, semifl, fedmatch, fixmatch, uda, supervised"]),
+    ("fl2_ag_news:paper,method=fedcon", ["method", "fedcon", "fl2, semifl, fedmatch, fixmatch, uda, fedsiam_mt, supervised"]),
     ("digits:feddure,split=skewed", ["split: got 'skewed', accepted: dirdir, iid, shards, l2, dir0.1"]),
     ("semifl_cifar10:released", ["released", "paper, no_global_labels, no_fine_tuning, fedavg_fixmatch"]),
     ("semifl_svhn:paper,split=l", ["split", "l2"]),
