@@ -31,9 +31,11 @@ _log = logging.getLogger(__name__)
 
 def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout, command: Sequence[str] = ()) -> None:
     """Writes each run's `run.json`; `command` are the words of `launch.run` that made it."""
-    for path, data in zip(paths, data_digests(experiment), strict=True):
+    digests = data_digests(experiment)
+    of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
+    for path, data, examples in zip(paths, digests, of_examples, strict=True):
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        write_json(path, noted | {"command": command})
+        write_json(path, noted | {"examples": examples, "command": command})
 
 
 def widths(experiment: Experiment) -> dict[str, int]:
@@ -97,12 +99,13 @@ def machine() -> dict[str, str | int | bool | None]:
     }
 
 
-def data_digests(experiment: Experiment) -> list[str]:
-    """For each run a digest of its examples, of their split, and of uneven clients' devices."""
+def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
+    """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
     problem, digests = experiment.problem, []
     for tables in problem.tables:
         digest = hashlib.blake2b(digest_size=16)
-        for array in (*problem.train, *problem.test, *jax.tree.leaves(list(tables.values()))):
+        own = [table for name, table in tables.items() if devices or name in TABLES]
+        for array in (*problem.train, *problem.test, *jax.tree.leaves(own)):
             array = np.ascontiguousarray(array)
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.data)
