@@ -41,7 +41,7 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     moved = {key: value for key, value in (("data_dir", data_dir), ("path", path)) if value}
     settings = settings.model_copy(update={"data": settings.data.model_copy(update=moved)})
     noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
-    layout = provenance.layout(folder / RUN, warn=False) if noted else None
+    layout = provenance.layout(folder / RUN) if noted else None
     if layout is None:
         settings = settings.model_copy(update={"execution": on_any_device(settings.execution)})
     lacking = _unreadable(settings)
