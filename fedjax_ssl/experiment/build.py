@@ -68,7 +68,7 @@ def build(
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
-    log_doubts(experiment.settings, experiment.method.requires, experiment.problem.spec.num_classes, experiment.problem.data)
+    log_doubts(experiment)
     return experiment
 
 
