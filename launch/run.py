@@ -4,7 +4,8 @@
 
 With `--config.seeds=N`, or `--config.vary=KEY --config.values=...`, or both, runs are one program, with a folder each in DIR.
 The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C, 143 on
-SIGTERM and 129 on SIGHUP, after saving a checkpoint. A second Ctrl-C ends at once, with what the newest checkpoint has.
+SIGTERM and 129 on SIGHUP, after saving a checkpoint, or at once where no round has begun. A second Ctrl-C ends at once, with
+what the newest checkpoint has.
 """
 
 import argparse
@@ -33,10 +34,15 @@ def main(argv: list[str]) -> int:
         return command.refuse(error)
     try:
         # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.experiment.stop import Stop
+        from fedjax_ssl.experiment.stop import BEFORE, Stop
 
         with streams.lasting(), Stop.on_signals() as stop:
-            status = _run(config, options, place, stop, waiting)
+            try:
+                status = _run(config, options, place, stop, waiting)
+            except KeyboardInterrupt:
+                if stop.signal is None:  # of a download
+                    raise
+                print(BEFORE, file=sys.stderr)
         return 128 + stop.signal if stop.signal is not None else status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -91,6 +97,7 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
         client = hosts.connected(place and hosts.Place(*place))
     except ValueError as error:
         return command.refuse(error)
+    stop.begin()  # processes agree on where they end
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
 
 

@@ -114,7 +114,7 @@ def in_other_words(rows: Texts, seed: int = 0) -> Texts:
     for words in map(str.split, rows.texts):
         stays = rng.random(len(words)) >= CHANGED
         left = [word for word, stay in zip(words, stays, strict=True) if stay] or words[:1]
-        for i in np.flatnonzero(rng.random(len(left) - 1) < CHANGED):
+        for i in np.flatnonzero(rng.random(len(left) - 1) < CHANGED).tolist():
             left[i], left[i + 1] = left[i + 1], left[i]
         texts.append(" ".join(left))
     return Texts(rows.labels, texts)

@@ -4,6 +4,7 @@ Numbers are drawn from a seed, each client's by its id, or read from CSV files.
 """
 
 import csv
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from jaxtyping import Float32, Float64, Int64
 
 from fedjax_ssl.arrays import Stored as Array
 from fedjax_ssl.data.sources.checks import first_line
+from fedjax_ssl.host_memory import free_bytes
 
 EVENING = 20 / 24  # of a day: when the windows of `diurnal` begin, on average
 SLOWEST, FASTEST = 1e-9, 1e30  # so that no time is 0/0 in float32
@@ -67,15 +69,21 @@ def read_rates(path: str, num_clients: int) -> Rates:
 def read_windows(path: str, num_clients: int, period: float) -> Windows:
     """When clients can be reached, from a file `client,start,end`, of any number of rows; (0, 0) fills a client's up.
 
-    A window that ends after the period goes on at its begin.
+    A window that ends after the period goes on at its begin. ValueError where the windows, of which each client has as many
+    as the one with the most, do not fit into memory.
     """
     accepted = f"0 <= start < {period:g}, and start < end <= start + {period:g}"
     in_range = lambda start, end: 0 <= start < period and start < end <= start + period  # noqa: E731
     clients, values = _read(path, num_clients, ("start", "end"), accepted, in_range)
-    order = np.argsort(clients, kind="stable")
     counts = np.bincount(clients, minlength=num_clients)
+    shape = (num_clients, int(np.max(counts, initial=1)), 2)
+    needed, free = 4 * math.prod(shape), free_bytes()
+    if 0 < free < needed:
+        got = f"got {shape[1]:,} windows of client {np.argmax(counts)}, {needed / 1e9:.3g} GB with as many for each client"
+        raise ValueError(f"{path}: {got}, accepted: what fits into {free / 1e9:.3g} GB of memory")
+    order = np.argsort(clients, kind="stable")
     place = np.arange(len(clients)) - np.repeat(np.cumsum(counts) - counts, counts)
-    windows = np.zeros((num_clients, max([1, *counts]), 2), np.float32)
+    windows = np.zeros(shape, np.float32)
     windows[clients[order], place] = values[order]
     return windows
 

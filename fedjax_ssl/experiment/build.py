@@ -68,7 +68,7 @@ def build(
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
-    log_doubts(experiment.settings, experiment.method.requires, experiment.problem.spec.num_classes, experiment.problem.data)
+    log_doubts(experiment)
     return experiment
 
 
@@ -209,7 +209,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
     tables = [{name: getattr(own, name) for name in TABLES} for own in data]
     if system is not None:
         for own, run in zip(tables, runs, strict=True):
-            own["profiles"] = _profiles(run.settings)
+            own["profiles"] = profiles_of(run.settings)
     problem = Problem(
         method=lambda number: plan.varied(settings.vary, number).method(),
         train=data[0].train,
@@ -305,8 +305,8 @@ def _system(settings: Settings) -> System | None:
     return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=shortens)
 
 
-def _profiles(settings: Settings) -> profiles.Profiles:
-    """The clients' devices, by the seed or from files."""
+def profiles_of(settings: Settings) -> profiles.Profiles:
+    """The clients' devices, by the seed or from files; ValueError where these cannot be read."""
     given, seed, num_clients = settings.system, settings.seed, settings.data.num_clients
     medians = given.speed, given.up, given.down
     with naming("system.file"):

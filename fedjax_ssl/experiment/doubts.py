@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from fedjax_ssl.data.federated import FederatedData
+import numpy as np
+
 from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.method import Requires
+from fedjax_ssl.experiment.system_settings import SystemSettings
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +23,8 @@ class Facts(NamedTuple):
     num_classes: int
     largest: int  # examples of the client with the most; 0: there are no clients
     at_server: int  # labeled examples of the server that trains beside clients
+    is_reached: bool = True  # whether any client is ever there
+    fastest_s: float = 0.0  # a client that takes part takes longer
 
 
 def _reads_alpha(facts: Facts) -> bool:
@@ -30,6 +34,14 @@ def _reads_alpha(facts: Facts) -> bool:
 
 
 Doubtful = Callable[[Any, Facts], bool]
+
+
+def _unread(key: str, is_read: Callable[[str], bool]) -> Doubtful:
+    """Whether a key of `system` is set, and a trace is given that does not read it."""
+    default = SystemSettings.model_fields[key].default
+    return lambda value, facts: value != default and not is_read(facts.settings.system.trace)
+
+
 DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
     ("*.learning_rate", lambda rate, _: rate > 10, "networks hardly ever learn by steps of this size"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
@@ -54,16 +66,39 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
      "without system.up or system.down it has no effect"),
     ("system.late", lambda late, facts: late == "shortened" and not facts.settings.system.deadline_s,
      "without system.deadline_s it has no effect"),
+    ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),
+    ("system.round_s", _unread("round_s", bool), "without system.trace it has no effect"),
+    ("system.period_s", _unread("period_s", bool), "without system.trace it has no effect"),
+    ("system.window_s", _unread("window_s", "diurnal".__eq__), "without system.trace=diurnal it has no effect"),
+    ("system.spread_s", _unread("spread_s", "diurnal".__eq__), "without system.trace=diurnal it has no effect"),
+    ("system.deadline_s", lambda deadline, facts: 0 < deadline < facts.fastest_s,
+     "even the fastest client takes longer, to receive and send the network and to pass its examples through it"),
     ("eval_every", lambda every, facts: every > facts.settings.rounds, "only the last round is evaluated"),
 )  # fmt: skip
 """Keys, as a shell's pattern; when a value under one is doubtful; what it does."""
 
 
-def log_doubts(settings: Settings, requires: Requires, num_classes: int, data: FederatedData) -> None:
-    """Logs what is doubtful in the settings of a run."""
-    largest, at_server = (int(table.count.max()) if requires.clients else 0 for table in (data.client_data, data.server))
-    for line in doubts(Facts(settings, num_classes, largest, at_server)):
+def log_doubts(experiment: Experiment) -> None:
+    """Logs what is doubtful in the settings of an experiment."""
+    for line in doubts(facts(experiment)):
         _log.warning("%s", line)
+
+
+def facts(experiment: Experiment) -> Facts:
+    """What the settings of an experiment's first run are compared with."""
+    settings, data, requires = experiment.settings, experiment.problem.data, experiment.method.requires
+    largest, at_server = (int(table.count.max()) if requires.clients else 0 for table in (data.client_data, data.server))
+    found = Facts(settings, experiment.problem.spec.num_classes, largest, at_server)
+    if (profiles := data.profiles) is None:
+        return found
+    is_reached = profiles.windows is None or bool(np.any(profiles.windows[..., 0] < profiles.windows[..., 1]))
+    network = 4 * experiment.num_params
+    seconds = network / profiles.down + network / profiles.up
+    if settings.system.late == "dropped":  # else a client may take no step
+        own = np.where(data.labeled.count > 0, data.labeled.count, data.unlabeled.count)  # all methods read these
+        steps = settings.client.steps * settings.client.batch_size or np.inf
+        seconds += np.minimum(own, steps) / profiles.speed
+    return found._replace(is_reached=is_reached, fastest_s=float(np.min(seconds)))
 
 
 def doubts(facts: Facts) -> Iterator[str]:

@@ -45,6 +45,7 @@ class Experiment:
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     tiny_method: Callable[[], Method]
+    lacking: str = ""  # the error of its rounds, where something is not there that they alone need
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
@@ -94,6 +95,8 @@ class Experiment:
 
     def steps(self, state: RunState | None = None, last: Sequence[Row] | None = None) -> Iterator[tuple[RunState, list[Row]]]:
         """`rounds` with a list of rows for one run, too; rows of a run that has diverged have `round` and REASON alone."""
+        if self.lacking:
+            raise ValueError(self.lacking)
         if state is None:
             state, last = self.start()
         state = state._replace(key=jnp.copy(state.key))  # a round consumes it, and `copied` states are used again

@@ -1,5 +1,6 @@
 """Finished and stopped runs, loaded from their folders, which are only read."""
 
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment import provenance
-from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.build import build, profiles_of
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json
 from fedjax_ssl.experiment.run import CONFIG, RUN
 from fedjax_ssl.experiment.settings import ExecutionSettings, Settings
+from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.simulation.round import RunState
 
 Path = str | os.PathLike[str]
@@ -25,7 +27,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
 
     Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
     are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
-    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding.
+    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding. Where files of uneven
+    clients are gone or others than the run's, its rounds are refused, and all else is there.
 
     Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it
     is damaged, or the data are others.
@@ -38,13 +41,21 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     moved = {key: value for key, value in (("data_dir", data_dir), ("path", path)) if value}
     settings = settings.model_copy(update={"data": settings.data.model_copy(update=moved)})
     noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
-    layout = provenance.layout(folder / RUN, warn=False) if noted else None
+    layout = provenance.layout(folder / RUN) if noted else None
     if layout is None:
         settings = settings.model_copy(update={"execution": on_any_device(settings.execution)})
-    experiment = build(settings, dataset, layout=layout, widths=_widths(noted))
+    lacking = _unreadable(settings)
+    system = SystemSettings() if lacking else settings.system
+    experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=_widths(noted))
     if noted.get("data") not in (None, *provenance.data_digests(experiment)):
-        accepted = "the data that it began with (load's dataset, data_dir or path)"
-        raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
+        unknown = [None] if lacking else []  # `run.json` of an earlier version has no digest of the examples alone
+        if noted.get("examples") not in (*unknown, *provenance.data_digests(experiment, devices=False)):
+            accepted = "the data that it began with (load's dataset, data_dir or path)"
+            raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
+        lacking = lacking or f"system: got other devices of clients than the run in {folder} has, accepted: its own files"
+    (run,) = experiment.runs
+    run = run._replace(settings=run.settings.model_copy(update={"system": settings.system}))
+    experiment = dataclasses.replace(experiment, runs=(run,), lacking=lacking)
     if not (folder / "checkpoints").is_dir():
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint, {ACCEPTED}")
     with Checkpoints(folder, read_only=True) as checkpoints:
@@ -96,6 +107,15 @@ def settings_of(folder: pathlib.Path) -> Settings:
 def on_any_device(execution: ExecutionSettings) -> ExecutionSettings:
     """The same without what asks for certain devices."""
     return execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
+
+
+def _unreadable(settings: Settings) -> str:
+    """Why uneven clients' files, which rounds alone need, cannot be read; empty: they can."""
+    try:
+        profiles_of(settings)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _widths(noted: dict[str, Any]) -> dict[str, int] | None:

@@ -26,6 +26,7 @@ def rounds(
     The state in which it ends may come once more, without rows. It ends early where all runs have diverged. Of several
     processes the first one says where the runs stand, or that there is `nothing` to do; `begun` is None in the others.
     """
+    stop.begin()
     settings, simulator = experiment.settings, experiment.simulator
     found = exchanged(begun and {"done": begun.done, "last": begun.last})[0]
     if found is None:

@@ -31,9 +31,11 @@ _log = logging.getLogger(__name__)
 
 def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout, command: Sequence[str] = ()) -> None:
     """Writes each run's `run.json`; `command` are the words of `launch.run` that made it."""
-    for path, data in zip(paths, data_digests(experiment), strict=True):
+    digests = data_digests(experiment)
+    of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
+    for path, data, examples in zip(paths, digests, of_examples, strict=True):
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        write_json(path, noted | {"command": command})
+        write_json(path, noted | {"examples": examples, "command": command})
 
 
 def widths(experiment: Experiment) -> dict[str, int]:
@@ -42,21 +44,16 @@ def widths(experiment: Experiment) -> dict[str, int]:
     return {name: int(tables[name].index.shape[1]) for name in TABLES}
 
 
-def layout(path: pathlib.Path, *, warn: bool = True) -> Layout | None:
-    """The layout in a `run.json`; None, by default with a warning, where this machine or version cannot have it."""
-    noted = read_json(path)
-    platform, here, available = noted.get("machine", {}).get("platform"), jax.default_backend(), len(jax.devices())
+def layout(path: pathlib.Path) -> Layout | None:
+    """The layout in a `run.json`; None where this machine or version cannot have it."""
+    noted, available = read_json(path), len(jax.devices())
     try:
         found = Layout(**noted["layout"])
-        needed = found.devices * found.runs_at_once
-        got, fits = f"{needed} devices", needed == available if jax.process_count() > 1 else needed <= available
-        if fits and platform == here:
-            return found
     except (KeyError, TypeError):  # fields of another version
-        got = "a layout that this version does not know"
-    if warn:
-        _log.warning("%s: got %s of %s, here are %d of %s: going on with other rounding", path, got, platform, available, here)
-    return None
+        return None
+    needed = found.devices * found.runs_at_once
+    fits = needed == available if jax.process_count() > 1 else needed <= available
+    return found if fits and noted.get("machine", {}).get("platform") == jax.default_backend() else None
 
 
 def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
@@ -68,11 +65,12 @@ def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
             raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
 
 
-def warn_of_changes(paths: Sequence[pathlib.Path]) -> None:
-    """Warns, once, where runs, of which a `run.json` may be there, began on another machine."""
-    here, changes = machine(), dict[str, pathlib.Path]()
+def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
+    """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout."""
+    here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
     for path in filter(pathlib.Path.exists, paths):
-        there = read_json(path).get("machine", {})
+        noted = read_json(path)
+        there = {**noted.get("machine", {}), **noted.get("layout", {})}
         if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
             changes.setdefault(", ".join(found), path.parent)
     for differing, folder in changes.items():
@@ -97,12 +95,13 @@ def machine() -> dict[str, str | int | bool | None]:
     }
 
 
-def data_digests(experiment: Experiment) -> list[str]:
-    """For each run a digest of its examples, of their split, and of uneven clients' devices."""
+def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
+    """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
     problem, digests = experiment.problem, []
     for tables in problem.tables:
         digest = hashlib.blake2b(digest_size=16)
-        for array in (*problem.train, *problem.test, *jax.tree.leaves(list(tables.values()))):
+        own = [table for name, table in tables.items() if devices or name in TABLES]
+        for array in (*problem.train, *problem.test, *jax.tree.leaves(own)):
             array = np.ascontiguousarray(array)
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.data)

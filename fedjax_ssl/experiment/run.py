@@ -197,7 +197,7 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     """Runs all up to round `end`, or to a signal."""
     settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
     with _refusing():
-        provenance.warn_of_changes(run_files)
+        provenance.warn_of_changes(run_files, layout)
         begun = _restore(experiment, opened)
     provenance.write(run_files, experiment, layout, command)
     for own, folder in zip(experiment.runs, opened, strict=True):

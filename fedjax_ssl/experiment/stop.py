@@ -1,4 +1,4 @@
-"""How signals end a run: after its round, or at once."""
+"""How signals end a run: at once before its rounds begin, later after the round, or at once."""
 
 import contextlib
 import os
@@ -17,12 +17,18 @@ from fedjax_ssl.simulation.distributed import largest
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 STOPPING = "stopping after this round; Ctrl-C again ends at once"
 ENDED = "ended; the same command goes on from the newest checkpoint"
+BEFORE = "ended before a round began; the same command goes on"
 
 
 class Stop:
     """The first signal of SIGNALS that was received, as `signal`, or None."""
 
     signal: int | None = None
+    has_begun = False  # whether signals are only stored
+
+    def begin(self) -> None:
+        """Call it as rounds begin, after which there is something to save."""
+        self.has_begun = True
 
     def agreed(self) -> bool:
         """Whether any process has a signal, which then all have. All processes have to ask at the same point."""
@@ -35,6 +41,7 @@ class Stop:
     def on_signals(cls) -> Iterator[Self]:
         """Within it, the first signal is stored, to stop after the round, and a Ctrl-C after it ends the process at once.
 
+        Before `begin`, while data are read, each signal is a KeyboardInterrupt, too: a read may take long, or hang.
         A thread reads the signals, as Python calls its handlers late: not while XLA computes a round. Signals that something
         else handles by then, such as a download, are left to it, and SIGHUP is where it is ignored, as `nohup` has it.
         """
@@ -44,13 +51,15 @@ class Stop:
             stop.signal = stop.signal or number
             if number not in SIGNALS[:2]:  # the terminal is gone: what is written to it would fail
                 _leave(terminals)
+            if not stop.has_begun and threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
 
         taken = [one for one in SIGNALS if one in SIGNALS[:2] or signal.getsignal(one) is not signal.SIG_IGN]
         before = {number: signal.signal(number, handle) for number in taken}
         ours, pythons = socket.socketpair()
         pythons.setblocking(False)
         other = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-        thread = threading.Thread(target=_listen, args=(ours, handle), daemon=True)
+        thread = threading.Thread(target=_listen, args=(ours, stop, handle), daemon=True)
         thread.start()
         try:
             yield stop
@@ -63,7 +72,7 @@ class Stop:
             ours.close()
 
 
-def _listen(received: socket.socket, handle: Any) -> None:
+def _listen(received: socket.socket, stop: Stop, handle: Any) -> None:
     """Takes signals, a byte each, as soon as they arrive, until the other end is closed."""
     is_first = True
     while number := int.from_bytes(received.recv(1)):
@@ -74,7 +83,7 @@ def _listen(received: socket.socket, handle: Any) -> None:
                 os.write(2, f"\n{ENDED}\n".encode())
             os._exit(128 + signal.SIGINT)
         handle(number)
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and stop.has_begun:
             tqdm.tqdm.write(STOPPING, file=sys.stderr)
         is_first = False
 

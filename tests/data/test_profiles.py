@@ -50,6 +50,16 @@ def test_a_trace_of_a_file(tmp_path):
     assert profiles.read_windows(written(tmp_path, "client,start,end\n"), 4, 10).shape == (4, 1, 2)
 
 
+def test_windows_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
+    path = written(tmp_path, TRACE)
+    size = profiles.read_windows(path, 4, 86_400).nbytes
+    monkeypatch.setattr(profiles, "free_bytes", lambda: size)
+    assert profiles.read_windows(path, 4, 86_400).nbytes == size
+    monkeypatch.setattr(profiles, "free_bytes", lambda: size - 1)
+    with pytest.raises(ValueError, match=r"csv: got 2 windows of client 2, 6.4e-08 GB .*, accepted: what fits into 6.3e-08"):
+        profiles.read_windows(path, 4, 86_400)
+
+
 def test_rates_of_a_file(tmp_path):
     speed, up, down = profiles.read_rates(written(tmp_path, RATES), 2)
     assert (speed.tolist(), up.tolist(), down.tolist()) == ([10, 20], [1000, 2000], [2000, 4000])

@@ -34,17 +34,34 @@ DOUBTFUL = [
     ("fl2", {"system__speed_sigma": 1.0}, "system.speed_sigma=1.0: without system.speed it has no effect"),
     ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0: without system.up or system.down it has no effect"),
     ("fl2", {"system__late": "shortened"}, "system.late=shortened: without system.deadline_s it has no effect"),
+    ("fl2", {"system__trace": "trace.csv"}, "system.trace=trace.csv: no client can ever be reached"),
+    ("fl2", {"system__round_s": 60.0}, "system.round_s=60.0: without system.trace it has no effect"),
+    ("fl2", {"system__period_s": 1e5}, "system.period_s=100000.0: without system.trace it has no effect"),
+    ("fl2", {"system__window_s": 60.0, "system__trace": "trace.csv"}, "system.window_s=60.0: without system.trace=diurnal it"),
+    ("fl2", {"system__spread_s": 60.0}, "system.spread_s=60.0: without system.trace=diurnal it has no effect"),
+    ("fl2", {"system__up": 1.0, "system__deadline_s": 60.0}, "system.deadline_s=60.0: even the fastest client takes longer"),
     ("fl2", {"eval_every": 5}, "eval_every=5: only the last round is evaluated"),
 ]
 
 
 @pytest.mark.parametrize(("method", "overrides", "line"), DOUBTFUL)
-def test_a_doubtful_value_is_one_line_on_the_log(caplog, method, overrides, line):
+def test_a_doubtful_value_is_one_line_on_the_log(tmp_path, monkeypatch, caplog, method, overrides, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.csv").write_text("client,start,end\n")
     with caplog.at_level(logging.WARNING, "fedjax_ssl"):
         build(tiny.config(method, **overrides))
     said = [message for message in caplog.messages if message.startswith(line.split(":")[0])]
     assert len(said) == 1
     assert said[0].startswith(line)
+
+
+def test_keys_of_a_trace_that_is_read_are_not_doubtful_nor_is_a_deadline_that_a_client_meets(caplog):
+    times = {"round_s": 60.0, "period_s": 5000.0, "window_s": 60.0, "spread_s": 60.0, "trace": "diurnal", "speed": 1.0}
+    system = {f"system__{key}": value for key, value in times.items()}
+    quickest = int(build(tiny.config("fl2")).problem.data.unlabeled.count.min())  # of its examples, one a second
+    for deadline, late, number in ((quickest, "dropped", 0), (quickest - 1, "shortened", 0), (quickest - 1, "dropped", 1)):
+        build(tiny.config("fl2", **system, system__deadline_s=float(deadline), system__late=late))
+        assert len([message for message in caplog.messages if message.startswith("system.")]) == number
 
 
 def test_each_doubt_has_a_case_and_shipped_settings_raise_none():

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from fedjax_ssl.experiment.stop import ENDED, SIGNALS, STOPPING, Stop
-from tests.experiment.commands import CONFIG, ROOT, launch_process, rows, succeeded
+from fedjax_ssl.experiment.stop import BEFORE, ENDED, SIGNALS, STOPPING, Stop
+from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
@@ -81,6 +81,16 @@ def test_ctrl_c_before_anything_is_read_ends_a_command_quietly(tmp_path):
 INSTALLED = "import sys; from fedjax_ssl.launch.main import main; sys.exit(main(['fedjax-ssl', 'sweep', '--help']))"
 
 
+READS = """
+import os, time
+from fedjax_ssl.experiment import build
+
+def load_dataset(settings):
+    os.write(1, b"begun\\n")
+    time.sleep(600)
+
+build.load_dataset = load_dataset
+"""
 HOLDS = """
 import sys, time
 
@@ -111,6 +121,7 @@ def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
     before = [signal.getsignal(number) for number in SIGNALS]
     for number in SIGNALS:
         with Stop.on_signals() as stop:
+            stop.begin()
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signal == number
@@ -122,6 +133,20 @@ def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
     finally:
         signal.signal(signal.SIGHUP, before[-1])
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_ends_a_run_whose_data_are_still_read(tmp_path, config, number):
+    reads = tmp_path / "reads.py"
+    reads.write_text(f"{CONFIG}\n{READS}")
+    process = launch_process(f"--config={reads}", f"--workdir={tmp_path / 'run'}")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == ("", f"{BEFORE}\n")
+    assert process.returncode == 128 + number
+    assert not content(tmp_path / "run")
+    succeeded(config, f"--workdir={tmp_path / 'run'}", "--stop_after=1")
 
 
 SAVES = ("--config.rounds=100000", "--config.checkpoint_every=100000")

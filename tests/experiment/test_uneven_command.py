@@ -1,9 +1,13 @@
 """Uneven clients as a user runs them: keys and files on a command line, and a report against simulated time."""
 
+import functools
+
 import pytest
 
-from launch import report
-from tests.experiment.commands import refused, rows, succeeded
+import fedjax_ssl
+from fedjax_ssl.experiment.files import read_json, write_json
+from launch import evaluate, report
+from tests.experiment.commands import launch, refused, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
@@ -36,3 +40,33 @@ def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, 
     succeeded(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
     assert "simulated" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "report_files" / "eval_accuracy_simulated.svg").exists()
+
+
+@pytest.mark.ci
+def test_a_run_is_evaluated_without_its_trace_and_goes_on_with_it_alone(tmp_path, config):
+    trace, run = tmp_path / "trace.csv", tmp_path / "run"
+    trace.write_text("client,start,end\n" + "".join(f"{k},0,3600\n" for k in range(6)))
+    given = (config, f"--config.system.trace={trace}", f"--workdir={run}")
+    launch(*given, "--stop_after=1")
+    table = succeeded(str(run), program=evaluate).stdout
+    text = trace.read_text()
+    others = functools.partial(trace.write_text, text.replace("5,0", "5,9"))
+    for change, why in ((others, "system: got other devices"), (trace.unlink, "system.trace: got")):
+        change()
+        assert succeeded(str(run), program=evaluate).stdout == table
+        experiment, state = fedjax_ssl.load(run)
+        assert experiment.settings.system.trace == str(trace)
+        assert experiment.inspect(state, 2).ids.size
+        with pytest.raises(ValueError, match=f"^{why}.*, accepted: ") as error:
+            next(experiment.rounds(state))
+        assert "\n" not in str(error.value)
+        refused(*given)
+    noted = read_json(run / "run.json")
+    write_json(run / "run.json", {key: value for key, value in noted.items() if key != "examples"})  # of an earlier version
+    assert succeeded(str(run), program=evaluate).stdout == table
+    trace.write_text(text)
+    assert not fedjax_ssl.load(run)[0].lacking
+    write_json(run / "run.json", noted | {"data": "others", "examples": "others"})
+    trace.unlink()
+    assert "data: got other examples, or another split" in refused(str(run), program=evaluate)
+    assert len(rows(run)) == 1
