@@ -34,7 +34,8 @@ TEXT = st.one_of(
 )
 ODD = st.one_of(
     st.none(), st.sampled_from(NUMBERS), TEXT, st.lists(st.sampled_from(NUMBERS), max_size=3), st.just((0.1,) * 100_000),
-    st.dictionaries(TEXT, st.sampled_from(NUMBERS), max_size=2), st.binary(max_size=3), st.builds(lambda: {1: 2}), st.just(object()),
+    st.dictionaries(TEXT, st.sampled_from(NUMBERS), max_size=2), st.binary(max_size=3), st.just(object()),
+    st.builds(lambda: {1: 2}),  # a new one each time, as what follows may change it
 )  # fmt: skip
 WORDS = completion.keys()
 TINY = {name: tiny.config(name) for name in METHODS}
