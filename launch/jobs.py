@@ -21,7 +21,7 @@ from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.report import cells, runs
 from fedjax_ssl.experiment.report.tables import spread
-from fedjax_ssl.experiment.runs import flattened, identity, runs_of
+from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
 
 from . import command
 from .programs import Cell, Program, programs
@@ -230,8 +230,9 @@ class Queue:
 
 def _is_of(cell: Cell, seed: int, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run, of dotted keys, is that of a cell with a seed."""
-    asked = plain(cell.settings.model_copy(update={"seed": seed}).to_dict())
-    return identity(dict(config)) == identity(flattened(asked))
+    asked = flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict()))
+    files, others = ([pathlib.PurePath(str(one.get(key, ""))).name for key in CLIENT_FILES] for one in (config, asked))
+    return identity(dict(config)) == identity(asked) and files == others
 
 
 def _move(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
             strong = in_other_words(train)
         encoder = hugging_face_encoder(options.encoder, options.pooling, options.max_length)
         arrays = compute(train, test, strong, encoder, options.batch_size, functools.partial(tqdm.tqdm, unit="batch"))
-        metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class", "strong")}
+        metadata = {key: getattr(options, key) for key in ("encoder", "pooling", "max_length", "per_class")}
+        metadata["strong"] = "file" if options.train_strong else options.strong
         metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
         with replacing(out) as file:  # the whole file, or none
             np.savez(file, **arrays, metadata=np.array(json.dumps(metadata)))

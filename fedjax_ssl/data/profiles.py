@@ -5,6 +5,7 @@ Numbers are drawn from a seed, each client's by its id, or read from CSV files.
 
 import csv
 import math
+import stat
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,9 +94,9 @@ def _read(
 ) -> tuple[Int64[np.ndarray, " N"], Float64[np.ndarray, "N C"]]:
     """A CSV file of numbers with a header: the column `client` int64 [N], and the others float64 [N, C]."""
     found = Path(path).expanduser()
-    if found.exists() and not found.is_file():  # a folder, or a device or pipe, which may never end
-        raise ValueError(f"got {path}, which is no file, accepted: a CSV file in UTF-8")
     try:
+        if not stat.S_ISREG(found.stat().st_mode):  # a folder, or a device or pipe, which may never end
+            raise ValueError(f"got {path}, which is no file, accepted: a CSV file in UTF-8")
         with found.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             (_, header), *lines = [(reader.line_num, line) for line in reader if line] or [(1, [])]

@@ -34,6 +34,7 @@ processes that took its place."""
 Owner = dict[str, Any]
 Say = Callable[[str], object]
 _log = logging.getLogger(__name__)
+_claims: dict[pathlib.Path, Owner] = {}  # what this process has written into folders' files
 _had: ContextVar[frozenset[pathlib.Path]] = ContextVar("the folders that are owned here", default=frozenset())
 
 
@@ -124,6 +125,7 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
     if is_locked:
         try:
             path.write_text(json.dumps(me))
+            _claims[folder.absolute()] = me
         except OSError:  # a full disk; the lock holds without it
             path.unlink(missing_ok=True)
         return me
@@ -137,17 +139,22 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
         time.sleep(SETTLED_AFTER)
         if _read(folder) != me:
             raise _refused(folder)
+    _claims[folder.absolute()] = me
     return me
 
 
 def check_owned(folder: pathlib.Path) -> None:
     """Raises OwnedError where another process has taken a folder over, as this one was suspended for too long."""
-    other = _read(folder)
-    if other and (other.get("pid"), other.get("machine")) != (os.getpid(), _machine()):
+    if (me := _claims.get(folder.absolute())) is None:
+        return
+    if (other := _read(folder)) is None:
+        raise OwnedError(f"--workdir: {folder} was taken over meanwhile, by a process that has ended; the same command goes on")
+    if other and other != me:  # empty: it cannot be read now
         raise _refused(folder)
 
 
 def _leave(folder: pathlib.Path, me: Owner) -> None:
+    _claims.pop(folder.absolute(), None)
     with contextlib.suppress(OSError):  # a later process finds that this one has ended
         if _read(folder) == me:
             (folder / OWNER).unlink()

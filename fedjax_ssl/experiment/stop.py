@@ -41,17 +41,19 @@ class Stop:
     def on_signals(cls) -> Iterator[Self]:
         """Within it, the first signal is stored, to stop after the round, and a Ctrl-C after it ends the process at once.
 
-        Before `begin`, while data are read, each signal is a KeyboardInterrupt, too: a read may take long, or hang.
+        Before `begin`, while data are read, the first one is a KeyboardInterrupt, too: a read may take long, or hang.
         A thread reads the signals, as Python calls its handlers late: not while XLA computes a round. Signals that something
         else handles by then, such as a download, are left to it, and SIGHUP is where it is ignored, as `nohup` has it.
         """
         stop, terminals = cls(), [file for file in (1, 2) if os.isatty(file)]
+        raised: list[int] = []
 
         def handle(number: int, _: FrameType | None = None) -> None:
             stop.signal = stop.signal or number
             if number not in SIGNALS[:2]:  # the terminal is gone: what is written to it would fail
                 _leave(terminals)
-            if not stop.has_begun and threading.current_thread() is threading.main_thread():
+            if not (stop.has_begun or raised) and threading.current_thread() is threading.main_thread():
+                raised.append(number)  # another one does not disturb what follows
                 raise KeyboardInterrupt
 
         taken = [one for one in SIGNALS if one in SIGNALS[:2] or signal.getsignal(one) is not signal.SIG_IGN]

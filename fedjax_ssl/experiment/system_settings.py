@@ -65,6 +65,6 @@ class SystemSettings(Model):
         if self.deadline_s and not self.is_timed:
             accepted = "0, or system.speed, system.up, system.down or system.file"
             raise ValueError(f"system.deadline_s: got {self.deadline_s:g} where no client needs time, accepted: {accepted}")
-        if self.window_s > self.period_s:
+        if self.trace == "diurnal" and self.window_s > self.period_s:
             raise ValueError(f"system.window_s: got {self.window_s:g}, accepted: at most system.period_s = {self.period_s:g}")
         return self

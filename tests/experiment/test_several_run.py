@@ -242,15 +242,18 @@ def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
     assert len(rows(tmp_path)) == 2
 
 
-def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch, has_ended):
     append = MetricsLog.append
 
     def append_and_lose(log, row):
         append(log, row)
-        (log.path.parent / ".owner.json").write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
+        file = log.path.parent / ".owner.json"
+        file.unlink() if has_ended else file.write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
 
     monkeypatch.setattr(MetricsLog, "append", append_and_lose)
-    with pytest.raises(RefusedError, match="is being written to by process 7 on elsewhere"):
+    line = "taken over meanwhile, by a process that has ended" if has_ended else "is being written to by process 7 on elsewhere"
+    with pytest.raises(RefusedError, match=line):
         go(several(seeds=1), tmp_path)
     assert len(rows(tmp_path)) == 1
     assert not list((tmp_path / "checkpoints").iterdir())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.report.runs import Run
-from fedjax_ssl.experiment.runs import ELSEWHERE
+from fedjax_ssl.experiment.runs import CLIENT_FILES, ELSEWHERE
 
 METHOD, SEED, DATA_FILE = "method.name", "seed", "data.path"
 SHORT = {"method": METHOD, "dataset": "data.name", "model": "model.name"}
@@ -99,8 +99,8 @@ def identity(run: Run) -> str:
 
 
 def _with_data_anywhere(run: Run) -> dict[str, Any]:
-    """A run's config with the name of its data file alone: the same file in another folder makes no other experiment."""
-    return run.config | {DATA_FILE: pathlib.PurePath(run.config.get(DATA_FILE, "")).name}
+    """A run's config with the names of its files alone: the same file in another folder makes no other experiment."""
+    return run.config | {key: pathlib.PurePath(run.config.get(key) or "").name for key in (DATA_FILE, *CLIENT_FILES)}
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Shown] | None = None) -> Grouped:
