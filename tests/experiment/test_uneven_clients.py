@@ -43,7 +43,7 @@ def test_keys_become_rules_and_profiles(tmp_path):
     (tmp_path / "rates.csv").write_text(RATES)
     (tmp_path / "trace.csv").write_text("client,start,end\n3,0,10\n")
     files = {"file": str(tmp_path / "rates.csv"), "trace": str(tmp_path / "trace.csv")}
-    made = experiment(**files, participation="available", period_s=90.0, window_s=9.0, deadline_s=5.0, late="shortened")
+    made = experiment(**files, participation="available", period_s=90.0, deadline_s=5.0, late="shortened")
     rules, profiles = made.problem.system, made.problem.tables[0]["profiles"]
     assert rules == ("available", 600.0, 90.0, 0.0, 5.0, True, True)
     assert profiles.speed.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -52,7 +52,7 @@ def test_keys_become_rules_and_profiles(tmp_path):
     # Other devices are other data: a run does not go on with them.
     digests = provenance.data_digests(made)
     (tmp_path / "rates.csv").write_text(RATES.replace("1e3", "2e3"))
-    assert provenance.data_digests(experiment(**files, participation="available", period_s=90.0, window_s=9.0)) != digests
+    assert provenance.data_digests(experiment(**files, participation="available", period_s=90.0)) != digests
 
 
 def test_each_seed_has_devices_of_its_own_that_its_run_alone_has_too():
