@@ -130,6 +130,13 @@ def test_where_data_lie_and_metrics_go_makes_no_group_and_another_file_does(tmp_
     assert len(grouped(tmp_path).groups) == 2
 
 
+@pytest.mark.parametrize(("name", "count"), [("there/phones.csv", 1), ("here/servers.csv", 2)])
+def test_the_same_trace_in_another_folder_makes_no_group_and_another_trace_does(tmp_path, name, count):
+    for seed, path in enumerate(("here/phones.csv", name)):
+        write(tmp_path / f"{seed}", seed=seed, system__trace=f"/{path}")
+    assert len(grouped(tmp_path).groups) == count
+
+
 def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b")

@@ -135,6 +135,20 @@ def test_signals_are_stored_and_the_handlers_before_come_back(monkeypatch):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+def test_a_second_signal_before_rounds_begin_does_not_disturb_how_the_first_one_ends_the_run(monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda file: False)
+    ended = []
+    with Stop.on_signals() as stop, pytest.raises(KeyboardInterrupt):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            ended.append(stop.signal)
+    assert ended == [signal.SIGTERM]
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_ends_a_run_whose_data_are_still_read(tmp_path, config, number):

@@ -9,12 +9,16 @@ import time
 import pytest
 
 from fedjax_ssl.experiment import owner
-from fedjax_ssl.experiment.files import write_json
+from fedjax_ssl.experiment.files import MetricsLog, write_json
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.report import runs
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import parse
 from launch import sweep
+from launch.jobs import Queue
+from launch.programs import Cell
 from launch.table import Table
+from tests import tiny
 from tests.experiment.commands import launch, refused, rows
 
 pytestmark = pytest.mark.reliability
@@ -166,3 +170,15 @@ def test_a_small_sweep_that_is_known_by_name_runs(tmp_path):
         "SemiFL-Dir-.3",
         "SemiFL-IID",
     ]
+
+
+@pytest.mark.parametrize(("trace", "has_ended"), [("there/phones.csv", True), ("here/servers.csv", False)])
+def test_a_cell_has_the_runs_of_its_trace_wherever_that_lies(tmp_path, trace, has_ended):
+    asked, there = (Settings.from_dict(tiny.config("fl2", rounds=1, system__trace=path)) for path in ("here/phones.csv", trace))
+    cell = Cell("row", "", "digits:fl2", {}, settings=asked)
+    run = tmp_path / cell.name / "0"
+    run.mkdir(parents=True)
+    write_json(run / "config.json", there.to_dict())
+    MetricsLog(run).append({"round": 1, "eval/accuracy": 0.5})
+    write_json(run / "summary.json", {"rounds": 1, "eval/accuracy": 0.5})
+    assert Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended is has_ended
