@@ -3,6 +3,13 @@
 import signal
 import sys
 
+STOPPED = "stopped"
+
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # `python -m launch.NAME`: until `command.ended` sees to it, Ctrl-C ends the imports of the package without a traceback.
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
+
+    def _end(*_: object) -> None:
+        """For `python -m launch.NAME`: until `command.ended` sees to it, Ctrl-C ends imports with one line."""
+        print(STOPPED, file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+    signal.signal(signal.SIGINT, _end)

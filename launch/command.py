@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
-from . import streams
+from . import STOPPED, streams
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
@@ -95,7 +95,7 @@ def as_text(value: Any) -> str:
 
 
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    """The exit status of a command, which ends quietly on Ctrl-C, and where nobody reads its output any more (`| head`)."""
+    """The exit status of a command, which ends with a line on Ctrl-C, and quietly where nobody reads its output (`| head`)."""
     streams.open_closed()
     if callable(signal.getsignal(signal.SIGINT)):  # that of `launch`; a program in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -113,6 +113,7 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
                 os.dup2(nowhere, stream.fileno())
         return CLOSED
     except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr)
         return 128 + signal.SIGINT
 
 
@@ -209,7 +210,7 @@ def _sorted(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
 def _made(path: str, argument: str | None) -> dict[str, Any]:
     """The nested dicts that a config file's `get_config` returns."""
     file = pathlib.Path(os.path.expanduser(path))  # unlike pathlib's, these functions take any text
-    if not file.suffix and not os.path.isfile(file):  # a folder of the same name, such as one of results, is none
+    if not file.suffix:  # something else of the same name, such as a folder of results, is no config
         file = CONFIGS / f"{path}.py"
     if file.suffix != ".py" or not os.path.isfile(file):
         near = difflib.get_close_matches(file.stem, config_names(), 1)

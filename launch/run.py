@@ -16,7 +16,6 @@ import logging
 import os
 import pathlib
 import re
-import signal
 import sys
 from logging.handlers import MemoryHandler
 from typing import Any
@@ -32,20 +31,17 @@ def main(argv: list[str]) -> int:
         place = _place(options)
     except ValueError as error:
         return command.refuse(error)
-    try:
-        # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-        from fedjax_ssl.experiment.stop import BEFORE, Stop
+    # The package is imported after the flags: `--help` and a mistyped flag answer at once.
+    from fedjax_ssl.experiment.stop import BEFORE, Stop
 
-        with streams.lasting(), Stop.on_signals() as stop:
-            try:
-                status = _run(config, options, place, stop, waiting)
-            except KeyboardInterrupt:
-                if stop.signal is None:  # of a download
-                    raise
-                print(BEFORE, file=sys.stderr)
-        return 128 + stop.signal if stop.signal is not None else status
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    with streams.lasting(), Stop.on_signals() as stop:
+        try:
+            status = _run(config, options, place, stop, waiting)
+        except KeyboardInterrupt:
+            if stop.signal is None:  # of a download
+                raise
+            print(BEFORE, file=sys.stderr)
+    return 128 + stop.signal if stop.signal is not None else status
 
 
 def _parser() -> arguments.Parser:
@@ -79,7 +75,7 @@ def _place(options: argparse.Namespace) -> tuple[str, int, int] | None:
             raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
     if address is None or count is None or number is None:
         return None
-    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
+    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
         raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
     if number >= count:
         raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
@@ -94,7 +90,8 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
     from fedjax_ssl.experiment import hosts
 
     try:
-        client = hosts.connected(place and hosts.Place(*place))
+        with stop.connecting():
+            client = hosts.connected(place and hosts.Place(*place))
     except ValueError as error:
         return command.refuse(error)
     stop.begin()  # processes agree on where they end

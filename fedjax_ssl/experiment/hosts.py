@@ -22,7 +22,7 @@ LAUNCHERS = "Slurm, Open MPI, Kubernetes and Cloud TPU"
 NO_LAUNCHER = f"--coordinator: missing, accepted: HOST:PORT of process 0, or nothing under {LAUNCHERS}"
 BEAT, DEAD_AFTER = 4.0, 20.0  # seconds: between two signs of life of a process; without one until it counts as dead here
 BACKSTOP = 60  # seconds until it counts as dead for JAX, which ends the others with a stack trace
-SAID_AFTER = 10.0  # seconds until a process says that it waits for the others
+SAID_AFTER, GIVEN_UP_AFTER = 10.0, 300.0  # seconds until a process says that it waits for the others, and until it ends
 AT_ONCE, DAY = 5_000, 24 * 3_600_000
 """Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
 ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"
@@ -42,19 +42,27 @@ class Place(NamedTuple):
 def connected(place: Place | None) -> Any:
     """JAX's client of the service through which processes find each other, once all are there; None: a launcher tells where.
 
-    Call it before JAX is used. ValueError where they do not find each other.
+    Call it before JAX is used. ValueError where no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends
+    with status 2.
     """
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the run's
     # Where the place is given, no launcher says which devices this process has.
     options: dict[str, Any] = {} if place is None else {**place._asdict(), "cluster_detection_method": "deactivate"}
-    waiting = threading.Timer(SAID_AFTER, _say, ["waiting for the other processes"])
-    waiting.start()
+    patience = [
+        threading.Timer(SAID_AFTER, _say, ["waiting for the other processes"]),
+        threading.Timer(GIVEN_UP_AFTER, _give_up),
+    ]
+    for timer in patience:
+        timer.start()
     try:
-        jax.distributed.initialize(**options, heartbeat_timeout_seconds=BACKSTOP)
+        # JAX would give up by a stack trace, and by a signal.
+        late = int(GIVEN_UP_AFTER) + 60
+        jax.distributed.initialize(**options, heartbeat_timeout_seconds=BACKSTOP, initialization_timeout=late)
     except (ValueError, RuntimeError) as error:
         raise ValueError(NO_LAUNCHER if "coordinator_address" in str(error) else f"--distributed: {error}") from None
     finally:
-        waiting.cancel()
+        for timer in patience:
+            timer.cancel()
     if jax.process_index() > 0:
         logging.disable(logging.WARNING)  # process 0 says it
     meet()
@@ -160,6 +168,11 @@ def _leave(status: int) -> None:
         time.sleep(1)
     sys.stdout.flush()
     os._exit(status)
+
+
+def _give_up() -> None:
+    _say(f"error: --distributed: not all processes met within {GIVEN_UP_AFTER:.0f} s; does each run, and reach --coordinator?")
+    os._exit(2)
 
 
 def name() -> str:

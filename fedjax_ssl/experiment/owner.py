@@ -12,11 +12,12 @@ import os
 import pathlib
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedjax_ssl.experiment.files import make_folder
 
@@ -122,6 +123,7 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
     path, other, me = folder / OWNER, _read(folder), _me()
     if other is not None and _is_alive(other, path, say, is_locked=is_locked):
         raise _refused(folder)
+    _remove(path)
     if is_locked:
         try:
             path.write_text(json.dumps(me))
@@ -129,7 +131,6 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
         except OSError:  # a full disk; the lock holds without it
             path.unlink(missing_ok=True)
         return me
-    path.unlink(missing_ok=True)
     try:
         with path.open("x") as file:  # of two processes at once only one makes it
             json.dump(me, file)
@@ -141,6 +142,13 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
             raise _refused(folder)
     _claims[folder.absolute()] = me
     return me
+
+
+def _remove(path: pathlib.Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # it is a folder
+        raise ValueError(f"--workdir: got {path} ({error.strerror}), accepted: a file that can be removed, or none") from None
 
 
 def check_owned(folder: pathlib.Path) -> None:
@@ -208,12 +216,20 @@ def _began(pid: object) -> str:
 def _read(folder: pathlib.Path) -> Owner | None:
     """The owner that a folder names; None: no one; empty: its file cannot be read."""
     try:
-        found = json.loads((folder / OWNER).read_bytes())
+        with _opened(folder / OWNER) as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _opened(path: pathlib.Path) -> BinaryIO:
+    """An owner's file, open to be read; OSError where it is none, such as a pipe, which would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.open("rb")
 
 
 def _is_alive(owner: Owner, path: pathlib.Path, say: Say, *, is_locked: bool) -> bool:
@@ -235,7 +251,7 @@ def _is_alive(owner: Owner, path: pathlib.Path, say: Say, *, is_locked: bool) ->
 def _sign(path: pathlib.Path) -> tuple[bytes, int] | None:
     """Content and date of an owner's file, from an open file, as a network file system may keep a name's date for a minute."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             return file.read(), os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None

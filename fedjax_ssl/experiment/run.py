@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "div
 EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
 FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS)
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
+WRITTEN_ANEW = "%s is damaged, and is written anew from the log"
 _log = logging.getLogger(__name__)
 
 
@@ -77,8 +79,9 @@ def open_workdir(
 
 def _check_kinds(workdir: pathlib.Path) -> None:
     """Raises ValueError where something else has the name of one of a run's files or folders."""
-    for path in (workdir / name for name in OURS if (workdir / name).exists()):
-        if path.is_dir() != (path.name in FOLDERS):
+    saved = [path for path in (workdir / "checkpoints").glob("*") if not path.name.startswith(".")]
+    for path in (*(workdir / name for name in OURS), *saved):
+        if os.path.lexists(path) and path.is_dir() != (path.name in FOLDERS or path in saved):
             raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
 
 
@@ -167,6 +170,9 @@ def run(
 
 def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, command: Sequence[str]) -> None:
     paths, rounds = folders(experiment, workdir), experiment.settings.rounds
+    with _refusing():
+        for own, path in zip(experiment.runs, paths, strict=True):
+            _mend_summary(own.settings, path, experiment)
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
     with _refusing():
         for i, path in enumerate(paths):
@@ -241,6 +247,19 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
 
 
+def _mend_summary(settings: Settings, folder: pathlib.Path, experiment: Experiment) -> None:
+    """Writes a damaged summary anew from a log of all rounds, where there is no checkpoint from which the run could do so."""
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        if _has_damaged_summary(folder) and not checkpoints.rounds():
+            rows = _whole_log(folder, settings.rounds)
+            write_json(folder / SUMMARY, summary(settings, rows, experiment.layout, experiment.num_params))
+            _log.warning(WRITTEN_ANEW, folder / SUMMARY)
+
+
+def _has_damaged_summary(folder: pathlib.Path) -> bool:
+    return (folder / SUMMARY).exists() and not is_finished(folder, 1)
+
+
 def _check_finished(folder: pathlib.Path, rounds: int) -> None:
     """Raises ValueError where a finished run's files are damaged, or its summary is another run's than its log."""
     last, end = _whole_log(folder, rounds)[-1], read_json(folder / SUMMARY)
@@ -279,9 +298,9 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
     live = [folder for folder in opened if not folder.diverged]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
-        if (folder.path / SUMMARY).exists() and not is_finished(folder.path, 1):
-            _log.warning("%s is damaged, and is written anew from the log", folder.path / SUMMARY)
         _check_log(folder, done, experiment.settings)
+        if _has_damaged_summary(folder.path):
+            _log.warning(WRITTEN_ANEW, folder.path / SUMMARY)
     for folder in live:
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
@@ -324,10 +343,11 @@ def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
     rows = len(folder.log.rows())
     if not done:
         # A process may be killed before its first checkpoint is on disk, which another thread writes.
-        if rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
+        were_there = (folder.path / SUMMARY).exists()
+        if were_there or rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
             raise ValueError(f"{folder.path} has {rows} rounds in its log and no checkpoint: {REMEDY}")
         if rows:
-            _log.warning("%s has no checkpoint yet: it begins anew", folder.path)
+            _log.warning("%s has no checkpoint: it begins anew", folder.path)
     elif rows < done:
         raise ValueError(f"{folder.log.path} has {rows} rounds up to the checkpoint's {done}: {REMEDY}")
     elif folder.checkpoints.log not in ("", folder.log.digest(done)):

@@ -25,6 +25,7 @@ class Stop:
 
     signal: int | None = None
     has_begun = False  # whether signals are only stored
+    is_connecting = False  # whether one ends the process, as what waits for other processes does not let Python in
 
     def begin(self) -> None:
         """Call it as rounds begin, after which there is something to save."""
@@ -35,6 +36,15 @@ class Stop:
         if number := largest(self.signal or 0):
             self.signal = number
         return number > 0
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Within it, a signal ends the process at once."""
+        self.is_connecting = True
+        try:
+            yield
+        finally:
+            self.is_connecting = False
 
     @classmethod
     @contextlib.contextmanager
@@ -80,10 +90,10 @@ def _listen(received: socket.socket, stop: Stop, handle: Any) -> None:
     while number := int.from_bytes(received.recv(1)):
         if signal.getsignal(number) != handle:
             continue
-        if number == signal.SIGINT and not is_first:
+        if stop.is_connecting or (number == signal.SIGINT and not is_first):
             with contextlib.suppress(OSError):
-                os.write(2, f"\n{ENDED}\n".encode())
-            os._exit(128 + signal.SIGINT)
+                os.write(2, f"\n{BEFORE if stop.is_connecting else ENDED}\n".encode())
+            os._exit(128 + number)
         handle(number)
         if number == signal.SIGINT and stop.has_begun:
             tqdm.tqdm.write(STOPPING, file=sys.stderr)

@@ -1,7 +1,10 @@
 """Several processes of one job, on this machine: they agree, end together, and go on in any other number."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import jax
@@ -10,6 +13,7 @@ import pytest
 from fedjax_ssl.experiment import hosts as package
 from fedjax_ssl.experiment import layout
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.stop import BEFORE
 from fedjax_ssl.method import Requires
 from tests import hosts
 from tests.experiment.commands import CONFIG, rows, succeeded
@@ -129,6 +133,28 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
     assert "process 1 has other config than process 0" in refusal(own=([], ["--config.client.epochs=2"]))
     other = (["--config.data.name=synthetic"], ["--config.data.name=digits"])
     assert "process 1 has other config and data than process 0" in refusal(own=other)
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_with_one_line(tmp_path, number):
+    patience = f"hosts.GIVEN_UP_AFTER = {600 if number else 1}"
+    (tmp_path / "sitecustomize.py").write_text(f"from fedjax_ssl.experiment import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(hosts.ROOT)]), "JAX_NUM_CPU_DEVICES": "1"}
+    words = ["launch.run", "--config=digits:fl2", f"--workdir={tmp_path / 'run'}", "--distributed"]
+    words += [f"--coordinator=localhost:{hosts.free_port()}", "--num_processes=2", "--process_id=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], env=environment, stderr=subprocess.PIPE, text=True, cwd=hosts.ROOT
+    )
+    assert process.stderr.readline() == "waiting for the other processes\n"
+    if number:
+        time.sleep(0.5)
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (128 + number if number else 2)
+    assert errors.strip() == (
+        BEFORE if number else "error: --distributed: not all processes met within 1 s; does each run, and reach --coordinator?"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

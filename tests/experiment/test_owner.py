@@ -218,6 +218,17 @@ def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_pa
             another_thread(take, tmp_path)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_has_the_name_of_an_owners_file_and_is_none_is_not_waited_for(tmp_path, quick, make):
+    make(tmp_path / OWNER)
+    if make is os.mkdir:
+        with pytest.raises(ValueError, match=f"--workdir: got {tmp_path / OWNER} .*accepted: a file that can be removed"):
+            another_thread(take, tmp_path)
+        return
+    another_thread(take, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_locks_one_of_many_takes_a_dead_owners_place_whose_id_a_later_process_has(tmp_path, no_locks, monkeypatch):
     monkeypatch.setattr(owner, "SETTLED_AFTER", 2.0)  # also where one of the threads has to wait for a core
     claimed(tmp_path, os.getpid(), began="1")

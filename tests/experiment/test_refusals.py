@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
         (folder / "two" / name).mkdir(parents=True)
         cv2.imwrite(str(folder / "two" / name / "0.png"), image)
     (folder / "none").mkdir()
-    (folder / "digits").mkdir()  # which does not hide the config of that name
+    (folder / "digits").touch()  # which does not hide the config of that name
     options = ("--config.data.name=digits", "--config.rounds=1", "--config.seeds=2", "--workdir=runs")
     succeeded("--config=small.py", *options, cwd=folder)
     return folder

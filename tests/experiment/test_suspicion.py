@@ -58,6 +58,21 @@ def test_a_damaged_summary_is_written_anew_from_the_log(tmp_path, config, runs):
         assert (folder / "metrics.jsonl").read_bytes() == log
 
 
+def test_a_damaged_summary_is_written_anew_without_checkpoints_too_and_no_round_is_trained_again(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    whole, log = ((folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl"))
+    (folder / "summary.json").write_bytes(b"")
+    done = succeeded(config, f"--workdir={folder}")
+    assert f"{folder / 'summary.json'} is damaged, and is written anew from the log" in done.stderr
+    assert [(folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl")] == [whole, log]
+    (folder / "metrics.jsonl").write_bytes(b"".join(log.splitlines(True)[:-1]))  # some rounds are gone
+    (folder / "summary.json").write_bytes(b"")
+    before = content(folder)
+    assert "rounds that are finished" in refused(config, f"--workdir={folder}")
+    assert content(folder) == before
+
+
 def test_a_damaged_record_of_a_divergence_is_one_line(tmp_path, config, runs):
     folder = shutil.copytree(runs / "stopped", tmp_path / "run")
     write_json(folder / "diverged.json", {"round": 5, "diverged": "round 5: all 3 clients returned NaN"})
@@ -119,6 +134,14 @@ def test_what_is_a_folder_and_no_file_or_the_other_way_round_is_said(tmp_path, n
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "checkpoints", "checkpoints/4", "checkpoints/7.tmp"])
+def test_a_link_to_nowhere_or_a_file_among_checkpoints_is_said(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch() if "/" in name else (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(ValueError, match=f"{name} is no folder, unlike a run's"):
+        run_module.open_workdir(tmp_path, {}, overwrite=False)
+
+
 def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "clients").mkdir()
     left = [".summary.json.0123456789abcdef.tmp", "clients/.round_000002.npz.fedcba9876543210.tmp"]
@@ -156,7 +179,7 @@ def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):
     few = shutil.copytree(runs / "stopped", tmp_path / "few")
     shutil.rmtree(few / "checkpoints")
     done = succeeded(config, f"--workdir={few}")
-    assert f"{few} has no checkpoint yet: it begins anew" in done.stderr
+    assert f"{few} has no checkpoint: it begins anew" in done.stderr
     assert rows(few) == rows(runs / "finished")
 
     many = tmp_path / "many"
