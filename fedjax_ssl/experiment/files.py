@@ -94,7 +94,8 @@ def complete_lines(path: pathlib.Path) -> list[bytes]:
     *lines, torn = (_content(path) if path.exists() else b"").split(b"\n")
     with contextlib.suppress(ValueError):
         read_row(torn[:-1])
-        return [*lines, torn]  # a whole row, whose newline became something else
+        if not torn.endswith(b"\0"):  # which is how a power cut may leave what was not yet on disk
+            return [*lines, torn]  # a whole row, whose newline became something else
     return lines
 
 
