@@ -107,7 +107,7 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
             if fcntl is None:
                 return handle, False
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            if _is_same(handle, path):
                 return handle, True
         except OSError as error:
             if error.errno in NO_LOCKS:
@@ -116,6 +116,14 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
             raise
         os.close(handle)  # its last owner removed the file just now
     raise BlockingIOError
+
+
+def _is_same(handle: int, path: pathlib.Path) -> bool:
+    """Whether an open file is the one that has a path, in one look at it: it may be removed at any time."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:

@@ -253,15 +253,17 @@ def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
             another_thread(take, tmp_path)
 
 
-def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    flock, calls = owner.fcntl.flock, []
+@pytest.mark.parametrize(("module", "name"), [(owner.fcntl, "flock"), (os, "fstat")])
+def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch, module, name):
+    true, calls = getattr(module, name), []
 
-    def late(handle, operation):
+    def late(*given):
         if not calls:
             (tmp_path / LOCK).unlink()
-        calls.append(flock(handle, operation))
+        calls.append(true(*given))
+        return calls[-1]
 
-    monkeypatch.setattr(owner.fcntl, "flock", late)
+    monkeypatch.setattr(module, name, late)
     with owned([tmp_path]):
         assert (tmp_path / LOCK).exists()
         assert len(calls) == 2
