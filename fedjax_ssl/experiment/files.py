@@ -90,11 +90,11 @@ class MetricsLog:
 
 
 def complete_lines(path: pathlib.Path) -> list[bytes]:
-    """The lines of a log, without a last one that has no newline: there a process was killed while it wrote."""
+    """The lines of a log, without a last one that has no newline, as a kill or a power cut while it was written leaves it."""
     *lines, torn = (_content(path) if path.exists() else b"").split(b"\n")
     with contextlib.suppress(ValueError):
         read_row(torn[:-1])
-        if not torn.endswith(b"\0"):  # which is how a power cut may leave what was not yet on disk
+        if not torn.endswith(b"\0"):  # a power cut may leave zeros
             return [*lines, torn]  # a whole row, whose newline became something else
     return lines
 

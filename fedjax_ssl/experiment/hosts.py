@@ -55,8 +55,7 @@ def connected(place: Place | None) -> Any:
     for timer in patience:
         timer.start()
     try:
-        # JAX would give up by a stack trace, and by a signal.
-        late = int(GIVEN_UP_AFTER) + 60
+        late = int(GIVEN_UP_AFTER) + 60  # else JAX gives up first, with a stack trace
         jax.distributed.initialize(**options, heartbeat_timeout_seconds=BACKSTOP, initialization_timeout=late)
     except (ValueError, RuntimeError) as error:
         raise ValueError(NO_LAUNCHER if "coordinator_address" in str(error) else f"--distributed: {error}") from None
@@ -171,6 +170,7 @@ def _leave(status: int) -> None:
 
 
 def _give_up() -> None:
+    """Ends this process, whose main thread waits inside JAX, as one with wrong input."""
     _say(f"error: --distributed: not all processes met within {GIVEN_UP_AFTER:.0f} s; does each run, and reach --coordinator?")
     os._exit(2)
 

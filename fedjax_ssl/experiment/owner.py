@@ -153,6 +153,7 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
 
 
 def _remove(path: pathlib.Path) -> None:
+    """Removes a file, where there is one; ValueError where that cannot be done."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:  # it is a folder
