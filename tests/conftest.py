@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import tempfile
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # read when jax is imported; workers and subprocesses inherit it
@@ -40,6 +41,16 @@ def usual_emitters(monkeypatch) -> None:
     """The loop emitters that users have: two programs that compute the same give the same bits; the others fuse them apart."""
     options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
     monkeypatch.setattr("fedjax_ssl.simulation.program.compiler_options", lambda platform: options)
+
+
+@pytest.fixture
+def usual_signals():
+    """Processes that a test starts get signals, also where `nohup`, or a script's `&`, has pytest ignore some of them."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

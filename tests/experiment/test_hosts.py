@@ -18,7 +18,7 @@ from fedjax_ssl.method import Requires
 from tests import hosts
 from tests.experiment.commands import CONFIG, rows, succeeded
 
-pytestmark = pytest.mark.reliability
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
 LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
 FAILS_IN_PROCESS_1 = """
 import functools, jax

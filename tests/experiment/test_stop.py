@@ -14,7 +14,7 @@ from fedjax_ssl.experiment.stop import BEFORE, ENDED, SIGNALS, STOPPING, Stop
 from launch import STOPPED
 from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, succeeded
 
-pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
 
 STALLS = CONFIG.replace(
     "average.register()",

@@ -21,7 +21,7 @@ from launch.table import Table
 from tests import tiny
 from tests.experiment.commands import launch, refused, rows
 
-pytestmark = pytest.mark.reliability
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
 DIGITS = ("--config=digits:supervised", "--workdir=out")
 
 
