@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
-from . import STOPPED, streams
+from . import stopped, streams
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
@@ -113,8 +113,7 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
                 os.dup2(nowhere, stream.fileno())
         return CLOSED
     except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 128 + signal.SIGINT
+        return stopped()
 
 
 def logging_that_waits() -> MemoryHandler:

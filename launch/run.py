@@ -92,9 +92,9 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
     try:
         with stop.connecting():
             client = hosts.connected(place and hosts.Place(*place))
+            stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
         return command.refuse(error)
-    stop.begin()  # processes agree on where they end
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
 
 

@@ -127,10 +127,9 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except IsADirectoryError:
-        raise DamagedError(path, "it is a folder") from None
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DamagedError(path, "it is a folder" if path.is_dir() else "it is no file")
+    return path.read_bytes()
 
 
 def _rendered(value: Mapping[str, Any]) -> bytes:

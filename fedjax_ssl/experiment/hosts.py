@@ -64,7 +64,6 @@ def connected(place: Place | None) -> Any:
             timer.cancel()
     if jax.process_index() > 0:
         logging.disable(logging.WARNING)  # process 0 says it
-    meet()
     from jax._src.distributed import global_state  # JAX has no public name for the client; Orbax takes it from here, too
 
     return global_state.client
@@ -75,6 +74,7 @@ def run(work: Callable[[], int], client: Any) -> int:
     watch = threading.Thread(target=_watch, args=(client,), daemon=True)
     watch.start()
     try:
+        meet()
         status = work()
     except Exception as error:
         if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find

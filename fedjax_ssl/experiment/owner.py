@@ -79,7 +79,8 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
         raise ValueError(f"--workdir: got {folder} ({error.strerror}), {ACCEPTED}") from None
     try:
         if not is_locked:
-            (folder / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Windows removes no open file
+                (folder / LOCK).unlink()
         yield is_locked
     finally:
         with contextlib.suppress(OSError):
@@ -113,6 +114,8 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
             if error.errno in NO_LOCKS:
                 return handle, False
             os.close(handle)
+            if error.errno == errno.ESTALE:  # its last owner, on another machine, removed the file just now
+                continue
             raise
         os.close(handle)  # its last owner removed the file just now
     raise BlockingIOError
@@ -131,20 +134,19 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
     path, other, me = folder / OWNER, _read(folder), _me()
     if other is not None and _is_alive(other, path, say, is_locked=is_locked):
         raise _refused(folder)
-    _remove(path)
-    if is_locked:
-        try:
-            path.write_text(json.dumps(me))
-            _claims[folder.absolute()] = me
-        except OSError:  # a full disk; the lock holds without it
-            path.unlink(missing_ok=True)
-        return me
+    if other is not None or path.is_symlink():  # a link that leads nowhere
+        _remove(path)
     try:
-        with path.open("x") as file:  # of two processes at once only one makes it
+        with path.open("x") as file:  # of two processes at once only one makes it, where nobody removes it
             json.dump(me, file)
     except FileExistsError:
         raise _refused(folder) from None
-    if other is not None:  # two may have found it dead, and the later one has removed the file of the first
+    except OSError:  # a full disk
+        path.unlink(missing_ok=True)
+        if is_locked:  # which holds without it
+            return me
+        raise
+    if other is not None or not is_locked:  # two may have found it dead, and the later one has removed the file of the first
         time.sleep(SETTLED_AFTER)
         if _read(folder) != me:
             raise _refused(folder)

@@ -90,9 +90,9 @@ def _listen(received: socket.socket, stop: Stop, handle: Any) -> None:
     while number := int.from_bytes(received.recv(1)):
         if signal.getsignal(number) != handle:
             continue
-        if stop.is_connecting or (number == signal.SIGINT and not is_first):
+        if (is_connecting := stop.is_connecting) or (number == signal.SIGINT and not is_first):
             with contextlib.suppress(OSError):
-                os.write(2, f"\n{BEFORE if stop.is_connecting else ENDED}\n".encode())
+                os.write(2, f"\n{BEFORE if is_connecting else ENDED}\n".encode())
             os._exit(128 + number)
         handle(number)
         if number == signal.SIGINT and stop.has_begun:

@@ -157,6 +157,28 @@ def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_w
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, signal.SIGTERM])
+def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_line(tmp_path, config, monkeypatch, number):
+    meets = "sys.stdout.write('meets\\n'), sys.stdout.flush(), time.sleep(4), meet()"
+    of_process_1 = "" if number else "if '--process_id=1' in sys.orig_argv:\n    hosts.meet = lambda: os._exit(9)\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\nfrom fedjax_ssl.experiment import hosts\nmeet = hosts.meet\n"
+        f"hosts.meet = lambda: ({meets})\n{of_process_1}"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(hosts.ROOT)]))
+    jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
+    assert jobs[0].stdout.readline() == "meets\n"
+    if number:
+        assert jobs[1].stdout.readline() == "meets\n"
+        jobs[0].send_signal(number)
+    first, second = hosts.ended(jobs)
+    assert (first.status, second.status) == ((128 + number, 128 + number) if number else (1, 9))
+    assert ("stopped after round 0 of" if number else "process 1 on ") in first.stderr
+    assert "Traceback" not in first.stderr + second.stderr
+    assert first.stderr.count("\n") <= 3
+
+
 @pytest.mark.parametrize(
     ("keys", "line"),
     [

@@ -188,11 +188,11 @@ def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_aga
 
 
 def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path, monkeypatch):
-    def write_text(path, text):
-        path.write_bytes(text[:9].encode())
+    def dump(_, file):
+        file.write('{"host": ')
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pathlib.Path, "write_text", write_text)
+    monkeypatch.setattr(owner.json, "dump", dump)
     with owned([tmp_path]), pytest.raises(OwnedError):
         another_thread(take, tmp_path)
     assert not content(tmp_path)
@@ -219,7 +219,7 @@ def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_pa
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_has_the_name_of_an_owners_file_and_is_none_is_not_waited_for(tmp_path, quick, make):
+def test_what_has_the_name_of_an_owners_file_and_is_none_does_not_hang(tmp_path, quick, make):
     make(tmp_path / OWNER)
     if make is os.mkdir:
         with pytest.raises(ValueError, match=f"--workdir: got {tmp_path / OWNER} .*accepted: a file that can be removed"):
@@ -253,20 +253,45 @@ def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
             another_thread(take, tmp_path)
 
 
+@pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize(("module", "name"), [(owner.fcntl, "flock"), (os, "fstat")])
-def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch, module, name):
+def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch, module, name, stale):
+    """`stale`: the last owner is on another machine of a network file system."""
     true, calls = getattr(module, name), []
 
     def late(*given):
         if not calls:
             (tmp_path / LOCK).unlink()
         calls.append(true(*given))
+        if stale and len(calls) == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return calls[-1]
 
     monkeypatch.setattr(module, name, late)
     with owned([tmp_path]):
         assert (tmp_path / LOCK).exists()
         assert len(calls) == 2
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_two_that_find_no_owner_at_once_where_locks_hold_nothing_one_has_the_folder(tmp_path, monkeypatch, request, locks):
+    """The second one looks before the first one has the folder, and takes it after."""
+    if locks:  # of a file system that keeps them to one machine
+        monkeypatch.setattr(owner.fcntl, "flock", lambda *_: None)
+    else:
+        request.getfixturevalue("no_locks")
+    true, first, thread = owner._me, contextlib.ExitStack(), contextvars.Context()
+
+    def me():
+        monkeypatch.setattr(owner, "_me", true)
+        thread.run(first.enter_context, owned([tmp_path]))
+        return true()
+
+    monkeypatch.setattr(owner, "_me", me)
+    with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"):
+        take(tmp_path)
+    owner.check_owned(tmp_path)
+    thread.run(first.close)
 
 
 def test_without_locks_the_first_heir_whose_file_a_second_one_removed_gives_way(tmp_path, monkeypatch, no_locks):

@@ -70,12 +70,17 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert "going on after round 2" in succeeded(*arguments, "--stop_after=2").stderr
 
 
-def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path):
+@pytest.mark.parametrize("is_read", [True, False])
+def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path, is_read):
+    """Also where Ctrl-C has ended what reads the line, as in `2>&1 | tee log`."""
     (tmp_path / "slow.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     process = launch_process(f"--config={tmp_path / 'slow.py'}")
     assert process.stdout.readline() == "begun\n"
+    if not is_read:
+        process.stderr.close()
+        process.stderr = None
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=50) == ("", f"{STOPPED}\n")
+    assert process.communicate(timeout=50) == ("", f"{STOPPED}\n" if is_read else None)
     assert process.returncode == 130
 
 

@@ -1,5 +1,6 @@
 """A run's command on a folder whose files a disk or a hand has changed: one line and status 2, and nothing more is lost."""
 
+import os
 import pathlib
 import shutil
 
@@ -97,6 +98,11 @@ def edit(folder, change):
     log.write_bytes(b"".join(change(log.read_bytes().splitlines(keepends=True))))
 
 
+def pipe(folder, name):
+    lose(folder, name)
+    os.mkfifo(folder / name)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -112,6 +118,8 @@ def edit(folder, change):
         (lambda folder, _: (lose(folder, "metrics.jsonl"), (folder / "metrics.jsonl").mkdir()), "metrics.jsonl is a folder"),
         (lambda folder, _: (folder / "summary.json").mkdir(), "summary.json is a folder, unlike a run's: put the file back"),
         (lambda folder, _: (lose(folder, "run.json"), (folder / "run.json").mkdir()), "run.json is damaged: it is a folder"),
+        (lambda folder, _: pipe(folder, "config.json"), "config.json is damaged: it is no file"),
+        (lambda folder, _: pipe(folder, "metrics.jsonl"), "metrics.jsonl is damaged: it is no file"),
     ],
 )
 def test_a_lost_or_foreign_file_is_one_line(tmp_path, config, runs, change, said):
@@ -140,6 +148,13 @@ def test_a_link_to_nowhere_or_a_file_among_checkpoints_is_said(tmp_path, name):
     (tmp_path / name).touch() if "/" in name else (tmp_path / name).symlink_to("nowhere")
     with pytest.raises(ValueError, match=f"{name} is no folder, unlike a run's"):
         run_module.open_workdir(tmp_path, {}, overwrite=False)
+
+
+def test_a_file_of_a_users_own_among_checkpoints_is_in_nobodys_way(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "notes.txt").touch()
+    run_module.open_workdir(tmp_path, {}, overwrite=False)
+    assert (tmp_path / "checkpoints" / "notes.txt").exists()
 
 
 def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
