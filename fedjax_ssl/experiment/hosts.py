@@ -122,6 +122,7 @@ def check_alike(what: Callable[[], dict[str, Any]]) -> None:
 def _watch(client: Any) -> None:
     """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
     seen: dict[str, tuple[str, int]] = {}
+    silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(jax.process_count())}  # until its first sign
     for beat in itertools.count():
         try:
             client.key_value_set(f"{ALIVE}{jax.process_index()}", f"{name()} {beat}", allow_overwrite=True)
@@ -130,7 +131,7 @@ def _watch(client: Any) -> None:
             if "DEADLINE_EXCEEDED" not in str(error):
                 _say(f"process 0 has died; {GOES_ON}")
                 os._exit(1)
-            if jax.process_index() == 0 and (dead := _dead(client.key_value_dir_get(ALIVE), seen)):
+            if jax.process_index() == 0 and (dead := _dead(silent | dict(client.key_value_dir_get(ALIVE)), seen)):
                 _say(f"{dead} has died, without a sign of life for {DEAD_AFTER:.0f} s; {GOES_ON}")
                 _end_all(client, 1)
         else:
@@ -141,12 +142,12 @@ def _watch(client: Any) -> None:
             _leave(status)
 
 
-def _dead(signs: list[tuple[str, str]], seen: dict[str, tuple[str, int]]) -> str:
+def _dead(signs: dict[str, str], seen: dict[str, tuple[str, int]]) -> str:
     """The name of a process whose sign of life stays the same; `seen` has the last one, and how often it came again.
 
     Looks are counted, not seconds: a job that was suspended as a whole lives.
     """
-    for key, sign in signs:
+    for key, sign in signs.items():
         last, again = seen.get(key, ("", 0))
         seen[key] = sign, again + 1 if sign == last else 0
         if seen[key][1] * BEAT > DEAD_AFTER:

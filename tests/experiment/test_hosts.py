@@ -161,7 +161,10 @@ def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_w
 @pytest.mark.parametrize("number", [0, signal.SIGTERM])
 def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_line(tmp_path, config, monkeypatch, number):
     meets = "sys.stdout.write('meets\\n'), sys.stdout.flush(), time.sleep(4), meet()"
-    of_process_1 = "" if number else "if '--process_id=1' in sys.orig_argv:\n    hosts.meet = lambda: os._exit(9)\n"
+    dies = (
+        "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda client: None\n    hosts.meet = lambda: os._exit(9)\n"
+    )
+    of_process_1 = "" if number else dies  # before its first sign of life
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\nfrom fedjax_ssl.experiment import hosts\nmeet = hosts.meet\n"
         f"hosts.meet = lambda: ({meets})\n{of_process_1}"
@@ -174,7 +177,7 @@ def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_li
         jobs[0].send_signal(number)
     first, second = hosts.ended(jobs)
     assert (first.status, second.status) == ((128 + number, 128 + number) if number else (1, 9))
-    assert ("stopped after round 0 of" if number else "process 1 on ") in first.stderr
+    assert ("stopped after round 0 of" if number else "process 1 has died") in first.stderr
     assert "Traceback" not in first.stderr + second.stderr
     assert first.stderr.count("\n") <= 3
 
@@ -204,7 +207,7 @@ def test_all_devices_share_the_clients_of_several_processes(monkeypatch):
 def test_a_process_is_dead_once_its_sign_of_life_stays_the_same():
     seen, looks = {}, int(package.DEAD_AFTER / package.BEAT)
     for beat in range(2):
-        signs = [("0", f"process 0 on x {beat}"), ("1", f"process 1 on y {beat}")]
+        signs = {"0": f"process 0 on x {beat}", "1": f"process 1 on y {beat}"}
         assert [package._dead(signs, seen) for _ in range(looks + 1)] == [""] * (looks + 1)
-    signs[0] = ("0", "process 0 on x 2")
+    signs["0"] = "process 0 on x 2"
     assert package._dead(signs, seen) == "process 1 on y"
