@@ -138,7 +138,7 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
         _remove(path)
     try:
         with path.open("x") as file:  # of two processes at once only one makes it, where nobody removes it
-            json.dump(me, file)
+            file.write(json.dumps(me))
     except FileExistsError:
         raise _refused(folder) from None
     except OSError:  # a full disk

@@ -18,6 +18,7 @@ import pytest
 from fedjax_ssl.experiment import owner, run
 from fedjax_ssl.experiment.files import MetricsLog, read_json
 from fedjax_ssl.experiment.owner import LOCK, OWNER, OwnedError, owned
+from tests.experiment import disk
 from tests.experiment.commands import content, launch, launch_process, refused, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
@@ -188,12 +189,7 @@ def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_aga
 
 
 def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path, monkeypatch):
-    def dump(_, file):
-        file.write('{"host": ')
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(owner.json, "dump", dump)
-    with owned([tmp_path]), pytest.raises(OwnedError):
+    with disk.failing(tmp_path, 0, errno.ENOSPC, only="write"), owned([tmp_path]), pytest.raises(OwnedError):
         another_thread(take, tmp_path)
     assert not content(tmp_path)
 
