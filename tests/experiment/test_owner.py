@@ -188,7 +188,7 @@ def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_aga
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
-def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path, monkeypatch):
+def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path):
     with disk.failing(tmp_path, 0, errno.ENOSPC, only="write"), owned([tmp_path]), pytest.raises(OwnedError):
         another_thread(take, tmp_path)
     assert not content(tmp_path)
