@@ -297,7 +297,7 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
 # Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
-# On an H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody has compared them.
+# On an H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody compared them.
 AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
 """(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
 
