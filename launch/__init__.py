@@ -10,7 +10,7 @@ STOPPED = "stopped"
 
 def stopped() -> int:
     """Says that Ctrl-C ended a command, also where nobody reads it any more; returns the exit status."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # closed
         if sys.stderr is not None:
             os.write(sys.stderr.fileno(), f"{STOPPED}\n".encode())
     return 128 + signal.SIGINT

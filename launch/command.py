@@ -99,9 +99,12 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     streams.open_closed()
     if callable(signal.getsignal(signal.SIGINT)):  # that of `launch`; a program in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    unread = CLOSED
     try:
         try:
             return main(argv)
+        except KeyboardInterrupt:
+            return (unread := stopped())
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -111,9 +114,7 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
                 stream.flush()
             except BrokenPipeError:  # Python writes what is left once more as it ends
                 os.dup2(nowhere, stream.fileno())
-        return CLOSED
-    except KeyboardInterrupt:
-        return stopped()
+        return unread
 
 
 def logging_that_waits() -> MemoryHandler:

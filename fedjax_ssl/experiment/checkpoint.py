@@ -28,6 +28,11 @@ KEPT = 2
 _log = logging.getLogger(__name__)
 
 
+def is_unfinished(path: pathlib.Path) -> bool:
+    """Whether a path has the name of a checkpoint of which only a part may be on disk."""
+    return path.suffix == UNFINISHED and path.stem.isdecimal()
+
+
 class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
@@ -43,7 +48,7 @@ class Checkpoints(AbstractContextManager):
         self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
         if not read_only:
             make_folder(self.folder)
-            for unfinished in self.folder.glob(f"*{UNFINISHED}"):
+            for unfinished in filter(is_unfinished, self.folder.iterdir()):
                 shutil.rmtree(unfinished)
         alone = ocp.options.MultiprocessingOptions(active_processes={0})  # of several processes
         self._orbax = ocp.Checkpointer(ocp.ArrayCheckpointHandler(), multiprocessing_options=alone)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import tqdm
+from jax._src.distributed import global_state  # JAX has no public name for it; Orbax takes it from here, too
 
 from fedjax_ssl.simulation.distributed import exchanged, meet
 
@@ -27,6 +28,7 @@ AT_ONCE, DAY = 5_000, 24 * 3_600_000
 """Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
 ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"
 """Keys that all processes can read: the signs of life; who has ended, empty where all have, and with which status."""
+NO_DEVICES = "Unable to initialize backend"  # JAX's words
 GOES_ON = "the same command goes on from the newest checkpoint"
 Result = TypeVar("Result")
 
@@ -42,8 +44,8 @@ class Place(NamedTuple):
 def connected(place: Place | None) -> Any:
     """JAX's client of the service through which processes find each other, once all are there; None: a launcher tells where.
 
-    Call it before JAX is used. ValueError where no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends
-    with status 2.
+    Call it before JAX is used, and then `run`, before any device is: devices wait for those of all processes. ValueError where
+    no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends with status 2.
     """
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the run's
     # Where the place is given, no launcher says which devices this process has.
@@ -62,10 +64,8 @@ def connected(place: Place | None) -> Any:
     finally:
         for timer in patience:
             timer.cancel()
-    if jax.process_index() > 0:
+    if global_state.process_id > 0:
         logging.disable(logging.WARNING)  # process 0 says it
-    from jax._src.distributed import global_state  # JAX has no public name for the client; Orbax takes it from here, too
-
     return global_state.client
 
 
@@ -79,13 +79,16 @@ def run(work: Callable[[], int], client: Any) -> int:
     except Exception as error:
         if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find
             time.sleep(DEAD_AFTER + 4 * BEAT)
-        traceback.print_exc()
+        if NO_DEVICES in str(error):
+            _say(f"error: {name()}: {' '.join(str(error).split())}")
+        else:
+            traceback.print_exc()
         status = 1
     try:
         client.wait_at_barrier(ENDED, AT_ONCE if status else DAY)
     except jax.errors.JaxRuntimeError:  # the others go on, and would wait for this process
         _end_all(client, status)
-    if jax.process_index() == 0:
+    if global_state.process_id == 0:
         client.key_value_set(ENDED, json.dumps(["", status]))
     watch.join()
     _, status = json.loads(client.blocking_key_value_get(ENDED, AT_ONCE))
@@ -122,22 +125,23 @@ def check_alike(what: Callable[[], dict[str, Any]]) -> None:
 def _watch(client: Any) -> None:
     """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
     seen: dict[str, tuple[str, int]] = {}
-    silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(jax.process_count())}  # until its first sign
+    # Until their first signs.
+    silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(global_state.num_processes)}
     for beat in itertools.count():
         try:
-            client.key_value_set(f"{ALIVE}{jax.process_index()}", f"{name()} {beat}", allow_overwrite=True)
+            client.key_value_set(f"{ALIVE}{global_state.process_id}", f"{name()} {beat}", allow_overwrite=True)
             whose, status = json.loads(client.blocking_key_value_get(ENDED, int(1000 * BEAT)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 _say(f"process 0 has died; {GOES_ON}")
                 os._exit(1)
-            if jax.process_index() == 0 and (dead := _dead(silent | dict(client.key_value_dir_get(ALIVE)), seen)):
+            if global_state.process_id == 0 and (dead := _dead(silent | dict(client.key_value_dir_get(ALIVE)), seen)):
                 _say(f"{dead} has died, without a sign of life for {DEAD_AFTER:.0f} s; {GOES_ON}")
                 _end_all(client, 1)
         else:
             if whose in ("", name()):
                 return
-            if jax.process_index() == 0:
+            if global_state.process_id == 0:
                 _say(f"{whose} has ended with status {status}; {GOES_ON}")
             _leave(status)
 
@@ -164,7 +168,7 @@ def _end_all(client: Any, status: int) -> None:
 
 def _leave(status: int) -> None:
     """Ends this process. Process 0, without which JAX ends the others by a signal, first serves them the word."""
-    if jax.process_index() == 0:
+    if global_state.process_id == 0:
         time.sleep(1)
     sys.stdout.flush()
     os._exit(status)
@@ -178,7 +182,7 @@ def _give_up() -> None:
 
 def name() -> str:
     """The number and the host of this process."""
-    return f"process {jax.process_index()} on {socket.gethostname()}"
+    return f"process {global_state.process_id} on {socket.gethostname()}"
 
 
 def _say(text: str) -> None:

@@ -72,29 +72,30 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
     """Holds the lock of a folder, which is made; False: its file system has none."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        handle, is_locked = _lock(folder)
+        handle = _lock(folder)
     except BlockingIOError:
         raise _refused(folder) from None
     except OSError as error:
         raise ValueError(f"--workdir: got {folder} ({error.strerror}), {ACCEPTED}") from None
     try:
-        if not is_locked:
-            with contextlib.suppress(OSError):  # Windows removes no open file
+        if handle is None:
+            with contextlib.suppress(OSError):
                 (folder / LOCK).unlink()
-        yield is_locked
+        yield handle is not None
     finally:
         with contextlib.suppress(OSError):
             # While the lock is taken: who waits for it finds that its file is no longer the folder's.
             if not (folder / OWNER).exists():
                 (folder / LOCK).unlink()
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
         with contextlib.suppress(OSError):  # it has files
             for path in missing:
                 path.rmdir()
 
 
-def _lock(folder: pathlib.Path) -> tuple[int, bool]:
-    """An open file that holds the lock until it is closed, and whether it does; BlockingIOError where another has it."""
+def _lock(folder: pathlib.Path) -> int | None:
+    """An open file that holds the lock until it is closed; None: there are no locks. BlockingIOError where another has it."""
     path = folder / LOCK
     for left in reversed(range(100)):
         try:
@@ -104,17 +105,18 @@ def _lock(folder: pathlib.Path) -> tuple[int, bool]:
             if not left:
                 raise
             continue
+        if fcntl is None:
+            os.close(handle)
+            return None
         try:
-            if fcntl is None:
-                return handle, False
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(handle, path):
-                return handle, True
+                return handle
         except OSError as error:
-            if error.errno in NO_LOCKS:
-                return handle, False
             os.close(handle)
-            if error.errno == errno.ESTALE:  # its last owner, on another machine, removed the file just now
+            if error.errno in NO_LOCKS:
+                return None
+            if left and error.errno == errno.ESTALE:  # its last owner, on another machine, removed the file just now
                 continue
             raise
         os.close(handle)  # its last owner removed the file just now
@@ -146,8 +148,12 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
         if is_locked:  # which holds without it
             return me
         raise
-    if other is not None or not is_locked:  # two may have found it dead, and the later one has removed the file of the first
-        time.sleep(SETTLED_AFTER)
+    if other is not None or not is_locked:  # another process, which found a dead owner's file, may remove this one for it
+        try:
+            time.sleep(SETTLED_AFTER)
+        except BaseException:  # Ctrl-C
+            _leave(folder, me)
+            raise
         if _read(folder) != me:
             raise _refused(folder)
     _claims[folder.absolute()] = me

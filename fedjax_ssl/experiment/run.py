@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment import loop, provenance
-from fedjax_ssl.experiment.checkpoint import UNFINISHED, Checkpoints
+from fedjax_ssl.experiment.checkpoint import Checkpoints, is_unfinished
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.divergence import REASON, DivergedError
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
@@ -79,7 +79,7 @@ def open_workdir(
 
 def _check_kinds(workdir: pathlib.Path) -> None:
     """Raises ValueError where something else has the name of one of a run's files or folders."""
-    saved = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() or path.suffix == UNFINISHED]
+    saved = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() or is_unfinished(path)]
     for path in (*(workdir / name for name in OURS), *saved):
         if os.path.lexists(path) and path.is_dir() != (path.name in FOLDERS or path in saved):
             raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")

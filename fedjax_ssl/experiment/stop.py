@@ -59,6 +59,8 @@ class Stop:
         raised: list[int] = []
 
         def handle(number: int, _: FrameType | None = None) -> None:
+            if stop.is_connecting:
+                _end(number, BEFORE)
             stop.signal = stop.signal or number
             if number not in SIGNALS[:2]:  # the terminal is gone: what is written to it would fail
                 _leave(terminals)
@@ -90,14 +92,19 @@ def _listen(received: socket.socket, stop: Stop, handle: Any) -> None:
     while number := int.from_bytes(received.recv(1)):
         if signal.getsignal(number) != handle:
             continue
-        if (is_connecting := stop.is_connecting) or (number == signal.SIGINT and not is_first):
-            with contextlib.suppress(OSError):
-                os.write(2, f"\n{BEFORE if is_connecting else ENDED}\n".encode())
-            os._exit(128 + number)
+        if number == signal.SIGINT and not is_first:
+            _end(number, ENDED)
         handle(number)
         if number == signal.SIGINT and stop.has_begun:
             tqdm.tqdm.write(STOPPING, file=sys.stderr)
         is_first = False
+
+
+def _end(number: int, text: str) -> None:
+    """Ends this process at once, with a line."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+    os._exit(128 + number)
 
 
 def _leave(files: Sequence[int]) -> None:

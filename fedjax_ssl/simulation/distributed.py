@@ -1,6 +1,10 @@
 """What several processes, each with devices of its own, get across: arrays, and words.
 
 All processes have to call these functions in the same order. In one process they do what their names say, and nothing more.
+
+Where a process dies, some devices of another one may fail in a program that its others have ended. They must not be given
+the next program: on CPUs a message of the first, taken for one of the next, ends the process with a stack trace. So what any
+program returns is `settled` before the next one starts.
 """
 
 import json
@@ -33,14 +37,19 @@ def put(tree: PyTree, where: PyTree) -> PyTree:
     return jax.tree.map(lambda place, part: jax.tree.map(lambda x: _of_data(placed, x, place), part), where, tree)
 
 
+def settled(tree: PyTree) -> PyTree:
+    """`tree`, once all devices of this process have it; JaxRuntimeError where one failed."""
+    return jax.block_until_ready(tree)
+
+
 def fetched(tree: PyTree) -> PyTree:
     """Arrays in NumPy, the whole of each in every process; typed keys stay JAX's, on a device of the process."""
 
     def whole(x: jax.Array) -> np.ndarray:
         if isinstance(x.sharding, NamedSharding) and not (x.is_fully_addressable or x.is_fully_replicated):
             # One leaf at a time: for a moment each device has the whole of it.
-            x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
-        return np.asarray(x)
+            x = _everywhere(x)
+        return np.asarray(settled(x))
 
     return jax.tree.map(lambda x: _of_data(whole, x), tree)
 
@@ -62,7 +71,7 @@ def meet() -> None:
     multihost_utils.sync_global_devices("fedjax_ssl")
     everywhere = Mesh(jax.devices(), "all")
     ones = put(np.ones(jax.device_count()), NamedSharding(everywhere, PartitionSpec("all")))
-    jax.block_until_ready(jax.jit(jnp.sum, out_shardings=NamedSharding(everywhere, PartitionSpec()))(ones))
+    settled(jax.jit(jnp.sum, out_shardings=NamedSharding(everywhere, PartitionSpec()))(ones))
 
 
 def exchanged(value: Any) -> list[Any]:
@@ -70,14 +79,31 @@ def exchanged(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
-    size = int(multihost_utils.process_allgather(np.int32(len(text))).max())
-    texts = multihost_utils.process_allgather(np.frombuffer(text.ljust(size), np.uint8))
+    texts = _gathered(np.frombuffer(text.ljust(largest(len(text))), np.uint8))
     return [json.loads(row.tobytes()) for row in texts]
 
 
 def largest(number: int) -> int:
     """The largest of the processes' numbers."""
-    return number if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.int32(number)).max())
+    return number if jax.process_count() == 1 else int(_gathered(np.int32(number)).max())
+
+
+def _gathered(x: np.ndarray | np.generic) -> np.ndarray:
+    """The arrays of all processes, which have one shape, along a new first axis."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    rows = NamedSharding(Mesh(devices, ("process", "device")), PartitionSpec("process"))
+    whole = jax.make_array_from_callback((len(devices), *x.shape), rows, lambda _: x[None])
+    return np.asarray(settled(_everywhere(whole)))
+
+
+def _everywhere(x: jax.Array) -> jax.Array:
+    """The whole of an array, whose parts lie on devices, on each of them."""
+    assert isinstance(x.sharding, NamedSharding)
+    return jax.jit(_same, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+
+
+def _same(x: jax.Array) -> jax.Array:  # one function, so that its program is compiled once
+    return x
 
 
 def is_key(x: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,51 @@ def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_li
     assert ("stopped after round 0 of" if number else "process 1 has died") in first.stderr
     assert "Traceback" not in first.stderr + second.stderr
     assert first.stderr.count("\n") <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["dies", "fails", "signal"])
+def test_a_process_that_dies_or_fails_or_gets_a_signal_as_devices_start_ends_all_with_a_line(
+    tmp_path, config, monkeypatch, case
+):
+    """Devices wait for those of all processes, which know of one another by then."""
+    of_process_1 = {"dies": "os._exit(9)", "fails": "jax.config.update('jax_platforms', 'none')", "signal": "time.sleep(6)"}
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time, jax\nfrom fedjax_ssl.experiment import hosts\n"
+        "initialize, meet = jax.distributed.initialize, hosts.meet\n"
+        f"def later(**options):\n    initialize(**options)\n    if options['process_id']:\n        {of_process_1[case]}\n"
+        "jax.distributed.initialize, hosts.meet = later, lambda: (print('begun', flush=True), meet())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(hosts.ROOT)]))
+    began = time.monotonic()
+    jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
+    assert jobs[0].stdout.readline() == "begun\n"
+    if case == "signal":
+        jobs[0].send_signal(signal.SIGTERM)
+    first, second = hosts.ended(jobs)
+    assert time.monotonic() - began < 90
+    statuses = {"dies": (1, 9), "fails": (1, 1), "signal": (143, 143)}
+    assert (first.status, second.status) == statuses[case], (first, second)
+    said = {"dies": "process 1 has died", "fails": "has ended with status 1", "signal": "stopped after round 0 of"}
+    assert said[case] in first.stderr
+    assert "Traceback" not in first.stderr
+    assert first.stderr.count("\n") <= 2
+    if case == "fails":
+        assert re.fullmatch("error: process 1 on .*: Unable to initialize backend 'none': .*\n", second.stderr)
+
+
+@pytest.mark.slow
+def test_wherever_in_a_round_a_process_dies_no_other_one_takes_its_devices_messages_for_others(tmp_path):
+    """It would end with a stack trace at once, once in three or four times."""
+    words = ["--config=digits:fl2", "--config.checkpoint_every=2", "--config.rounds=1000"]
+    for number in range(8):
+        jobs = hosts.launched(2, *words, f"--workdir={tmp_path / str(number)}")
+        wait_for_rounds(tmp_path / str(number), 3 + number, jobs)
+        jobs[1].kill()
+        time.sleep(3)
+        assert jobs[0].poll() is None
+        jobs[0].kill()
+        assert "enforce fail" not in hosts.ended(jobs)[0].stderr
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,30 @@ def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path):
     assert not content(tmp_path)
 
 
+def test_without_locks_nobody_owns_a_folder_of_a_full_disk(tmp_path, no_locks):
+    with disk.failing(tmp_path, 0, errno.ENOSPC, only="write"), pytest.raises(OSError, match="No space left"):
+        take(tmp_path)
+    assert not content(tmp_path)
+
+
+def test_ctrl_c_while_a_process_without_locks_waits_for_others_leaves_the_folder_free(tmp_path, no_locks, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner.time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            take(tmp_path)
+    assert not content(tmp_path)
+    take(tmp_path)
+
+
+def test_a_link_to_nowhere_in_the_place_of_an_owners_file_is_removed(tmp_path):
+    (tmp_path / OWNER).symlink_to("nowhere")
+    with owned([tmp_path]):
+        assert named(tmp_path)["pid"] == os.getpid()
+
+
 def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
     both = [tmp_path / "0", tmp_path / "1"]
     with owned(both):
@@ -269,6 +293,15 @@ def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_pa
         assert len(calls) == 2
 
 
+def test_a_lock_whose_file_is_never_the_same_is_one_line(tmp_path, monkeypatch):
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(owner.fcntl, "flock", stale)
+    with pytest.raises(ValueError, match=f"--workdir: got {tmp_path} \\(Stale file handle\\), accepted: a folder"):
+        take(tmp_path)
+
+
 @pytest.mark.parametrize("locks", [True, False])
 def test_of_two_that_find_no_owner_at_once_where_locks_hold_nothing_one_has_the_folder(tmp_path, monkeypatch, request, locks):
     """The second one looks before the first one has the folder, and takes it after."""
@@ -290,8 +323,11 @@ def test_of_two_that_find_no_owner_at_once_where_locks_hold_nothing_one_has_the_
     thread.run(first.close)
 
 
-def test_without_locks_the_first_heir_whose_file_a_second_one_removed_gives_way(tmp_path, monkeypatch, no_locks):
-    claimed(tmp_path, os.getpid(), began="1")
+@pytest.mark.parametrize("is_heir", [True, False])
+def test_without_locks_the_first_one_whose_file_an_heir_removed_gives_way(tmp_path, monkeypatch, no_locks, is_heir):
+    """Both found a dead owner's file, or the first one none, as an owner's process had ended just then."""
+    if is_heir:
+        claimed(tmp_path, os.getpid(), began="1")
     with another_process() as second:
         monkeypatch.setattr(owner.time, "sleep", lambda _: claimed(tmp_path, second.pid))
         with pytest.raises(OwnedError, match=f"by process {second.pid} on here"):

@@ -71,16 +71,18 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path, is_read):
-    """Also where Ctrl-C has ended what reads the line, as in `2>&1 | tee log`."""
-    (tmp_path / "slow.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path, monkeypatch, is_read):
+    """Also where Ctrl-C has ended what reads the output, as in `2>&1 | tee log`, and some of it is not written yet."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "slow.py").write_text("import os, time\nprint('more')\nos.write(1, b'begun\\n')\ntime.sleep(60)\n")
     process = launch_process(f"--config={tmp_path / 'slow.py'}")
     assert process.stdout.readline() == "begun\n"
     if not is_read:
+        process.stdout.close()
         process.stderr.close()
-        process.stderr = None
+        process.stdout = process.stderr = None
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=50) == ("", f"{STOPPED}\n" if is_read else None)
+    assert process.communicate(timeout=50) == (("more\n", f"{STOPPED}\n") if is_read else (None, None))
     assert process.returncode == 130
 
 

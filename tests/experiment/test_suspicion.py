@@ -150,11 +150,14 @@ def test_a_link_to_nowhere_or_a_file_among_checkpoints_is_said(tmp_path, name):
         run_module.open_workdir(tmp_path, {}, overwrite=False)
 
 
-def test_a_file_of_a_users_own_among_checkpoints_is_in_nobodys_way(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "notes.txt").touch()
-    run_module.open_workdir(tmp_path, {}, overwrite=False)
-    assert (tmp_path / "checkpoints" / "notes.txt").exists()
+def test_what_is_a_users_own_among_checkpoints_is_in_nobodys_way(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    own = [folder / "checkpoints" / name for name in ("notes.txt", "my.tmp", "mine.tmp/notes.txt", "4.corrupt/notes.txt")]
+    for path in own:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    succeeded(config, f"--workdir={folder}")
+    assert all(path.exists() for path in own)
 
 
 def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
