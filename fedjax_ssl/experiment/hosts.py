@@ -44,8 +44,8 @@ class Place(NamedTuple):
 def connected(place: Place | None) -> Any:
     """JAX's client of the service through which processes find each other, once all are there; None: a launcher tells where.
 
-    Call it before JAX is used, and then `run`, before any device is: devices wait for those of all processes. ValueError where
-    no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends with status 2.
+    Call it before JAX is used, and `run` right after it: the first use of a device waits for the devices of all processes.
+    ValueError where no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends with status 2.
     """
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the run's
     # Where the place is given, no launcher says which devices this process has.
@@ -125,7 +125,7 @@ def check_alike(what: Callable[[], dict[str, Any]]) -> None:
 def _watch(client: Any) -> None:
     """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
     seen: dict[str, tuple[str, int]] = {}
-    # Until their first signs.
+    # What process 0 knows of a process until its first sign of life.
     silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(global_state.num_processes)}
     for beat in itertools.count():
         try:

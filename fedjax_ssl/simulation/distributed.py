@@ -2,9 +2,9 @@
 
 All processes have to call these functions in the same order. In one process they do what their names say, and nothing more.
 
-Where a process dies, some devices of another one may fail in a program that its others have ended. They must not be given
-the next program: on CPUs a message of the first, taken for one of the next, ends the process with a stack trace. So what any
-program returns is `settled` before the next one starts.
+When a process dies, one device of another process may fail in a round that the device beside it has finished. Neither may
+then begin the next program: on CPUs it would take a message of the round for one of its own, which ends the process with a
+stack trace. So what a program returns is `settled` before the next one begins; not in `from_first`, which runs before rounds.
 """
 
 import json
@@ -97,7 +97,7 @@ def _gathered(x: np.ndarray | np.generic) -> np.ndarray:
 
 
 def _everywhere(x: jax.Array) -> jax.Array:
-    """The whole of an array, whose parts lie on devices, on each of them."""
+    """An array whose parts lie on several devices, whole on each of them."""
     assert isinstance(x.sharding, NamedSharding)
     return jax.jit(_same, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
 
