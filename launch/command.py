@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import errno
 import functools
 import logging
 import operator
@@ -107,14 +108,18 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
             return (unread := stopped())
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+    except KeyboardInterrupt:  # while a slow reader takes what is left
+        streams.drop_unwritten(sys.stdout)
+        return stopped() if unread == CLOSED else unread
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+            raise
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:  # Python writes what is left once more as it ends
-                os.dup2(nowhere, stream.fileno())
-        return unread
+            except OSError:
+                streams.drop_unwritten(stream)
+        return unread if error.errno == errno.EPIPE else refuse(f"standard output: {error.strerror}", 1)
 
 
 def logging_that_waits() -> MemoryHandler:
@@ -220,13 +225,15 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
     if not is_ours:
         sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script
     try:
-        names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
+        with streams.lasting():  # it may print
+            names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
     except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {_where(error, file)}") from None
     if not callable(get_config := names.get("get_config")):
         raise ValueError(f"--config: got {path}, accepted: a config file, which defines get_config; {FOR_EXAMPLE}")
     try:
-        config = get_config() if argument is None else get_config(argument)
+        with streams.lasting():
+            config = get_config() if argument is None else get_config(argument)
     except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {error if isinstance(error, WRONG_INPUT) else _where(error, file)}") from None
     config = config.to_dict() if hasattr(config, "to_dict") else config

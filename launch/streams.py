@@ -22,6 +22,12 @@ def lasting() -> Iterator[None]:
         yield
 
 
+def drop_unwritten(stream: Any) -> None:
+    """Lets what a stream still has to write go nowhere: Python would try once more as it ends, and change the exit status."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 class _Lasting(io.FileIO):
     def write(self, content: Any) -> int:
         """Writes what can be written; drops the rest, and says that it was written."""
@@ -33,8 +39,10 @@ class _Lasting(io.FileIO):
 
 
 def _lasting(stream: Any) -> Any:
-    with contextlib.suppress(OSError):
+    try:
         stream.flush()
+    except OSError:
+        drop_unwritten(stream)
     try:
         raw = _Lasting(stream.fileno(), "w", closefd=False)
     except io.UnsupportedOperation:  # no stream of the system's: a notebook's, a test's

@@ -34,14 +34,19 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def started(words: Sequence[Sequence[str]], devices: int) -> list[subprocess.Popen]:
+def started(words: Sequence[Sequence[str]], devices: int | Sequence[int]) -> list[subprocess.Popen]:
     """A Python process for each list of words, with so many CPU devices each."""
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
-    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen([sys.executable, "-m", *of_process], **options) for of_process in words]
+    devices = [devices] * len(words) if isinstance(devices, int) else devices
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [
+        subprocess.Popen([sys.executable, "-m", *own], env=os.environ | {"JAX_NUM_CPU_DEVICES": str(number)}, **options)
+        for own, number in zip(words, devices, strict=True)
+    ]
 
 
-def launched(count: int, *arguments: str, devices: int = 2, own: Sequence[Sequence[str]] = ()) -> list[subprocess.Popen]:
+def launched(
+    count: int, *arguments: str, devices: int | Sequence[int] = 2, own: Sequence[Sequence[str]] = ()
+) -> list[subprocess.Popen]:
     """`launch.run` in `count` processes; `own` are further arguments of each."""
     common = ["launch.run", *arguments]
     if count > 1:

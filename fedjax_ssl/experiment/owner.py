@@ -59,9 +59,10 @@ def owned(folders: Sequence[pathlib.Path], say: Say = _log.info) -> Iterator[Non
             if new:
                 stack.enter_context(_beating(mine))
             for folder in new.values():
-                is_locked = stack.enter_context(_locked(folder))
-                mine.append((folder, _claim(folder, say, is_locked=is_locked)))
-                stack.callback(_leave, *mine[-1])
+                is_locked, me = stack.enter_context(_locked(folder)), _me()
+                stack.callback(_leave, folder, me)  # also where Ctrl-C comes while it claims the folder
+                _claim(folder, me, say, is_locked=is_locked)
+                mine.append((folder, me))
             yield
     finally:
         _had.reset(token)
@@ -112,8 +113,10 @@ def _lock(folder: pathlib.Path) -> int | None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(handle, path):
                 return handle
-        except OSError as error:
+        except BaseException as error:
             os.close(handle)
+            if not isinstance(error, OSError):  # Ctrl-C
+                raise
             if error.errno in NO_LOCKS:
                 return None
             if left and error.errno == errno.ESTALE:  # its last owner, on another machine, removed the file just now
@@ -131,9 +134,9 @@ def _is_same(handle: int, path: pathlib.Path) -> bool:
         return False
 
 
-def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
-    """Writes who owns a folder, and returns that; OwnedError where another owner still lives."""
-    path, other, me = folder / OWNER, _read(folder), _me()
+def _claim(folder: pathlib.Path, me: Owner, say: Say, *, is_locked: bool) -> None:
+    """Writes who owns a folder; OwnedError where another owner still lives."""
+    path, other = folder / OWNER, _read(folder)
     if other is not None and _is_alive(other, path, say, is_locked=is_locked):
         raise _refused(folder)
     if other is not None or path.is_symlink():  # a link that leads nowhere
@@ -143,21 +146,17 @@ def _claim(folder: pathlib.Path, say: Say, *, is_locked: bool) -> Owner:
             file.write(json.dumps(me))
     except FileExistsError:
         raise _refused(folder) from None
-    except OSError:  # a full disk
+    except BaseException as error:  # a full disk, Ctrl-C
         path.unlink(missing_ok=True)
-        if is_locked:  # which holds without it
-            return me
+        if isinstance(error, OSError) and is_locked:  # which holds without it
+            return
         raise
-    if other is not None or not is_locked:  # another process, which found a dead owner's file, may remove this one for it
-        try:
-            time.sleep(SETTLED_AFTER)
-        except BaseException:  # Ctrl-C
-            _leave(folder, me)
-            raise
+    # Another process, which found a dead owner's file as well, may have removed this one in its place.
+    if other is not None or not is_locked:
+        time.sleep(SETTLED_AFTER)
         if _read(folder) != me:
             raise _refused(folder)
     _claims[folder.absolute()] = me
-    return me
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -179,7 +178,8 @@ def check_owned(folder: pathlib.Path) -> None:
 
 
 def _leave(folder: pathlib.Path, me: Owner) -> None:
-    _claims.pop(folder.absolute(), None)
+    if _claims.get(folder.absolute()) == me:
+        del _claims[folder.absolute()]
     with contextlib.suppress(OSError):  # a later process finds that this one has ended
         if _read(folder) == me:
             (folder / OWNER).unlink()

@@ -2,9 +2,10 @@
 
 All processes have to call these functions in the same order. In one process they do what their names say, and nothing more.
 
-When a process dies, one device of another process may fail in a round that the device beside it has finished. Neither may
-then begin the next program: on CPUs it would take a message of the round for one of its own, which ends the process with a
-stack trace. So what a program returns is `settled` before the next one begins; not in `from_first`, which runs before rounds.
+When a process dies, one device of another process may fail while the device beside it still waits for its message. On CPUs
+that device would take a message of a later exchange for it, which ends the process with a stack trace. So a device may begin
+nothing after it has failed: what a program returns is `settled` before the next program begins, and XLA may not combine
+several sums into one, which it would go on with (`program.ON_CPU`).
 """
 
 import json
@@ -14,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from fedjax_ssl.arrays import PyTree
@@ -61,17 +61,16 @@ def from_first(tree: PyTree) -> PyTree:
 
     def sent(x: Any) -> np.ndarray:
         content = np.ascontiguousarray(x).reshape(-1).view(np.uint8)  # it is added to zeros, and -0. + 0. is 0.
-        return np.asarray(multihost_utils.broadcast_one_to_all(content)).view(x.dtype).reshape(x.shape)
+        rows = _rows(content if is_first() else np.zeros_like(content))
+        whole = jax.jit(_sum, out_shardings=_replicated(rows))(rows)
+        return np.asarray(settled(whole)).view(x.dtype).reshape(x.shape)
 
     return jax.tree.map(lambda x: _of_data(sent, x), tree)
 
 
 def meet() -> None:
     """Lets the devices find each other, for which Gloo gives them 30 s: do it before processes are further apart."""
-    multihost_utils.sync_global_devices("fedjax_ssl")
-    everywhere = Mesh(jax.devices(), "all")
-    ones = put(np.ones(jax.device_count()), NamedSharding(everywhere, PartitionSpec("all")))
-    settled(jax.jit(jnp.sum, out_shardings=NamedSharding(everywhere, PartitionSpec()))(ones))
+    largest(0)
 
 
 def exchanged(value: Any) -> list[Any]:
@@ -90,20 +89,41 @@ def largest(number: int) -> int:
 
 def _gathered(x: np.ndarray | np.generic) -> np.ndarray:
     """The arrays of all processes, which have one shape, along a new first axis."""
-    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
-    rows = NamedSharding(Mesh(devices, ("process", "device")), PartitionSpec("process"))
-    whole = jax.make_array_from_callback((len(devices), *x.shape), rows, lambda _: x[None])
-    return np.asarray(settled(_everywhere(whole)))
+    return np.asarray(settled(_everywhere(_rows(x))))[_firsts()]
+
+
+def _rows(x: np.ndarray | np.generic) -> jax.Array:
+    """A row on each device: the process's `x` on its first one, else zeros. Processes may have more or fewer devices."""
+    number, devices = jax.device_count(), np.arange(jax.device_count())
+    place = NamedSharding(Mesh(jax.devices(), "all"), PartitionSpec("all"))
+
+    def row(at: Any) -> np.ndarray:
+        return x[None] * np.isin(devices[at[0]], _firsts()).reshape(-1, *[1] * x.ndim)
+
+    return jax.make_array_from_callback((number, *x.shape), place, row)
+
+
+def _firsts() -> np.ndarray:
+    """The place among all devices of each process's first one."""
+    return np.unique([device.process_index for device in jax.devices()], return_index=True)[1]
 
 
 def _everywhere(x: jax.Array) -> jax.Array:
     """An array whose parts lie on several devices, whole on each of them."""
+    return jax.jit(_same, out_shardings=_replicated(x))(x)
+
+
+def _replicated(x: jax.Array) -> NamedSharding:
     assert isinstance(x.sharding, NamedSharding)
-    return jax.jit(_same, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+    return NamedSharding(x.sharding.mesh, PartitionSpec())
 
 
 def _same(x: jax.Array) -> jax.Array:  # one function, so that its program is compiled once
     return x
+
+
+def _sum(rows: jax.Array) -> jax.Array:
+    return rows.sum(0, dtype=rows.dtype)
 
 
 def is_key(x: Any) -> bool:

@@ -12,7 +12,10 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.simulation.execution import Execution
 
-ON_CPU: dict[str, str | bool] = {"xla_backend_optimization_level": "2"}  # LLVM's: faster to compile than 3
+ON_CPU: dict[str, str | bool] = {
+    "xla_backend_optimization_level": "2",  # LLVM's: faster to compile than 3
+    "xla_disable_hlo_passes": "cpu-all-reduce-combiner",  # combined sums go on after one fails: see `distributed`
+}
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,

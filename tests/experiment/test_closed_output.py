@@ -5,8 +5,10 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -14,9 +16,9 @@ import pytest
 from fedjax_ssl.experiment.files import read_json
 from launch import command, prepare, streams
 from tests.experiment import disk
-from tests.experiment.commands import ROOT, launch, rows, succeeded
+from tests.experiment.commands import CONFIG, ROOT, launch, rows, succeeded
 
-pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
 
 
 @pytest.fixture
@@ -42,6 +44,34 @@ def test_a_closed_pipe_ends_a_command_without_a_word(closed, words, also_errors)
     errors = closed if also_errors else subprocess.PIPE
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=closed, stderr=errors, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, None if also_errors else "")
+
+
+@pytest.mark.parametrize("reader", ["gone", "full"])
+@pytest.mark.parametrize("signal_number", [None, signal.SIGTERM])
+def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkeypatch, closed, reader, signal_number):
+    """Also where it is written at once, and where it is still to be written as the run begins."""
+    loop = "--config.rounds=100000" if signal_number else "--config.rounds=6"
+    for unbuffered in ("", "1"):
+        monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+        (tmp_path / "prints.py").write_text(f"import sys\nprint('begun')\nsys.stdout.write('more')\n{CONFIG}")
+        workdir = tmp_path / f"run{unbuffered}"
+        words = [sys.executable, "-m", "launch.run", f"--config={tmp_path / 'prints.py'}", f"--workdir={workdir}", loop]
+        with open("/dev/full", "w") as full:
+            process = subprocess.Popen(words, cwd=ROOT, stdout={"gone": closed, "full": full}[reader], stderr=subprocess.PIPE)
+        if signal_number:
+            while not (workdir / "metrics.jsonl").exists() and process.poll() is None:
+                time.sleep(0.05)
+            process.send_signal(signal_number)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == (143 if signal_number else 0), said
+        assert b"error" not in said
+
+
+def test_a_full_disk_in_the_place_of_the_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "launch.run", "--help"]
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_it_is_not_taken_for_wrong_input(closed, capsys):

@@ -200,16 +200,37 @@ def test_without_locks_nobody_owns_a_folder_of_a_full_disk(tmp_path, no_locks):
     assert not content(tmp_path)
 
 
-def test_ctrl_c_while_a_process_without_locks_waits_for_others_leaves_the_folder_free(tmp_path, no_locks, monkeypatch):
-    def interrupted(_):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("locks", "module", "function", "number"),
+    [
+        (True, "fcntl", "flock", 1),  # as it has the lock
+        (True, "json", "dumps", 1),  # as it writes who the owner is
+        (True, None, "_claim", 1),  # as it has the folder
+        (False, "json", "dumps", 1),
+        (False, "time", "sleep", 1),  # as it waits for others
+        (False, None, "_read", 2),  # as it looks whether it is still the owner
+        (False, None, "_claim", 1),
+    ],
+)
+def test_ctrl_c_while_a_process_takes_a_folder_leaves_it_free(tmp_path, request, monkeypatch, locks, module, function, number):
+    if not locks:
+        request.getfixturevalue("no_locks")
+    place = getattr(owner, module) if module else owner
+    whole, calls = getattr(place, function), []
+
+    def interrupted(*given, **named):
+        found = whole(*given, **named)
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(owner.time, "sleep", interrupted)
+        patched.setattr(place, function, interrupted)
         with pytest.raises(KeyboardInterrupt):
             take(tmp_path)
+    another_thread(take, tmp_path)
     assert not content(tmp_path)
-    take(tmp_path)
 
 
 def test_a_link_to_nowhere_in_the_place_of_an_owners_file_is_removed(tmp_path):

@@ -1,6 +1,7 @@
 """Signals while XLA computes: the first Ctrl-C is answered at once, a second ends at once; a terminal that is closed."""
 
 import contextlib
+import io
 import os
 import pty
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from fedjax_ssl.experiment.stop import BEFORE, ENDED, SIGNALS, STOPPING, Stop
-from launch import STOPPED
+from launch import STOPPED, command
 from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
@@ -70,11 +71,22 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert "going on after round 2" in succeeded(*arguments, "--stop_after=2").stderr
 
 
+def test_ctrl_c_while_a_slow_reader_takes_what_is_left_ends_a_command_with_one_line(capfd):
+    class Slow(io.StringIO):
+        def flush(self):
+            raise KeyboardInterrupt
+
+    with contextlib.redirect_stdout(Slow()):
+        assert command.ended(lambda _: 0, []) == 130
+    assert capfd.readouterr().err == f"{STOPPED}\n"
+
+
 @pytest.mark.parametrize("is_read", [True, False])
 def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path, monkeypatch, is_read):
     """Also where Ctrl-C has ended what reads the output, as in `2>&1 | tee log`, and some of it is not written yet."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    (tmp_path / "slow.py").write_text("import os, time\nprint('more')\nos.write(1, b'begun\\n')\ntime.sleep(60)\n")
+    config = "import os, sys, time\nsys.__stdout__.write('more\\n')\nos.write(1, b'begun\\n')\ntime.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(config)
     process = launch_process(f"--config={tmp_path / 'slow.py'}")
     assert process.stdout.readline() == "begun\n"
     if not is_read:
