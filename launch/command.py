@@ -100,26 +100,26 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     streams.open_closed()
     if callable(signal.getsignal(signal.SIGINT)):  # that of `launch`; a program in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    unread = CLOSED
+    status = 0
     try:
         try:
-            return main(argv)
+            status = main(argv)
         except KeyboardInterrupt:
-            return (unread := stopped())
+            status = stopped()
         finally:
             sys.stdout.flush()
+        return status
     except KeyboardInterrupt:  # while a slow reader takes what is left
         streams.drop_unwritten(sys.stdout)
-        return stopped() if unread == CLOSED else unread
+        return status or stopped()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
             raise
         for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                streams.drop_unwritten(stream)
-        return unread if error.errno == errno.EPIPE else refuse(f"standard output: {error.strerror}", 1)
+            streams.write_or_drop(stream)
+        if error.errno == errno.EPIPE:
+            return status or CLOSED
+        return status or refuse(f"standard output: {error.strerror}", 1)
 
 
 def logging_that_waits() -> MemoryHandler:
@@ -212,6 +212,7 @@ def _sorted(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
     return file, overrides, others
 
 
+@streams.lasting()  # a config may print
 def _made(path: str, argument: str | None) -> dict[str, Any]:
     """The nested dicts that a config file's `get_config` returns."""
     file = pathlib.Path(os.path.expanduser(path))  # unlike pathlib's, these functions take any text
@@ -225,15 +226,13 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
     if not is_ours:
         sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script
     try:
-        with streams.lasting():  # it may print
-            names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
+        names = runpy.run_path(str(file.absolute()), run_name=f"{CONFIGS_PACKAGE}.{file.stem}" if is_ours else file.stem)
     except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {_where(error, file)}") from None
     if not callable(get_config := names.get("get_config")):
         raise ValueError(f"--config: got {path}, accepted: a config file, which defines get_config; {FOR_EXAMPLE}")
     try:
-        with streams.lasting():
-            config = get_config() if argument is None else get_config(argument)
+        config = get_config() if argument is None else get_config(argument)
     except (Exception, SystemExit) as error:
         raise ValueError(f"--config: {error if isinstance(error, WRONG_INPUT) else _where(error, file)}") from None
     config = config.to_dict() if hasattr(config, "to_dict") else config

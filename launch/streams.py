@@ -23,9 +23,23 @@ def lasting() -> Iterator[None]:
 
 
 def drop_unwritten(stream: Any) -> None:
-    """Lets what a stream still has to write go nowhere: Python would try once more as it ends, and change the exit status."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """Drops what a stream has still to write: Python would try once more as it ends, and change the exit status."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        kept = os.dup(stream.fileno())
+        os.dup2(nowhere.fileno(), stream.fileno())
+        stream.flush()
+        os.dup2(kept, stream.fileno())
+        os.close(kept)
+
+
+def write_or_drop(stream: Any) -> None:
+    """Writes what a stream has still to write, or drops it where that cannot be done."""
+    try:
+        stream.flush()
+    except BlockingIOError:  # a pipe that is full for a moment
+        pass
+    except OSError:
+        drop_unwritten(stream)
 
 
 class _Lasting(io.FileIO):
@@ -39,10 +53,7 @@ class _Lasting(io.FileIO):
 
 
 def _lasting(stream: Any) -> Any:
-    try:
-        stream.flush()
-    except OSError:
-        drop_unwritten(stream)
+    write_or_drop(stream)
     try:
         raw = _Lasting(stream.fileno(), "w", closefd=False)
     except io.UnsupportedOperation:  # no stream of the system's: a notebook's, a test's

@@ -84,12 +84,14 @@ def _locked(folder: pathlib.Path) -> Iterator[bool]:
                 (folder / LOCK).unlink()
         yield handle is not None
     finally:
-        with contextlib.suppress(OSError):
+        try:
             # While the lock is taken: who waits for it finds that its file is no longer the folder's.
-            if not (folder / OWNER).exists():
-                (folder / LOCK).unlink()
-        if handle is not None:
-            os.close(handle)
+            with contextlib.suppress(OSError):
+                if not (folder / OWNER).exists():
+                    (folder / LOCK).unlink()
+        finally:  # also on Ctrl-C
+            if handle is not None:
+                os.close(handle)
         with contextlib.suppress(OSError):  # it has files
             for path in missing:
                 path.rmdir()
@@ -141,13 +143,16 @@ def _claim(folder: pathlib.Path, me: Owner, say: Say, *, is_locked: bool) -> Non
         raise _refused(folder)
     if other is not None or path.is_symlink():  # a link that leads nowhere
         _remove(path)
+    is_mine = is_locked
     try:
         with path.open("x") as file:  # of two processes at once only one makes it, where nobody removes it
+            is_mine = True
             file.write(json.dumps(me))
     except FileExistsError:
         raise _refused(folder) from None
     except BaseException as error:  # a full disk, Ctrl-C
-        path.unlink(missing_ok=True)
+        if is_mine:  # without locks it may be another process's
+            path.unlink(missing_ok=True)
         if isinstance(error, OSError) and is_locked:  # which holds without it
             return
         raise

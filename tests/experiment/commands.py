@@ -6,6 +6,7 @@ import logging
 import pathlib
 import subprocess
 import sys
+import time
 from types import ModuleType
 from unittest import mock
 
@@ -83,3 +84,12 @@ def without_times(row: dict) -> dict:
 def rows(workdir: pathlib.Path) -> list[dict]:
     """The log without its times."""
     return [without_times(row) for row in MetricsLog(workdir).rows()]
+
+
+def wait_for_rounds(workdir, number, jobs):
+    """Returns once a log has so many rounds; an error where a process that writes it ends before."""
+    log, deadline = workdir / "metrics.jsonl", time.monotonic() + 300
+    while not log.exists() or log.read_bytes().count(b"\n") < number:
+        assert all(job.poll() is None for job in jobs), [job.communicate() for job in jobs]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

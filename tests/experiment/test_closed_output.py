@@ -2,13 +2,13 @@
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from fedjax_ssl.experiment.files import read_json
 from launch import command, prepare, streams
 from tests.experiment import disk
-from tests.experiment.commands import CONFIG, ROOT, launch, rows, succeeded
+from tests.experiment.commands import CONFIG, ROOT, launch, rows, succeeded, wait_for_rounds
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
 
@@ -51,7 +51,7 @@ def test_a_closed_pipe_ends_a_command_without_a_word(closed, words, also_errors)
 def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkeypatch, closed, reader, signal_number):
     """Also where it is written at once, and where it is still to be written as the run begins."""
     loop = "--config.rounds=100000" if signal_number else "--config.rounds=6"
-    for unbuffered in ("", "1"):
+    for unbuffered in ("",) if signal_number else ("", "1"):
         monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
         (tmp_path / "prints.py").write_text(f"import sys\nprint('begun')\nsys.stdout.write('more')\n{CONFIG}")
         workdir = tmp_path / f"run{unbuffered}"
@@ -59,8 +59,7 @@ def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkey
         with open("/dev/full", "w") as full:
             process = subprocess.Popen(words, cwd=ROOT, stdout={"gone": closed, "full": full}[reader], stderr=subprocess.PIPE)
         if signal_number:
-            while not (workdir / "metrics.jsonl").exists() and process.poll() is None:
-                time.sleep(0.05)
+            wait_for_rounds(workdir, 1, [process])
             process.send_signal(signal_number)
         _, said = process.communicate(timeout=300)
         assert process.returncode == (143 if signal_number else 0), said
@@ -72,6 +71,26 @@ def test_a_full_disk_in_the_place_of_the_output_is_one_line():
         words = [sys.executable, "-m", "launch.run", "--help"]
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "expected", "line"),
+    [
+        (errno.EPIPE, 0, 141, ""),
+        (errno.ENOSPC, 0, 1, f"error: standard output: {os.strerror(errno.ENOSPC)}\n"),
+        (errno.EDQUOT, 0, 1, f"error: standard output: {os.strerror(errno.EDQUOT)}\n"),
+        (errno.ENOSPC, 2, 2, ""),  # what was wrong was said
+        (errno.EPIPE, 130, 130, ""),
+    ],
+)
+def test_output_that_cannot_be_written_changes_no_status_but_0(capfd, number, status, expected, line):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(number, os.strerror(number))
+
+    with contextlib.redirect_stdout(Full()):
+        assert command.ended(lambda _: status, []) == expected
+    assert capfd.readouterr().err == line
 
 
 def test_it_is_not_taken_for_wrong_input(closed, capsys):
@@ -101,6 +120,33 @@ def test_what_nobody_reads_is_dropped_and_the_rest_arrives(closed):
             print("after", file=sys.stderr)
         stderr.close()
         assert reader.read() == "before\nread\nafter\n"
+
+
+@pytest.mark.parametrize("is_disk", [True, False])
+def test_a_stream_that_takes_nothing_now_stays_what_it_is(is_disk):
+    """What a full disk does not take is dropped, what a full pipe has no room for yet waits, and nothing is left open."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, bytes(4096)):
+            pass
+    place = os.open("/dev/full", os.O_WRONLY) if is_disk else writing
+    stream = open(place, "w", closefd=False)  # noqa: SIM115
+    stream.write("waits")
+
+    def look():
+        return len(os.listdir("/proc/self/fd")), os.readlink(f"/proc/self/fd/{place}")
+
+    before = look()
+    with contextlib.redirect_stdout(stream), streams.lasting():
+        pass
+    assert look() == before
+    os.read(reading, 2**20)
+    stream.close()
+    if not is_disk:
+        assert os.read(reading, 2**20) == b"waits"
+    for handle in {reading, writing, place}:
+        os.close(handle)
 
 
 def test_streams_that_are_closed_from_the_beginning_lead_nowhere(monkeypatch):

@@ -18,7 +18,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import BEFORE
 from fedjax_ssl.method import Requires
 from tests import hosts
-from tests.experiment.commands import CONFIG, rows, succeeded
+from tests.experiment.commands import CONFIG, rows, succeeded, wait_for_rounds
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
 LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
@@ -41,14 +41,6 @@ def failing(**given):
 
 def numbers(found):
     return [{key: pytest.approx(value, rel=1e-6, abs=1e-6) for key, value in row.items()} for row in found]
-
-
-def wait_for_rounds(workdir, number, jobs):
-    log, deadline = workdir / "metrics.jsonl", time.monotonic() + 300
-    while not log.exists() or log.read_bytes().count(b"\n") < number:
-        assert all(job.poll() is None for job in jobs), [job.communicate() for job in jobs]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.ci

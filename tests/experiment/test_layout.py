@@ -10,6 +10,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.layout import BATCH_SIZE, BATCH_SIZE_ON_CPU, resolve
@@ -129,6 +130,16 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_exclude_nondeterministic_ops=false")
     assert compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": False}
+
+
+def test_sums_over_cpu_devices_are_not_combined():
+    """Two that are combined go on after one of them failed: see `distributed`."""
+    everywhere = Mesh(np.array(jax.devices()), "all")
+    parts, whole = NamedSharding(everywhere, PartitionSpec("all")), NamedSharding(everywhere, PartitionSpec())
+    program = Program(lambda a, b: (a.sum(0), b.sum(0)), Execution(), out_shardings=(whole, whole))
+    numbers = jax.device_put(np.ones((len(jax.devices()), 3), np.float32), parts)
+    program(numbers, numbers + 1)
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program._compiled.as_text())) == 2
 
 
 PRECISIONS = [("default", "DEFAULT", "device"), ("tensorfloat32", "HIGH", "device"), ("float32", "HIGHEST", "host")]

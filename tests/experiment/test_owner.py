@@ -233,6 +233,22 @@ def test_ctrl_c_while_a_process_takes_a_folder_leaves_it_free(tmp_path, request,
     assert not content(tmp_path)
 
 
+def test_ctrl_c_leaves_the_file_of_a_process_that_took_the_folder_meanwhile(tmp_path, no_locks, monkeypatch):
+    whole = pathlib.Path.open
+
+    def taken_by_another(path, mode="r", **more):
+        if mode != "x":
+            return whole(path, mode, **more)
+        path.write_text("another's")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "open", taken_by_another)
+        with pytest.raises(KeyboardInterrupt):
+            take(tmp_path)
+    assert (tmp_path / owner.OWNER).read_text() == "another's"
+
+
 def test_a_link_to_nowhere_in_the_place_of_an_owners_file_is_removed(tmp_path):
     (tmp_path / OWNER).symlink_to("nowhere")
     with owned([tmp_path]):
