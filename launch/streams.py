@@ -26,20 +26,21 @@ def drop_unwritten(stream: Any) -> None:
     """Drops what a stream has still to write: Python would try once more as it ends, and change the exit status."""
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
         kept = os.dup(stream.fileno())
-        os.dup2(nowhere.fileno(), stream.fileno())
-        stream.flush()
-        os.dup2(kept, stream.fileno())
-        os.close(kept)
+        try:
+            os.dup2(nowhere.fileno(), stream.fileno())
+            stream.flush()
+        finally:
+            os.dup2(kept, stream.fileno())
+            os.close(kept)
 
 
 def write_or_drop(stream: Any) -> None:
     """Writes what a stream has still to write, or drops it where that cannot be done."""
     try:
         stream.flush()
-    except BlockingIOError:  # a pipe that is full for a moment
-        pass
-    except OSError:
-        drop_unwritten(stream)
+    except OSError as error:
+        if not isinstance(error, BlockingIOError):  # of a pipe that is full, which may have room later
+            drop_unwritten(stream)
 
 
 class _Lasting(io.FileIO):

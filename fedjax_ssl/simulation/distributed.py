@@ -60,7 +60,7 @@ def from_first(tree: PyTree) -> PyTree:
         return tree
 
     def sent(x: Any) -> np.ndarray:
-        content = np.ascontiguousarray(x).reshape(-1).view(np.uint8)  # as of 0. and -0. either is the larger one
+        content = np.ascontiguousarray(x).reshape(-1).view(np.uint8)  # of the numbers 0. and -0. either may be the larger one
         rows = _rows(content if is_first() else np.zeros_like(content))
         whole = jax.jit(_largest_of, out_shardings=_replicated(rows))(rows)
         return np.asarray(settled(whole)).view(x.dtype).reshape(x.shape)
