@@ -62,6 +62,8 @@ def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper(
         tables.DASH,
         tables.DASH,
     ]  # no mean over one
+    failed = [{"seed": seed, "error": error} for seed, error in ((1, "diverged"), (2, "no summary"), (3, "diverged"))]
+    assert row(one, *failed)[2] == "seeds 1, 3: diverged; seed 2: no summary"  # one line for those alike
 
 
 def test_the_first_value_that_reaches_a_target():

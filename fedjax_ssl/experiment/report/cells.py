@@ -157,7 +157,12 @@ def notes(results: Sequence[Result]) -> list[str]:
 def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     runs, paper = one["runs"], str(one["paper"] or DASH)
     first = (one["case"]["row"], one["case"]["column"] or DASH)
-    if errors := [f"seed {run['seed']}: {run['error']}" for run in runs if "error" in run]:
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        if "error" in run:
+            seeds.setdefault(run["error"], []).append(str(run["seed"]))
+    if seeds:
+        errors = [f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {error}" for error, of in seeds.items()]
         return (*first, "; ".join(errors), paper, *[DASH] * 5)
 
     def values(key: str, factor: float = 1.0) -> list[float]:
