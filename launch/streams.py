@@ -25,13 +25,13 @@ def lasting() -> Iterator[None]:
 def drop_unwritten(stream: Any) -> None:
     """Drops what a stream has still to write: Python would try once more as it ends, and change the exit status."""
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-        kept = os.dup(stream.fileno())
+        original = os.dup(stream.fileno())
         try:
             os.dup2(nowhere.fileno(), stream.fileno())
             stream.flush()
         finally:
-            os.dup2(kept, stream.fileno())
-            os.close(kept)
+            os.dup2(original, stream.fileno())
+            os.close(original)
 
 
 def write_or_drop(stream: Any) -> None:
