@@ -23,7 +23,10 @@ def source(run: dict[str, Any]) -> str:
     """Where results are from, in a line."""
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("python", "jax"))
     ceilings = f"; {round_time.in_words(run['ceilings'])}" if "ceilings" in run else ""
-    about = f"commit {(run['commit'] or 'unknown')[:9]}, {run['device']}, {versions}, warm-up {run['warm_up']}"
+    commits = ", ".join(commit[:9] for commit in (run["commit"] or "unknown").split(", "))
+    numbers = sorted({len(one["runs"]) for one in run["results"] if "runs" in one})
+    seeds = f", {' or '.join(map(str, numbers))} seed{'s' * (numbers != [1])}" if numbers else ""
+    about = f"commit {commits}{seeds}, {run['device']}, {versions}, warm-up {run['warm_up']}"
     return f"- `{run['command']}`, {about}{ceilings}"
 
 

@@ -22,6 +22,13 @@ def test_a_section_has_a_table_of_each_machine_with_its_source(tmp_path):
     assert report.section("costs", tmp_path) == "Not measured yet."
 
 
+def test_a_sweeps_source_has_every_commit_and_the_number_of_seeds():
+    run = {"command": "c", "commit": "0123456789abcdef, fedcba9876543210", "device": "1 x cpu", "warm_up": "none"}
+    run |= {"versions": {"python": "3.13", "jax": "0.12"}, "results": [{"runs": [{}, {}]}, {"runs": [{}, {}, {}]}]}
+    expected = "- `c`, commit 012345678, fedcba987, 2 or 3 seeds, 1 x cpu, python 3.13, jax 0.12, warm-up none"
+    assert report.source(run) == expected
+
+
 def test_every_section_has_as_many_cells_in_each_row():
     for line in report.TEXT.read_text().splitlines():
         if line.startswith("{{"):

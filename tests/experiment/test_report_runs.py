@@ -168,12 +168,24 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     assert one["runs"][1]["accuracy"] == 0.3
     assert one["runs"][2]["error"] == "summary.json is missing"
     assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
+    assert one["runs"][1]["pseudo_labels"] == []
     assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
     write_json(file, content | {"cells": [{"row": 3}]})
     for damage, why in ((file.read_text(), "row: got 3, accepted"), ("{", "it is not JSON")):
         file.write_text(damage)
         assert cells.find(found)[0] == []
         assert why in cells.find(found)[1][0]
+
+
+def test_a_result_has_the_pseudo_labels_of_each_evaluation(tmp_path):
+    folder = write(tmp_path / "0", rounds=0)
+    of_rounds = [(1, 0.3, {}), (2, 0.4, {"eval/accuracy": 0.5}), (3, 0.6, {"eval/accuracy": 0.7})]
+    for number, threshold, evaluated in of_rounds:
+        labels = {"client/threshold": threshold, "client/mask_rate": threshold / 2, "diagnostics/pseudo_label_accuracy": 0.8}
+        MetricsLog(folder).append({"round": number, **labels, **evaluated})
+    write_json(folder / "summary.json", {"rounds": 3, "eval/accuracy": 0.7})
+    (run,) = runs.find([tmp_path]).runs
+    assert cells.result(run)["pseudo_labels"] == [[2, 0.4, 0.2, 0.8], [3, 0.6, 0.3, 0.8]]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ HEADER = (
 )  # fmt: skip
 Result = dict[str, Any]
 """A cell: `case` (table, row, column), `config`, `overrides`, `paper`, and `runs`, with the numbers of each or its `error`."""
+LABELS = ("client/threshold", "client/mask_rate", "diagnostics/pseudo_label_accuracy")
+"""Of a run's pseudo-labels: the mean threshold, the share that is accepted, and the share of these that is right."""
 
 
 class CellFile(Model):
@@ -117,20 +119,24 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def result(run: Run) -> Result:
-    """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted."""
+    """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted.
+
+    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each.
+    """
     columns, summary = run.columns, run.summary
     own: Result = {"seed": run.config[SEED]}
     if run.reason or not run.is_finished or not summary:
         lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
         return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
     wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
-    at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
+    at, quality = np.flatnonzero(np.isfinite(columns["eval/accuracy"])), [run.column(key) for key in LABELS]
     return own | ({"note": wrong} if wrong else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
         "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
         "seconds": summary.get("time/total_s"), "device": summary.get("device"), "git_commit": summary.get("git_commit"),
         "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
+        "pseudo_labels": [[int(columns["round"][i]), *(of[i] for of in quality)] for i in at] if np.isfinite(labels).any() else [],
     }  # fmt: skip
 
 
