@@ -177,6 +177,13 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
         assert why in cells.find(found)[1][0]
 
 
+def test_keys_that_end_alike_are_named_in_full(tmp_path):
+    for folder, rates in {"a": (0.1, 0.1), "b": (0.3, 0.1), "c": (0.3, 0.3)}.items():
+        write(tmp_path / folder, **{"client.optimizer__rate": rates[0], "server__rate": rates[1]})
+    labels = [one.label for one in grouped(tmp_path).groups]
+    assert labels == [f"client.optimizer.rate={a}, server.rate={b}" for a, b in ((0.1, 0.1), (0.3, 0.1), (0.3, 0.3))]
+
+
 def test_a_result_has_the_pseudo_labels_of_each_evaluation(tmp_path):
     folder = write(tmp_path / "0", rounds=0)
     of_rounds = [(1, 0.3, {}), (2, 0.4, {"eval/accuracy": 0.5}), (3, 0.6, {"eval/accuracy": 0.7})]
