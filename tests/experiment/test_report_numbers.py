@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.report import cells, statistics, tables
+from fedjax_ssl.experiment.report import cells, figures, statistics, tables
 from fedjax_ssl.experiment.report.tables import Link, Spread, Table, spread
 
 NAN = math.nan
@@ -120,3 +120,14 @@ def test_a_table_in_three_forms():
     assert r"\begin{tabular}{lrr}" in lines
     assert r"fl2\_a \& b & 91.0 $\pm$ 0.2 & 1,200 \\" in lines
     assert r"\caption{Accuracy, 100 \%}" in lines
+
+
+def test_a_legend_is_no_wider_than_its_figure():
+    figure = figures.blank(4.8, 3.4)
+    axes = figure.subplots()
+    axes.plot([1, 2], label=", ".join(f"method.setting_{i}=a value" for i in range(12)))
+    figures._add_legend(figure, axes)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert 0 <= legend.y0 < legend.y1 < axes.get_window_extent().y0

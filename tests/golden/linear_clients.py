@@ -222,9 +222,9 @@ class Client:
         server = Server(None, None, 0, None)
         method = factory(task=linear_task(labels_at=labels_at, views=views), client=client, server=server, **given)
         params = named(self.params)
-        kept = with_leaves(sgd.init(params), named(self.momentum))
+        optimizer = with_leaves(sgd.init(params), named(self.momentum))
         shared = Broadcast(Weights(params, {}), jnp.float32(rate), jnp.int32(at[0]), at[1])
-        output = with_costs(method.client_update)(shared, (), kept, self.shard(), jax.random.key(0))
+        output = with_costs(method.client_update)(shared, (), optimizer, self.shard(), jax.random.key(0))
         momentum = with_leaves(params, output.client_state)
         return output.update.params["Dense_0"], output.weight, momentum["Dense_0"], output.metrics
 

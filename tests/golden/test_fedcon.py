@@ -128,11 +128,12 @@ class Client:
 
     def got(self, seen: bool):
         received, head, target, momentum = lc.float32((self.received, self.head, self.target, self.momentum))
-        kept = lc.with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
+        optimizer = lc.with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
         unlabeled = lc.examples(self.pool, self.index, 7)
         shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
         shared = Broadcast(Weights(received, {}), jnp.float32(RATE))
-        return client_update()(shared, (), FedConClientState(head, target, jnp.asarray(seen), kept), shard, jax.random.key(0))
+        state = FedConClientState(head, target, jnp.asarray(seen), optimizer)
+        return client_update()(shared, (), state, shard, jax.random.key(0))
 
 
 SGD, TARGET_DECAY = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), 0.7

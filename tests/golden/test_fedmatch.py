@@ -115,12 +115,12 @@ class Problem:
         shard = Shard(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         momenta = self.momenta if at_clients else self.momenta[1:]
         momenta = tuple(lc.with_leaves(SGD.init(lc.named(tree)), lc.named(tree)) for tree in momenta)
-        kept = FedMatchClientState(jnp.array(seen), jnp.zeros(CLASSES), lc.named(self.known), momenta)
+        state = FedMatchClientState(jnp.array(seen), jnp.zeros(CLASSES), lc.named(self.known), momenta)
         weights = Weights(Parts(lc.named(self.sigma), lc.named(self.psi)), {})
         shared = Broadcast(weights, jnp.float32(RATE), own=jnp.array(bool(helpers)))
         psi = jax.tree.map(lambda *x: jnp.stack(x), *(lc.named(h) for h in self.helpers))
         own = Helpers(psi, jnp.arange(2) < len(helpers))
-        return update(shared, own, kept, shard, jax.random.key(0))
+        return update(shared, own, state, shard, jax.random.key(0))
 
 
 @functools.cache

@@ -137,10 +137,10 @@ class Problem:
         shard = Shard(rows, lc.examples(self.pool, self.index, unlabeled), jnp.asarray(self.true_labels, jnp.int32))
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
         optimizer = lc.with_leaves(SGD.init(named(self.shared)), named(self.momentum))
-        kept = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
+        state = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
         weights = Weights(named(self.shared), {})
         shared = Broadcast(weights, jnp.float32(RATE), jnp.int32(R1 + round), own=jnp.float32(threshold))
-        return shared, (), kept, shard, jax.random.key(0)
+        return shared, (), state, shard, jax.random.key(0)
 
     def got(self, **case):
         return method()[1](*self.inputs(**case))
@@ -265,9 +265,9 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
 
 
 def test_fine_tuning_has_no_proximal_term():
-    shared, _, kept, shard, key = PROBLEM.inputs(round=0)
+    shared, _, state, shard, key = PROBLEM.inputs(round=0)
     training = lc.InOrder(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
-    tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, kept.last, shard, True, key))()
+    tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, state.last, shard, True, key))()
     assert_close(tuned.carry.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
 
 

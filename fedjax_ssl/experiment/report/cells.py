@@ -130,14 +130,14 @@ def result(run: Run) -> Result:
         return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
     wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
-    quality = zip(*(run.column(key)[at] for key in LABELS), strict=True) if np.isfinite(labels).any() else ()
+    quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
     return own | ({"note": wrong} if wrong else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
         "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
         "seconds": summary.get("time/total_s"), "device": summary.get("device"), "git_commit": summary.get("git_commit"),
         "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
-        "pseudo_labels": [[int(number), *of] for number, of in zip(columns["round"][at], quality, strict=False)],
+        "pseudo_labels": [[int(columns["round"][i]), *(one[i] for one in quality)] for i in at if quality],
     }  # fmt: skip
 
 

@@ -111,9 +111,9 @@ def _whole_ticks(axes: Axes, xs: Sequence[Float[np.ndarray, " P"]]) -> None:
 def _add_legend(figure: Figure, axes: Axes) -> None:
     """Puts the legend below the axes, long labels in several lines, and makes the figure higher for it: it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
-    width, a_character, a_line = figure.get_figwidth(), 0.08, 0.75  # inches; of a line of the legend, its sample
-    labels = [textwrap.fill(label, int((width - a_line) / a_character)) for label in labels]
-    columns = max(1, min(3, len(labels), int(width / (a_character * max(map(len, labels)) + a_line))))
+    width, character, sample = figure.get_figwidth(), 0.08, 0.75  # inches: the figure, a character, a curve's sample
+    labels = [textwrap.fill(label, int((width - sample) / character)) for label in labels]
+    columns = max(1, min(3, len(labels), int(width / (character * max(map(len, labels)) + sample))))
     lines = max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + 0.2 * lines * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
