@@ -158,6 +158,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Config
     options = parser.parse_args(others)
     if not file:
         raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
+    use_all_cores()  # before the config, which may use JAX
     return read(file, overrides), options
 
 

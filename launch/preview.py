@@ -23,7 +23,6 @@ def main(argv: list[str]) -> int:
     try:
         config, options = command.parse(_parser(), argv[1:])
         output = arguments.output("--output", options.output, ".png")
-        command.use_all_cores()
         settings = Settings.from_dict(config.tree)
         drawn = build.drawn_runs(settings)
         build.assembled(drawn)  # what a run refuses is refused here

@@ -83,7 +83,6 @@ def _place(options: argparse.Namespace) -> tuple[str, int, int] | None:
 
 
 def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
-    command.use_all_cores()
     command.keep_programs()
     if not options.distributed:
         return _run_here(config, options, stop, waiting)

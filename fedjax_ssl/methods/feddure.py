@@ -124,22 +124,23 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
     return method._replace(init=init)
 
 
-def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> jax.Array:
+def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Stored:
     """The unlabeled batch size B_u of clients by the rule of the released code, about one batch for each labeled one.
 
     It is |D_u| div n for n = round(|D_s| / B), or n = 4 if that is 2 or less; a quarter of the result if it is 400 or more; and
     |D_u| if it is 0. The arguments |D_s| and |D_u| are integers or arrays of one shape.
     """
+    xp = jnp if isinstance(unlabeled, jax.Array) else np  # a config has numbers, and is read before JAX starts
     n, rest = labeled // batch_size, labeled % batch_size
     n = n + ((2 * rest > batch_size) | ((2 * rest == batch_size) & (n % 2 == 1)))  # round half to even
-    size = unlabeled // jnp.where(n <= 2, 4, n)
-    size = jnp.where(size >= 400, size // 4, size)
-    return jnp.where(size == 0, unlabeled, size)
+    size = unlabeled // xp.where(n <= 2, 4, n)
+    size = xp.where(size >= 400, size // 4, size)
+    return xp.where(size == 0, unlabeled, size)
 
 
 def largest_batch(counts: np.ndarray, batch_size: int) -> int:
     """The largest `own_batch_size`, at least 1, of clients with `counts` int32 [K, 2] of labeled and unlabeled examples."""
-    return max(int(jnp.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
+    return max(int(np.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
 
 
 def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,9 +26,10 @@ FILES = {
 
 
 def settings(name: str, argument: str | None = None) -> Settings:
-    """The settings of a config file, whose argument may also stand behind a colon."""
+    """The settings of a config file, whose argument may also stand behind a colon. It is made without JAX's devices."""
     file, _, behind = name.partition(":")
-    config = importlib.import_module(f"configs.{file}").get_config(argument or behind or None)
+    with jax.transfer_guard("disallow"):
+        config = importlib.import_module(f"configs.{file}").get_config(argument or behind or None)
     return Settings.from_dict(config.to_dict())
 
 

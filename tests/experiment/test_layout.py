@@ -202,10 +202,13 @@ def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take(mon
 
 
 def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
-    """In a process of its own, in which JAX has not begun."""
+    """In a process of its own, in which JAX has not begun, with a config that uses it."""
+    config = tmp_path / "config.py"
+    config.write_text("import jax.numpy as jnp\ndef get_config():\n    return {'rounds': int(jnp.sum(jnp.ones(3)))}\n")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
     code = (
-        "from launch import command; command.use_all_cores(); command.keep_programs(); import jax;"
+        "from launch import arguments, command; command.keep_programs(); import jax;"
+        f"command.parse(arguments.Parser('run', None, has_config=True), ['--config={config}']);"
         "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
     )
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
