@@ -152,13 +152,17 @@ class Config(NamedTuple):
     words: list[str]
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Config, Any]:
-    """The config of a command's words, and its other arguments; ValueError has one line for a mistake."""
+def parse(parser: argparse.ArgumentParser, words: Sequence[str], *, computes: bool = False) -> tuple[Config, Any]:
+    """The config of a command's words, and its other arguments; ValueError has one line for a mistake.
+
+    A command that `computes` uses all cores.
+    """
     file, overrides, others = _sorted(words)
     options = parser.parse_args(others)
     if not file:
         raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
-    use_all_cores()  # before the config, which may use JAX
+    if computes:
+        use_all_cores()  # before the config, which may use JAX
     return read(file, overrides), options
 
 

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config, options = command.parse(_parser(), argv[1:])
+        config, options = command.parse(_parser(), argv[1:], computes=True)
         place = _place(options)
     except ValueError as error:
         return command.refuse(error)

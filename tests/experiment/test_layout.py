@@ -208,7 +208,7 @@ def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
     code = (
         "from launch import arguments, command; command.keep_programs(); import jax;"
-        f"command.parse(arguments.Parser('run', None, has_config=True), ['--config={config}']);"
+        f"command.parse(arguments.Parser('run', None, has_config=True), ['--config={config}'], computes=True);"
         "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
     )
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
