@@ -2,8 +2,8 @@
 
     L = L_s + w L_u
 
-A local step takes one labeled and one unlabeled batch, in a single forward pass over all their views, which batch norm sees
-together. Where the labels are at the server, there is no labeled batch and L_s = 0.
+A local step takes one labeled and one unlabeled batch, in a single forward pass over all their views where there is batch norm,
+which sees them together. Where the labels are at the server, there is no labeled batch and L_s = 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ Keys = jaxtyping.Key[jax.Array, "2"]
 
 
 class UnlabeledOutputs(NamedTuple):
-    """Logits [B_u, C] of an unlabeled batch's weak views ([0, C] where the objective asks for none) and strong views."""
+    """Logits [B_u, C] of an unlabeled batch's weak views ([0, C] where the objective asks for none), without gradient, and of
+    its strong views.
+    """
 
     weak: Logits
     strong: Logits
@@ -97,7 +99,8 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
             masks.append(labeled.mask)
 
         def loss(weights: Weights) -> tuple[Scalar, PyTree, Metrics]:
-            (weak, strong, *rest), batch_stats = task.train_logits_together(weights, views, masks, dropout_key(key))
+            together = task.train_logits_together(weights, views, masks, dropout_key(key), fixed=0)
+            (weak, strong, *rest), batch_stats = together
             of_unlabeled = objective.unlabeled(UnlabeledOutputs(weak, strong), unlabeled)
             value = objective.weight * of_unlabeled.value
             if labeled is None:

@@ -83,12 +83,28 @@ class Task(NamedTuple):
         return mark(logits), stats
 
     def train_logits_together(
-        self, weights: Weights, views: Sequence[Float[Array, "_ ..."]], masks: Sequence[Bool[Array, " _"]], key: Key
+        self,
+        weights: Weights,
+        views: Sequence[Float[Array, "_ ..."]],
+        masks: Sequence[Bool[Array, " _"]],
+        key: Key,
+        *,
+        fixed: int | None = None,
     ) -> tuple[tuple[Float[Array, "_ C"], ...], PyTree]:
-        """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all)."""
+        """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all).
+
+        The logits of batch number `fixed` are without gradient. Without batch norm, which sees all batches together, they are a
+        forward pass of their own, and no gradient goes through it.
+        """
+        if fixed is not None and len(masks[fixed]) > 0 and not jax.tree.leaves(weights.stats):
+            alone, _ = self.train_logits(jax.lax.stop_gradient(weights), views[fixed], masks[fixed], substream(key, "fixed"))
+            rest, of_rest = ([*batches[:fixed], *batches[fixed + 1 :]] for batches in (views, masks))
+            logits, stats = self.train_logits_together(weights, rest, of_rest, key)
+            return (*logits[:fixed], alone, *logits[fixed:]), stats
         ends = list(itertools.accumulate(len(mask) for mask in masks))[:-1]
-        logits, stats = self.train_logits(weights, jnp.concatenate(views), jnp.concatenate(masks), key)
-        return tuple(jnp.split(logits, ends)), stats
+        joined, stats = self.train_logits(weights, jnp.concatenate(views), jnp.concatenate(masks), key)
+        parts = enumerate(jnp.split(joined, ends))
+        return tuple(jax.lax.stop_gradient(part) if number == fixed else part for number, part in parts), stats
 
     def train_features(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Outputs, PyTree]:
         """As `train_logits`, with the classifier's inputs in place of logits; `weights` may lack the classifier's."""

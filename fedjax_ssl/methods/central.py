@@ -213,10 +213,10 @@ def gradient(
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree, Metrics]]:
         weights = state.weights._replace(params=params)
-        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key))
+        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key), fixed=1)
         of_labeled, of_weak, of_strong = logits
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
-        probs = jax.nn.softmax(jax.lax.stop_gradient(of_weak))
+        probs = jax.nn.softmax(of_weak)
         outputs = Outputs(probs, of_strong, unlabeled.mask, data.true_labels[unlabeled.positions])
         consistency, status, metrics = unlabeled_loss(outputs, state.status)
         return supervised + consistency, (batch_stats, status, metrics)

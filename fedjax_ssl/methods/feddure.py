@@ -164,7 +164,7 @@ def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.
     views, masks = (step.labeled, step.weak, step.strong), (step.labeled_mask, step.mask, step.mask)
 
     def forward(params: PyTree) -> tuple[tuple[jax.Array, ...], PyTree]:
-        return task.train_logits_together(weights._replace(params=params), views, masks, local.dropout_key(key))
+        return task.train_logits_together(weights._replace(params=params), views, masks, local.dropout_key(key), fixed=1)
 
     logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
     _, weak, strong = logits

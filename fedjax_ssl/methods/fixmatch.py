@@ -97,7 +97,7 @@ def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
     """The objective on pseudo-labels that each step makes of its own batch; the steps report diagnostics."""
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
-        label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
+        label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
         accepted = batch.mask & thresholds.above(confidence, options.confidence, strict=options.strict)
         loss = _loss(options, outputs.strong, label, accepted, batch)
         return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, shard, batch))

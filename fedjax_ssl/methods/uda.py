@@ -50,7 +50,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
-            label, confidence = pseudo_labels.harden(jax.nn.softmax(jax.lax.stop_gradient(outputs.weak)))
+            label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
             used = batch.mask & thresholds.above(confidence, options.confidence, strict=True)
             kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
             metrics = semi_supervised.step_metrics(label, used, shard, batch)

@@ -161,15 +161,17 @@ class Expected:
         return of_labels | lc.costs(size, size, sum(len(a) + len(b) for a, b in lc.STEPS), forward * steps, backward * steps)
 
     def rows(self):
-        """Rows that a step takes forward and back: theta's, and phi's strong and labeled views."""
-        all_views, strong, labeled = lc.BATCH + 2 * lc.UNLABELED_BATCH, lc.UNLABELED_BATCH, lc.BATCH
+        """Rows that a step takes forward and back, theta's and phi's. Weak views go back where batch norm sees them."""
+        strong, labeled = lc.UNLABELED_BATCH, lc.BATCH
+        forward = labeled + 2 * strong
+        back = forward if self.stats else labeled + strong
         if self.options.regulators == "no_f":  # both losses of the reward
-            return all_views + strong + 2 * labeled, all_views + strong
+            return forward + strong + 2 * labeled, back + strong
         if self.options.meta_gradient == "nested":  # once more forward: a directional derivative of the look-ahead's way back
-            return all_views + 3 * strong + 3 * labeled, all_views + 2 * strong + labeled
+            return forward + 3 * strong + 3 * labeled, back + 2 * strong + labeled
         if self.options.regulators == "no_c":
-            return all_views + 2 * strong + labeled, all_views + strong + labeled
-        return all_views + 2 * strong + 3 * labeled, all_views + 2 * strong + labeled
+            return forward + 2 * strong + labeled, back + strong + labeled
+        return forward + 2 * strong + 3 * labeled, back + 2 * strong + labeled
 
 
 def got(client, options, optimizer, w, adam, stats):
