@@ -84,7 +84,7 @@ def test_static_statistics_are_those_of_the_evaluated_average():
 @pytest.mark.parametrize("name", NAMES)
 def test_with_batch_norm_one_pass_sees_labeled_weak_and_strong_views_with_a_dropout_key(monkeypatch, name):
     passes = recorded_passes(monkeypatch)
-    Server(name, network="cnn", server__batch_size=5).shapes()
+    Server(name, network="cnn", model__norm="batch", server__batch_size=5).shapes()
     ((size, _, key),) = passes
     assert size == 5 + 2 * 2 * 5
     assert key is not None
