@@ -1,8 +1,9 @@
 """FixMatch and FreeMatch on pooled data: centralized baselines of federated training ((FL)^2, Figure 1).
 
-A round is a number of steps of the server, each on a batch of labeled and a batch of unlabeled examples of the pool, in one
-forward pass. `server.fine_tune` is the training; its learning rate is evaluated at every step. As in the authors' code (USB,
-TorchSSL), evaluation uses the moving average of the parameters, with the batch-norm statistics of the trained network.
+A round is a number of steps of the server, each on a batch of labeled and a batch of unlabeled examples of the pool, which
+batch norm sees together. `server.fine_tune` is the training; its learning rate is evaluated at every step. As in the authors'
+code (USB, TorchSSL), evaluation uses the moving average of the parameters, with the batch-norm statistics of the trained
+network.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -
 def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
 ) -> tuple[Gradients, PyTree]:
-    """The gradient of a step's loss, and the new status, by one forward pass of labeled, weak and strong views together."""
+    """The gradient of a step's loss, and the new status, of labeled, weak and strong views together."""
     labels, (labeled, unlabeled, *_) = data.labeled.labels, inputs
     assert labels is not None
     labeled_key, weak_key, strong_key = jax.random.split(inputs.key, 3)
