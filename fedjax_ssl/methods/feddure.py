@@ -8,8 +8,8 @@ state, which weighs single examples and learns so that the step of phi would low
 The released code is another algorithm, without F-reg and with a reward of opposite sign. It settles what the paper leaves open:
 
 - F-reg sees softmax outputs (of the weak view in the code, here of the strong view, as in the equations).
-- theta sees labeled, weak and strong views as one batch in training mode. phi sees strong views and labeled ones apart, in
-  training mode too; their statistics are dropped.
+- Batch norm sees theta's labeled, weak and strong views as one batch. phi sees strong views and labeled ones apart, also
+  in training mode; their statistics are dropped.
 - theta and phi step by the client's optimizer, phi's from a fresh state each round; F-reg by Adam, whose state is persistent.
 - A local epoch goes once through the labeled examples.
 """

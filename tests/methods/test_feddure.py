@@ -74,7 +74,7 @@ def test_f_reg_of_a_client_with_one_kind_of_data_stays(client):
     ("regulators", "expected"), [("both", [20, 6, 8, 8, 8]), ("no_c", [20, 6, 8]), ("no_f", [20, 6, 8, 8])]
 )
 def test_theta_sees_one_batch_of_all_views_and_the_passes_are_shared(monkeypatch, regulators, expected):
-    """8 labeled and 6 unlabeled examples: theta sees 8 + 6 + 6 views at once; look-ahead and C-reg's step share a pass of 6."""
+    """Of 8 labeled and 6 unlabeled examples batch norm sees 20 views at once; look-ahead and C-reg's step share a pass of 6."""
     client = client_of("feddure", network="cnn", method__unlabeled_batch_size=6, method__regulators=regulators)
     passes = recorded_passes(monkeypatch)
     client.trace()
