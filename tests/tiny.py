@@ -20,6 +20,8 @@ LABELS_AT = {
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
+ALIKE = ("fedavg_pp", "fedprox", "fedsiam_mt", "fedsiam_pi", "fixmatch_central", "freematch_central", "uda")
+"""Methods that share the code of others, and are left out where every method takes long."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
 ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in METHODS]
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm

@@ -20,7 +20,6 @@ from fedjax_ssl.simulation.program import ON_CPU
 from tests.models import shipped
 
 ROOT = pathlib.Path(__file__).parents[2]
-FAST = ("emnist_cnn", "digits_fedavg")  # Winograd in the first, banded products in the second
 DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
 """Noise of 1e-7 in the parameters changes the reference's own update by up to 4e-3, where ReLUs and pools decide otherwise."""
 
@@ -28,7 +27,7 @@ DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.ci if name in FAST else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.ci if name == "digits_fedavg" else pytest.mark.slow)
         for name in (*shipped.CASES, "digits_fedavg", "digits_fl2")
     ],
 )
