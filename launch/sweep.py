@@ -119,12 +119,15 @@ def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -
     write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
 
 
+PLACES = {"data_dir": "data_dir=DIR", "path": "path=PATH"}
+
+
 def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
     """The command without what this machine alone has: folders and jobs."""
     words = [options.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(options, key)))]
     words += [f"--set={one}" for one in options.set] + ["--small"] * options.small
     words += [f"--seeds={options.seeds}"] * bool(options.seeds)
-    words += [re.sub(r"^(--config\.data\.(data_dir|path))=.*", r"\1=DIR", word) for word in extra]
+    words += [re.sub(r"^(--config\.data\.)(data_dir|path)=.*", lambda m: m[1] + PLACES[m[2]], word) for word in extra]
     for axis in ("rows", "columns"):
         words += [f"--{axis}", *chosen] if (chosen := getattr(options, axis)) else []
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
