@@ -80,20 +80,25 @@ DATASETS: dict[str, Known] = {
     ),
 }  # fmt: skip
 
-_MEDMNIST = {
-    "pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2, "retinamnist": 5, "breastmnist": 2, "bloodmnist": 8,
-    "tissuemnist": 8, "organamnist": 11, "organcmnist": 11, "organsmnist": 11,
+_ZENODO = "https://zenodo.org/records/10519652"
+_MEDMNIST = {  # classes, MD5 as in medmnist 3.0.2, bytes or 0 (not published); ChestMNIST has several labels per image
+    "pathmnist": (9, "a8b06965200029087d5bd730944a56c1", 205_615_438), "dermamnist": (7, "0744692d530f8e62ec473284d019b0c7", 0),
+    "octmnist": (4, "c68d92d5b585d8d81f7112f81e2d0842", 0),
+    "pneumoniamnist": (2, "28209eda62fecd6e6a2d98b1501bb15f", 4_170_669),
+    "retinamnist": (5, "bd4c0672f1bba3e3a89f0e4e876791e4", 0), "breastmnist": (2, "750601b1f35ba3300ea97c75c52ff8f6", 0),
+    "bloodmnist": (8, "7053d0359d879ad8a5505303e11de1dc", 0), "tissuemnist": (8, "ebe78ee8b05294063de985d821c1c34b", 0),
+    "organamnist": (11, "68e3f8846a6bd62f0c9bf841c0d9eacc", 0), "organcmnist": (11, "b9ceb9546e10131b32923c5bbeaea2b1", 0),
+    "organsmnist": (11, "9ab87b696fb54e2a387ebe992d6ed5f1", 0),
 }  # fmt: skip
-"""Classes of MedMNIST's multi-class images (ChestMNIST has several labels per image)."""
 
 DATASETS |= {
     name: Known(
         "npz", classes, "zero_crop4" if name.startswith("organ") else "flip_zero_crop4", "fedlabel_released",
-        mean=(0.5,), std=(0.5,), url="https://zenodo.org/records/10519652",
+        mean=(0.5,), std=(0.5,), url=_ZENODO,
         citation="Yang et al. 2023, MedMNIST v2, Scientific Data 10:41, and the study that its page names for this part",
         terms="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
     )
-    for name, classes in _MEDMNIST.items()
+    for name, (classes, _, _) in _MEDMNIST.items()
 }  # fmt: skip
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
@@ -154,27 +159,9 @@ ORIGINALS: dict[str, tuple[File, ...]] = {
 }  # fmt: skip
 """The files of each dataset that can be fetched: those that its authors offer, with published checksums."""
 
-_MEDMNIST_MD5 = {  # of medmnist 3.0.2
-    "pathmnist": "a8b06965200029087d5bd730944a56c1", "dermamnist": "0744692d530f8e62ec473284d019b0c7",
-    "octmnist": "c68d92d5b585d8d81f7112f81e2d0842", "pneumoniamnist": "28209eda62fecd6e6a2d98b1501bb15f",
-    "retinamnist": "bd4c0672f1bba3e3a89f0e4e876791e4", "breastmnist": "750601b1f35ba3300ea97c75c52ff8f6",
-    "bloodmnist": "7053d0359d879ad8a5505303e11de1dc", "tissuemnist": "ebe78ee8b05294063de985d821c1c34b",
-    "organamnist": "68e3f8846a6bd62f0c9bf841c0d9eacc", "organcmnist": "b9ceb9546e10131b32923c5bbeaea2b1",
-    "organsmnist": "9ab87b696fb54e2a387ebe992d6ed5f1",
-}  # fmt: skip
-_MEDMNIST_SIZES = {"pathmnist": 205_615_438, "pneumoniamnist": 4_170_669}  # of the others no size is published
-
 ORIGINALS |= {
-    name: (
-        File(
-            f"{name}.npz",
-            f"https://zenodo.org/records/10519652/files/{name}.npz?download=1",
-            f"md5:{md5}",
-            "the medmnist package",
-            _MEDMNIST_SIZES.get(name, 0),
-        ),
-    )
-    for name, md5 in _MEDMNIST_MD5.items()
+    name: (File(f"{name}.npz", f"{_ZENODO}/files/{name}.npz?download=1", f"md5:{md5}", "the medmnist package", size),)
+    for name, (_, md5, size) in _MEDMNIST.items()
 }
 
 

@@ -89,7 +89,7 @@ def _check_dirichlet(num_examples: int, num_clients: int, alpha: float, min_size
     if num_clients * min_size > num_examples or (num_clients > 1 and num_clients * min_size == num_examples):
         raise ValueError(
             f"{num_examples} examples cannot give num_clients={num_clients} clients min_size={min_size} each by chance: "
-            f"use at most {max(1, (num_examples - 1) // min_size)} clients, or lower min_size to "
+            f"use at most {max(1, (num_examples - 1) // max(1, min_size))} clients, or lower min_size to "
             f"{(num_examples - 1) // num_clients} or less"
         )
 

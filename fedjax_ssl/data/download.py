@@ -91,10 +91,7 @@ def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> 
 def is_whole(place: Original) -> bool:
     """Whether a file is there, with its size and its checksum."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = place.path.stat()
-        if place.file.size in (0, found.st_size):
-            algorithm = place.file.checksum.partition(":")[0]
-            return _digest(place.path, algorithm, found.st_size, found.st_mtime_ns) == place.file.checksum
+        return _is_as_published(place.path, place.file)
     return False
 
 
@@ -259,14 +256,12 @@ def _alone(path: Path) -> Iterator[None]:
 
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         _say(f"{path}: another process fetches it: waiting")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

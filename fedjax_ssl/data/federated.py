@@ -90,34 +90,28 @@ class Mixture(NamedTuple):
         return self.images[self.index[positions]]
 
 
-def mix(labeled: Examples, unlabeled: Examples, labeled_repeats: int = 1, own: Int32[Array, ""] | None = None) -> Mixture:
-    """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones with labels 0.
+def mix(
+    labeled: Examples,
+    unlabeled: Examples,
+    labeled_repeats: int = 1,
+    own: Int32[Array, ""] | None = None,
+    pseudo: Int[Array, " m"] | None = None,
+) -> Mixture:
+    """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones.
 
-    The last `own` of the repeats are real; None: all.
+    The last `own` of the repeats are real; None: all. Unlabeled examples have labels 0, or `pseudo`-labels; an example whose
+    pseudo-label is -1 takes no part.
     """
     rows, masked = [labeled] * labeled_repeats, 0 if own is None else labeled_repeats - own
     index = jnp.concatenate([*(row.index for row in rows), unlabeled.index])
+    pseudo = jnp.zeros_like(unlabeled.index) if pseudo is None else pseudo
     return Mixture(
         images=unlabeled.images,
         index=index,
-        labels=jnp.concatenate([*(row.labels for row in rows), jnp.zeros_like(unlabeled.index)]),
+        labels=jnp.concatenate([*(row.labels for row in rows), jnp.maximum(pseudo, 0)]),
         labeled=jnp.arange(len(index)) < labeled_repeats * len(labeled.index),
-        mask=jnp.concatenate([*(row.mask & (i >= masked) for i, row in enumerate(rows)), unlabeled.mask]),
+        mask=jnp.concatenate([*(row.mask & (i >= masked) for i, row in enumerate(rows)), unlabeled.mask & (pseudo >= 0)]),
     )
-
-
-def with_pseudo_labels(
-    labeled: Examples,
-    unlabeled: Examples,
-    pseudo: Int[Array, " m"],
-    labeled_repeats: int = 1,
-    own: Int32[Array, ""] | None = None,
-) -> Mixture:
-    """`mix` with pseudo-labels as the labels of unlabeled examples; an example whose pseudo-label is -1 takes no part."""
-    examples = mix(labeled, unlabeled, labeled_repeats, own)
-    has_label = jnp.concatenate([jnp.ones(len(examples.index) - len(pseudo), bool), pseudo >= 0])
-    labels = jnp.concatenate([examples.labels[: -len(pseudo)], jnp.maximum(pseudo, 0)])
-    return examples._replace(labels=labels, mask=examples.mask & has_label)
 
 
 def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:

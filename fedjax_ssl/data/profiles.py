@@ -68,10 +68,10 @@ def read_rates(path: str, num_clients: int) -> Rates:
 
 
 def read_windows(path: str, num_clients: int, period: float) -> Windows:
-    """When clients can be reached, from a file `client,start,end`, of any number of rows; (0, 0) fills a client's up.
+    """When clients can be reached, from a file `client,start,end`, of any number of rows.
 
-    A window that ends after the period goes on at its begin. ValueError where the windows, of which each client has as many
-    as the one with the most, do not fit into memory.
+    A client with fewer windows than others has (0, 0) for the rest. A window that ends after the period goes on at its begin.
+    ValueError where the windows, of which each client has as many as the one with the most, do not fit into memory.
     """
     accepted = f"0 <= start < {period:g}, and start < end <= start + {period:g}"
     in_range = lambda start, end: 0 <= start < period and start < end <= start + period  # noqa: E731

@@ -106,7 +106,7 @@ def draw(training: Training, how: Split, seed: int) -> Assignment:
     notes = [*apart.notes, *shared.notes]
     if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
-    if uses_natural(how) and (without := sum(not len(a) + len(b) for a, b in zip(labeled, unlabeled, strict=True))):
+    if uses_natural(how) and (without := sum(not (len(a) or len(b)) for a, b in zip(labeled, unlabeled, strict=True))):
         notes.append(f"{without} of {len(labeled)} clients have no example")
     return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), tuple(notes))
 
@@ -170,6 +170,8 @@ def _share(how: Split, what: str, name: str, training: Training, indices: Positi
     parameters = {key: training.clients if key == "clients" else getattr(how, key) for key in scheme.parameters}
     unknown = indices[labels[indices] < 0] if name not in ("iid", "natural") else indices[:0]
     known = indices[labels[indices] >= 0] if len(unknown) else indices
+    if not len(indices) and name != "natural":
+        raise ValueError(f"{what} examples by {name}: none are left for the clients: label fewer examples")
     if not len(known) and len(unknown):
         return Partition(np.array_split(rng.permutation(unknown), how.num_clients), known)
     try:

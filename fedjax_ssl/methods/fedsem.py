@@ -15,7 +15,7 @@ from pydantic import Field
 
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.data.federated import with_pseudo_labels
+from fedjax_ssl.data.federated import mix
 from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Training
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
@@ -72,7 +72,7 @@ def client_update(
     probs = local.class_probabilities(task, shared.own, unlabeled, None)
     pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
     repeats = options.labeled_repeats, local.own_repeats(options, shard)
-    examples = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo, *repeats)
+    examples = mix(shard.labeled, shard.unlabeled, *repeats, pseudo=pseudo)
     # The repeats of labeled examples take part in the first phase alone.
     copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
     examples = examples._replace(mask=examples.mask & ~(copies & second_phase))

@@ -29,7 +29,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
-from fedjax_ssl.data.federated import with_pseudo_labels
+from fedjax_ssl.data.federated import mix
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
 from fedjax_ssl.local.server import flatten
 from fedjax_ssl.local.task import join
@@ -199,7 +199,7 @@ def train_on_both(
     (task, client, *_), (pseudo, weighed) = setup, labels
     second_phase = shared.round >= 0
     train = partial(local.minimize, task, client, learning_rate=shared.learning_rate)
-    everything = with_pseudo_labels(shard.labeled, shard.unlabeled, pseudo)
+    everything = mix(shard.labeled, shard.unlabeled, pseudo=pseudo)
     schedule = client.schedule(one_keys[0], everything.mask & second_phase & ~weighed)
     one = train(local.supervised_gradient(task, everything), start, schedule, key=one_keys[1])
 

@@ -296,20 +296,17 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 
 LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
 
-# Measured in benchmarks/README.md: rounds of five networks with `auto`, and `cpu` beside `xla` for WRN-28-2 ("Measured once").
-# On an H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody compared them.
-AUTO = {("cpu", False): "cpu", ("cpu", True): "cpu", ("gpu", False): "xla", ("gpu", True): "gpu"}
-"""(platform, whether kernels are vmapped) -> lowering; on other platforms `xla`."""
-
 
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
-    """The lowering that `execution.conv` stands for: a key of LOWERINGS, `auto` by the table AUTO.
+    """The lowering that `execution.conv` stands for: a key of LOWERINGS, `auto` by platform.
 
     Kernels are vmapped where clients with parameters of their own are trained under `vmap`. ValueError for another `conv`, or
     `cpu` on another platform (as `jax.default_backend()` names it), where sums of products may be less precise.
     """
     if conv == "auto":
-        return AUTO.get((platform, kernels_vmapped), "xla")
+        # Measured in benchmarks/README.md: five networks with `auto`; `cpu` beside `xla` for WRN-28-2 ("Measured once"). On an
+        # H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody compared them.
+        return "cpu" if platform == "cpu" else "gpu" if platform == "gpu" and kernels_vmapped else "xla"
     if conv not in LOWERINGS:
         raise ValueError(f"execution.conv: got {conv}, accepted: auto, {', '.join(LOWERINGS)}")
     if conv == "cpu" and platform != "cpu":

@@ -20,7 +20,7 @@ def aware_of(mask: Mask | None, conv: str) -> nn.module.Interceptor:
     """An interceptor for `nn.intercept_methods` that replaces the computation of flax's layers.
 
     `nn.BatchNorm` becomes `norm.normalize` of the real examples, whose statistics it stores as they are, whatever its momentum.
-    `nn.Conv` is lowered as `conv` says where it is two-dimensional, with one stride and neither dilation nor groups.
+    `nn.Conv` is lowered as `conv` says where it is two-dimensional, with one stride and no dilation, groups or precision.
     `nn.Dropout` drops nothing where there is no key for it.
     """
 
@@ -65,7 +65,8 @@ def conv_as(
 ) -> Array:
     """`lax.conv_general_dilated` as `nn.Conv` calls it, in the form `conv` where that can be."""
     dilated = any(n != 1 for name in ("lhs_dilation", "rhs_dilation") for n in options[name])
-    if kernel.ndim != 4 or len(set(strides)) > 1 or dilated or options["feature_group_count"] != 1 or x.dtype != kernel.dtype:
+    special = dilated or options["feature_group_count"] != 1 or options.get("precision") is not None
+    if kernel.ndim != 4 or len(set(strides)) > 1 or special or x.dtype != kernel.dtype:
         return lax.conv_general_dilated(x, kernel, strides, padding, **options)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)

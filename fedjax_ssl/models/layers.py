@@ -97,7 +97,7 @@ def dense(x: Features, features: int, initialization: Initialization, *, use_bia
 
 
 def _product(x: Float[Array, "B D"], kernel: Float[Array, "D F"], *args: Any, **kwargs: Any) -> Float[Array, "B F"]:
-    """`lax.dot_general`, as a linear layer calls it, float32; of few examples and a large kernel with a gradient for a CPU."""
+    """The product of a linear layer; in float32, few examples and a large kernel have a gradient that is fast on a CPU."""
     if x.dtype != jnp.float32:
         return product(x, kernel, x.dtype)
     few = x.ndim == 2 and x.shape[0] <= _FEW_EXAMPLES and kernel.size >= _LARGE_KERNEL
@@ -113,7 +113,7 @@ def _few_by_large(x: Float[Array, "B D"], kernel: Float[Array, "D F"]) -> Float[
 def _few_by_large_backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = residuals
 
-    # Example by example XLA makes it one pass over the weights together with the step of plain SGD, and does not write it down.
+    # XLA fuses this sum of outer products with the step of plain SGD, so that the gradient [D, F] is never stored.
     def one_pass(x: Float[Array, "B D"], cotangent: Float[Array, "B F"]) -> Float[Array, "D F"]:
         return functools.reduce(jnp.add, (x[b, :, None] * cotangent[b] for b in range(x.shape[0])))
 

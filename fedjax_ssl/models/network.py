@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -96,15 +96,14 @@ def pure(
     num_classes: int | None = None,
     conv: str = "xla",
     dtype: str = "float32",
-    first_blocks: Iterable[str] = (),
 ) -> ModelFns:
     """The functions of a module that is called with (x, train), and with `mask` and `features_only` if it takes them.
 
     A module that takes `mask` computes in the dtype of x and looks after padded examples itself. Of others the parameters are
     given in `dtype`; in all, flax's own layers are made aware of padding and of `conv` (see `flax_layers.aware_of`).
 
-    With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are by default those
-    that the module's method of that name gives, if it has one.
+    With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are those that the
+    module's method of that name gives, if it has one.
     """
     takes = arguments(type(module))
     forward = functools.partial(_forward, module, takes, conv, dtype)
@@ -119,9 +118,6 @@ def pure(
         if created.get("batch_stats") and "train" not in takes:  # in evaluation it would normalize as in training
             accepted = "(x, train), with use_running_average=not train in batch norm"
             raise ValueError(f"{type(module).__name__}.__call__: got no argument train, accepted: {accepted}")
-        if unknown := set(first_blocks) - set(created.get("params", {})):
-            accepted = ", ".join(created.get("params", {}))
-            raise ValueError(f"first_blocks: got {', '.join(sorted(unknown))}, accepted: {accepted}")
         return created
 
     def init(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
@@ -135,8 +131,7 @@ def pure(
         variables = jax.eval_shape(init_features, jax.random.key(0), jnp.zeros((1, 32, 32, 3), dtype))
         return frozenset(variables.get("params", {}))
 
-    shared = frozenset(first_blocks)
-    blocks = (lambda: shared) if shared else getattr(module, "first_blocks", frozenset)
+    blocks = getattr(module, "first_blocks", frozenset)
     if "features_only" not in takes:
         return ModelFns(init, forward(), first_blocks=blocks)
     return ModelFns(init, forward(), forward(features_only=True), backbone, blocks)

@@ -34,7 +34,7 @@ def from_nnx(factory: Any) -> type[nn.Module]:
     arguments = inspect.signature(made_by).parameters
     if missing := [name for name in ("num_classes", "rngs") if name not in arguments]:
         raise ValueError(f"{factory.__name__}: got no argument {' and '.join(missing)}, accepted: (num_classes, *, rngs, ...)")
-    hints = get_type_hints(made_by)
+    hints = get_type_hints(made_by, include_extras=True)
     options = [p for p in arguments.values() if p.name not in ("self", "num_classes", "rngs", "image_shape")]
     fields = {"num_classes": int, "conv": Callable, **{p.name: hints.get(p.name, Any) for p in options}}
     values = {p.name: p.default for p in options if p.default is not p.empty}
@@ -77,9 +77,10 @@ class _NNX(nn.Module):
             self._store(params=params, batch_stats=stats)
         else:
             for collection, state, dtype in (("params", params, x.dtype), ("batch_stats", stats, jnp.float32)):
-                names = {str(path[0]) for path in dict(_flat(state))}
+                names = {str(path[0]) for path in dict(nnx.to_flat_state(state))}
                 values: dict[Any, Any] = flatten_dict({name: self.get_variable(collection, name) for name in names})
-                new = {path: leaf.replace(values[tuple(map(str, path))].astype(dtype)) for path, leaf in _flat(state)}
+                flat = nnx.to_flat_state(state)
+                new = {path: leaf.replace(values[tuple(map(str, path))].astype(dtype)) for path, leaf in flat}
                 nnx.update(model, nnx.from_flat_state(new))
         (model.train if train else model.eval)()
         if not drops:
@@ -88,9 +89,8 @@ class _NNX(nn.Module):
             if isinstance(layer, nnx.BatchNorm):
                 layer.__class__, layer.real = _BatchNorm, nnx.data(mask)  # type: ignore[attr-defined]
             elif isinstance(layer, nnx.Conv):
-                layer.conv_general_dilated = functools.partial(
-                    conv_as, getattr(self.conv, "keywords", {}).get("lowering", "xla")
-                )
+                given = getattr(self.conv, "keywords", {})  # `registry.build` gives a partial of Conv
+                layer.conv_general_dilated = functools.partial(conv_as, given.get("lowering", "xla"))
         outputs = model(x, **({"train": train} if "train" in inspect.signature(model.__call__).parameters else {}))
         if train:
             self._store(batch_stats=nnx.state(model, nnx.BatchStat))
@@ -98,8 +98,6 @@ class _NNX(nn.Module):
 
     def _store(self, **collections: nnx.State) -> None:
         for collection, state in collections.items():
-            for name, value in unflatten_dict({tuple(map(str, path)): leaf[...] for path, leaf in _flat(state)}).items():
+            flat = {tuple(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+            for name, value in unflatten_dict(flat).items():
                 self.put_variable(collection, name, value)
-
-
-_flat = nnx.to_flat_state

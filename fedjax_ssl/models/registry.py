@@ -29,7 +29,6 @@ class Model(NamedTuple):
     module: type[nn.Module]
     image_size: int = 0  # the side of the images it is made for, to which smaller ones are padded; 0: it takes any
     features: bool = False  # whether it takes vectors [B, D] too
-    first_blocks: frozenset[str] = frozenset()  # the layers that FedTriNet shares, as named at the top of its parameters
 
 
 MODELS: dict[str, Model] = {
@@ -47,22 +46,21 @@ MODELS: dict[str, Model] = {
 BUILT_IN = frozenset(MODELS)
 
 
-def register_model(
-    name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False, first_blocks: Iterable[str] = ()
-) -> None:
-    """Makes a network known as `model.name`, with the other fields of a Model; one's own gives way to another of its name.
+def register_model(name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False) -> None:
+    """Makes a network known as `model.name`, with the other fields of a Model; a second one of that name replaces it.
 
     The module is a class with a field `num_classes`, whose instances are called with (x, train): images [B, H, W, ch] or
     features [B, D], and whether they train (positional or keyword, may be missing). It returns logits [B, C]. Batch norm and
     dropout are flax's own. Other fields have defaults: they are its options, `model.<field>`; but `conv` and `dtype` are set
-    from `execution`. It may take `mask` and `features_only` too (see `pure`). A `flax.nnx` module: `from_nnx`.
+    from `execution`. It may take `mask` and `features_only` too (see `pure`); a method
+    `first_blocks` names the layers that FedTriNet shares. A `flax.nnx` module: `from_nnx`.
 
     ValueError for another kind of module, or a name that is the package's or not of letters, digits and underscores.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_model: got the name {name!r}, accepted: a new name of letters, digits and underscores")
     _options_class(_checked(module))
-    MODELS[name] = Model(module, image_size, features, frozenset(first_blocks))
+    MODELS[name] = Model(module, image_size, features)
 
 
 def build(
@@ -89,7 +87,7 @@ def build(
     execution = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
     given = {f.name: execution[f.name] for f in dataclasses.fields(model.module) if f.name in execution}
     module = model.module(num_classes=num_classes, **given, **own)
-    return pure(module, num_classes=num_classes, conv=conv, dtype=dtype, first_blocks=model.first_blocks)
+    return pure(module, num_classes=num_classes, conv=conv, dtype=dtype)
 
 
 class NetworkOptions(Options, arbitrary_types_allowed=True):
@@ -102,7 +100,7 @@ def options_class(name: str) -> type[Options]:
 
 
 def name_of(module: type[nn.Module]) -> str:
-    """The name of a module's class in MODELS, in which it is entered under its own where it is not yet."""
+    """The name of a module's class in MODELS; a class that is not there is registered under its own name."""
     for name, model in MODELS.items():
         if model.module is module:
             return name

@@ -97,6 +97,19 @@ def test_a_table_beside_folders_of_classes_says_whose_the_images_are(tmp_path, i
         assert set(dataset.clients[row[:count]]) == {k}
 
 
+def test_a_stray_image_beside_folders_of_classes_is_counted_and_ids_with_underscores_are_names(tmp_path, caplog):
+    def stray(root):
+        save(root / "train" / "montage.png", 4, 6, 3)
+        owned("id,client\n0,1_1\n1,11\n2,1_1\n3,11\n4,11\n5,1_1\n")(root)
+
+    with caplog.at_level(logging.INFO):
+        dataset = classes(stray)(tmp_path)
+    assert dataset.clients.tolist() == [0, 0, 1, 1, 1, 0]  # cats 1, 3, 5, then dogs 0, 2, 4; int("1_1") would be 11
+    passed_over, numbered = caplog.messages
+    assert passed_over.startswith(f"{tmp_path}: 1 files or folders are passed over")
+    assert numbered == "image_folder: 2 clients are numbered: 0 = 11, 1 = 1_1"
+
+
 def test_one_table_in_a_folder_of_classes_that_is_split_anew(tmp_path):
     for i in range(20):  # names occur in both classes
         save(tmp_path / ("cat" if i % 2 else "dog") / f"{i // 2}.png", 4, 6, 3, seed=i)

@@ -64,6 +64,7 @@ def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
         ({"labeled_fraction": (0.0001,), "label_selection": "random"}, r"^labeled_fraction=0.0001 .*is less than one label$"),
         ({"labeled_fraction": (0.001,), "labels_at": "clients"}, r"^labeled_fraction=0.001 .*labels no example of any"),
         ({"labels_at": "clients", "labeled_partition": "dirichlet", "num_labels": 100}, r"^labeled examples by dirichlet: 100"),
+        ({"num_labels": 3000, "partition": "dirichlet", "min_size": 0}, r"^unlabeled examples by dirichlet: none are left for"),
         ({"partition": "class_grid"}, r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"),
     ],
 )

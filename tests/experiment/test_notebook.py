@@ -1,16 +1,18 @@
 """What a notebook does: an experiment from a ConfigDict, states that are used again, and one line for what is wrong."""
 
 import inspect
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from pydantic import Field
 
 import fedjax_ssl
 from configs import digits
-from fedjax_ssl.models import from_nnx
+from fedjax_ssl.models import from_nnx, registry
 from tests import engine
 from tests.experiment import average
 
@@ -40,7 +42,7 @@ class Silent(nn.Module):
 
 
 class Tiny(nnx.Module):
-    def __init__(self, num_classes, *, rngs):
+    def __init__(self, num_classes, *, rngs, width: Annotated[int, Field(le=8, description="Its width.")] = 4):
         self.out = nnx.Linear(64, num_classes, rngs=rngs)
 
 
@@ -54,6 +56,7 @@ class Tiny(nnx.Module):
         ),
         (lambda: fedjax_ssl.build(config(), method="fedavg"), "method: got 'fedavg', accepted: a factory, such as METHODS"),
         (lambda: fedjax_ssl.build(config(), model=Silent), "Silent.__call__: got (x, deterministic), accepted: (x, train)"),
+        (lambda: registry.build(from_nnx(Tiny), num_classes=10, width=9), "width: got 9, accepted: a whole number <= 8"),
         (lambda: from_nnx(Tiny(10, rngs=nnx.Rngs(0))), "from_nnx: got Tiny, an instance, accepted: its class, or a function"),
     ],
 )

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_ssl.models import convolution
 from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
+from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import Conv, dense, dropout, max_pool
 from tests.jaxprs import products
@@ -103,6 +104,16 @@ def test_forms_of_their_own_are_where_they_pay(image, size, stride, dtype, convo
     images, kernel = jnp.zeros((2, *image), dtype), jnp.zeros((size, size, image[-1], 5), dtype)
     program = str(jax.make_jaxpr(lambda x, k: LOWERINGS["cpu"](x, k, stride, 1))(images, kernel))
     assert program.count("conv_general_dilated[") == convolutions
+
+
+@pytest.mark.parametrize(("precision", "patches"), [(None, 1), (jax.lax.Precision.HIGHEST, 0)])
+def test_a_convolution_of_flax_with_a_precision_of_its_own_keeps_it(precision, patches):
+    images, layer = jnp.zeros((2, 8, 8, 4)), nn.Conv(5, (3, 3), precision=precision)
+    variables = layer.init(jax.random.key(0), images)
+    with nn.intercept_methods(aware_of(None, "gpu")):
+        program = str(jax.make_jaxpr(layer.apply)(variables, images))
+    assert ("conv_general_dilated[" not in program) == patches  # patches and a product in its place
+    assert ("HIGHEST" in program) == (precision is not None)
 
 
 @pytest.mark.parametrize(("lowering", "channels"), [("cpu", 3), ("cpu", 91)])

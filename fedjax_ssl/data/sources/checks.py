@@ -140,10 +140,9 @@ def checked_labels(where: str, labels: np.ndarray, num_examples: int, *, may_lac
 
 def _not_integers(labels: np.ndarray) -> str:
     """What is wrong with labels [N] of another dtype, and what to do."""
-    if labels.dtype.kind in "UO":
-        text = next((str(label) for label in labels), "")
+    if isinstance(text := next(iter(labels), ""), str):
         return f"are text such as {first_line(text)!r}: number the classes 0..C-1; renumber_labels=true does it"
-    if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all():
+    if labels.dtype == object or (labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()):
         return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
     return f"have dtype {labels.dtype}: store them as integers 0..C-1"
 

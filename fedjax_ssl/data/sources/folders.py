@@ -18,7 +18,7 @@ from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part
 from fedjax_ssl.data.sources.labels import clients, from_text
 from fedjax_ssl.data.sources.resplit import with_splits
-from fedjax_ssl.data.sources.tables import has_clients, rows_of
+from fedjax_ssl.data.sources.tables import columns, rows_of
 
 _log = logging.getLogger(__name__)
 _SPLITS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -120,6 +120,8 @@ def _table(root: Path, folder: Path) -> Path | None:
         return None
     places = [root / f"{folder.name}.csv"] if folder != root else []
     found = [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
+    if found and inside.folders and "label" not in columns(found[0]):
+        return None  # it says whose the images of the class folders are
     if not found and not inside.folders:
         where = places[0] if places else root / "labels.csv"
         raise ValueError(
@@ -156,7 +158,7 @@ def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) 
         counts.append(len(own.images))
     values = np.array(classes) if by_name else np.arange(len(classes), dtype=np.int32)
     table = root / ("clients.csv" if folder == root else f"{folder.name}.csv")
-    ids = rows_of(table, paths, folder, needs_labels=False).clients if has_clients(table) else None
+    ids = rows_of(table, paths, folder, needs_labels=False).clients if {"id", "client"} <= columns(table) else None
     return Files(paths, np.repeat(values, counts), ids, others)
 
 

@@ -87,7 +87,7 @@ def _of_lists(where: str, lists: Sequence[Any], num_examples: int) -> Numbers:
 def from_text(values: Sequence[str]) -> Ids:
     """Integers where all values are some, else text."""
     try:
-        return np.array([int(value) for value in values], np.int64)
+        return np.array([int(value.replace("_", " _")) for value in values], np.int64)  # "1_12" is a name, int("1_12") 112
     except (ValueError, OverflowError):
         return np.array(values, str)
 

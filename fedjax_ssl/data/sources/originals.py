@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import tqdm
 from jaxtyping import Int64, UInt8
 
 from fedjax_ssl.data import download
+from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
@@ -138,12 +138,10 @@ def svhn(paths: dict[str, Path]) -> dict[str, Part]:
 def cinic10(paths: dict[str, Path]) -> dict[str, Part]:
     """CINIC-10's archive of PNGs: as `folders` reads the unpacked folder, in its order."""
     found: dict[str, list[tuple[str, str, np.ndarray]]] = {split: [] for split in ("train", "valid", "test")}
-    bar = {"total": 270_000, "desc": "cinic10", "unit": "image", "leave": False, "disable": None}
-    with tarfile.open(paths["CINIC-10.tar.gz"], "r|gz") as archive, tqdm.tqdm(**bar) as progress:
-        for member in archive:
+    with tarfile.open(paths["CINIC-10.tar.gz"], "r|gz") as archive:
+        for member in bar(archive, "reading CINIC-10", total=270_000, unit="files"):
             path = re.fullmatch(r"(?:.*/)?(train|valid|test)/([^/.][^/]*)/([^/.][^/]*\.png)", member.name)
             if path is not None and member.isfile() and (content := archive.extractfile(member)):
-                progress.update()
                 found[path[1]].append((path[2], path[3], decode(content.read(), (32, 32, 3))))
     classes = sorted({label for label, _, _ in found["train"]})
     splits = {}

@@ -15,12 +15,12 @@ class Rows(NamedTuple):
     clients: list[str] | None
 
 
-def has_clients(table: Path) -> bool:
-    """Whether there is a table with the columns `id` and `client`."""
+def columns(table: Path) -> set[str]:
+    """The names in a table's header; none where there is no table."""
     if not table.is_file():
-        return False
+        return set()
     with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return {"id", "client"} <= {cell.strip() for cell in next(csv.reader(file), [])}
+        return {cell.strip() for cell in next(csv.reader(file), [])}
 
 
 def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: bool = True) -> Rows:
@@ -32,7 +32,7 @@ def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: 
     number_of = _numbers(images, folder)
     found: dict[int, dict[str, str]] = {}
     missing = []
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         where = f"{table}, row {number}"
         if (i := number_of.get(row["id"], len(images))) == len(images):
             missing.append(row["id"])
@@ -60,39 +60,40 @@ def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: 
 
 
 def _numbers(images: Sequence[Path], folder: Path) -> dict[str, int]:
-    """The number of the image that an id means, -1 where it fits several; what has a suffix comes before what lacks it."""
+    """The number of the image that an id means, -1 where it fits several; an exact name comes before one without its suffix."""
     numbers: dict[str, int] = {}
     for without_suffix in (False, True):
-        inexact: dict[str, int] = {}
+        names: dict[str, int] = {}
         for i, path in enumerate(images):
             path = path.with_suffix("") if without_suffix else path
             for id in {path.name, path.relative_to(folder).as_posix()}:
-                inexact[id] = -1 if id in inexact else i
-        numbers = inexact | numbers
+                names[id] = -1 if id in names else i
+        numbers = names | numbers
     return numbers
 
 
-def _lines(table: Path) -> list[list[str]]:
-    """The lines of a CSV file as cells, the header first; ValueError where it is none."""
+def _lines(table: Path) -> list[tuple[int, list[str]]]:
+    """The numbers of a CSV file's lines and their cells, the header first; ValueError where it is none."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            return [[cell.strip() for cell in line] for line in csv.reader(file) if line] or [[]]
+            reader = csv.reader(file)
+            return [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line] or [(1, [])]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{table} is not a CSV file in UTF-8 ({first_line(error)}): write it anew") from error
 
 
-def _read(table: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a CSV file, with the columns `id`, `label` and `client` that it has."""
-    header, *lines = _lines(table)
+def _read(table: Path, needed: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
+    """The numbers of a CSV file's rows, and these with the columns `id`, `label` and `client` that it has."""
+    (_, header), *lines = _lines(table)
     if not set(needed) <= set(header):
         got = first_line(", ".join(header)) or "nothing"
         raise ValueError(f"{table} has the columns {got}: needed is a header {','.join(needed)}, separated by commas")
-    for number, line in enumerate(lines, start=2):
+    for number, line in lines:
         if len(line) != len(header):
             raise ValueError(
                 f"{table}, row {number}: {len(line)} cells, and the header has {len(header)}: write one per column"
             )
     if not lines:
         raise ValueError(f"{table} has no rows: give one per image")
-    columns = {key: header.index(key) for key in ("id", "label", "client") if key in header}
-    return [{key: line[column] for key, column in columns.items()} for line in lines]
+    places = {key: header.index(key) for key in ("id", "label", "client") if key in header}
+    return [(number, {key: line[place] for key, place in places.items()}) for number, line in lines]

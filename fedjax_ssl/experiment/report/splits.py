@@ -46,7 +46,8 @@ def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
     # The method is left at its default: the split does not depend on it, and the run's may be registered elsewhere.
     settings = Settings.from_dict({"data": data, "seed": run.config[SEED], "cohort_size": 1})
     of = settings.data
-    key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, of.resplit and settings.seed])
+    drawn = (of.resplit or of.name == "synthetic") and settings.seed
+    key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, drawn])
     dataset = datasets.setdefault(key, None) or load_dataset(settings)
     datasets[key] = dataset
     assignment = split.draw(split.training_of(dataset), settings.data.split, settings.seed)
