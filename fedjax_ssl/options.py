@@ -79,6 +79,12 @@ class Model(pydantic.BaseModel):
 class Options(Model):
     """The base of a method's own options."""
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _as_tuples(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """A list, as JSON has it, or one number, as a command line has it, for a field that is a tuple."""
+        return _as_tuple(value) if get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple else value
+
     def for_rounds(self, rounds: int) -> Self:
         """The options of a run of so many rounds: each `Phase` is a number of them."""
         phases = (name for name, field in type(self).model_fields.items() if _ROUNDS in field.metadata)

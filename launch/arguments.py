@@ -28,16 +28,12 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The arguments; ValueError names the first that is none of the command's."""
         options, strange = self.parse_known_args(args, namespace)
-        if strange:
-            self.refuse(strange[0])
-        return options
-
-    def refuse(self, word: str) -> NoReturn:
-        """Raises ValueError for a word that is no argument of the command."""
+        if not strange:
+            return options
         known = [option for option in self._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(word.partition("=")[0], known, 1)
+        near = difflib.get_close_matches(strange[0].partition("=")[0], known, 1)
         hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
-        raise ValueError(f"{word}: unknown argument, {hint}")
+        raise ValueError(f"{strange[0]}: unknown argument, {hint}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help; unlike argparse's, it does not hide that nobody reads it any more."""

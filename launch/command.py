@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import io
 import logging
 import operator
 import os
@@ -98,6 +99,8 @@ def as_text(value: Any) -> str:
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """The exit status of a command, which ends with a line on Ctrl-C, and quietly where nobody reads its output (`| head`)."""
     streams.open_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may have no ±, dashes or bars
     if callable(signal.getsignal(signal.SIGINT)):  # that of `launch`; a program in the background ignores it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     status = 0
@@ -157,7 +160,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str], *, computes: bo
 
     A command that `computes` uses all cores.
     """
-    file, overrides, others = _sorted(words)
+    file, overrides, others = split_words(words)
     options = parser.parse_args(others)
     if not file:
         raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
@@ -195,7 +198,7 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))), words)
 
 
-def _sorted(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
+def split_words(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
     """The config file, the overrides, and all other words of a command line."""
     overrides: dict[str, str] = {}
     others: list[str] = []

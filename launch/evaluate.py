@@ -11,8 +11,6 @@ Exit status: 0 done; 2 wrong arguments, runs or data.
 """
 
 import argparse
-import csv
-import io
 import json
 import logging
 import math
@@ -160,12 +158,8 @@ def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None
         if out.suffix == ".npz":
             np.savez(file, **columns)
             return
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
-        text.flush()
-        text.detach()
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        file.write("".join(f"{','.join(map(str, row))}\n" for row in (columns, *rows)).encode())
 
 
 def _beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:

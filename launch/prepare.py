@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(argv[1:])
         if bool(options.names) == options.list:
-            raise ValueError("NAME: got nothing, accepted: a dataset's name, or --list" if not options.list else _BOTH)
+            got, accepted = ("names and --list", "one of both") if options.list else ("nothing", "a dataset's name, or --list")
+            raise ValueError(f"NAME: got {got}, accepted: {accepted}")
         if options.list:
             print(listed(options.data_dir))
         for name in _checked(options.names):
@@ -48,9 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
     parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
     return parser
-
-
-_BOTH = "NAME: got names and --list, accepted: one of both"
 
 
 def _checked(names: Sequence[str]) -> Sequence[str]:

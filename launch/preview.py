@@ -34,7 +34,6 @@ def main(argv: list[str]) -> int:
     dataset = drawn.plans[0].dataset
     seen = preview.preview(drawn.assignments[0], dataset.train_labels, dataset.num_classes)
     title = f"{config.name}: {settings.data.name}, seed {settings.seed}"
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without the bars' characters
     print(f"{title}\n\n{preview.table(seen)}")
     try:
         preview.heat_map(seen, output, title)

@@ -64,7 +64,7 @@ def _parser() -> arguments.Parser:
     return parser
 
 
-def _place(options: argparse.Namespace) -> tuple[str, int, int] | None:
+def _place(options: argparse.Namespace) -> dict[str, Any] | None:
     """What the arguments say of this process's place among several; None: nothing. ValueError where they do not go together."""
     given = {f"--{name}": getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
     address, count, number = given.values()
@@ -79,7 +79,7 @@ def _place(options: argparse.Namespace) -> tuple[str, int, int] | None:
         raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
     if number >= count:
         raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
-    return address, count, number
+    return {"coordinator_address": address, "num_processes": count, "process_id": number}
 
 
 def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
@@ -90,7 +90,7 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
 
     try:
         with stop.connecting():
-            client = hosts.connected(place and hosts.Place(*place))
+            client = hosts.connected(place)
             stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
         return command.refuse(error)
@@ -177,8 +177,8 @@ def _accepted(
 
     @functools.cache
     def dependence(rounds: int) -> str:
-        before = build.build(settings.model_copy(update={"rounds": rounds}), layout=experiment.layout)
-        return extension.dependence(before, experiment)
+        before = build.drawn_runs(settings.model_copy(update={"rounds": rounds}))  # `build` would log its lines again
+        return extension.dependence(build.assembled(before, experiment.layout), experiment)
 
     def opened() -> None:
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):

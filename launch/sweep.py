@@ -24,7 +24,7 @@ import shlex
 import signal
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -71,10 +71,9 @@ def main(argv: list[str]) -> int:
 
 def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     """What the command line asks for, in a folder that is owned until the end; ValueError or OSError for wrong input."""
-    parser = _parser()
-    options, extra = parser.parse_known_args(argv[1:])
-    if strange := [word for word in extra if not word.startswith("--config.")]:
-        parser.refuse(strange[0])
+    config, extra, words = command.split_words(argv[1:])
+    options = _parser().parse_args(words)
+    options.config = config
     for name in ("config", "methods", "set"):
         if options.file and getattr(options, name):
             raise ValueError(f"--{name}: got it with FILE {options.file}, accepted: without FILE")
@@ -95,7 +94,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     _write(folder, {"name": name, "about": table.about, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
-    queue = Queue(cells, seeds, folder, extra, options.jobs)
+    queue = Queue(cells, seeds, folder, [f"--config.{key}={text}" for key, text in extra.items()], options.jobs)
     queue.recover()
     return queue
 
@@ -119,15 +118,15 @@ def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -
     write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
 
 
-PLACES = {"data_dir": "data_dir=DIR", "path": "path=PATH"}
+PLACES = {"data.data_dir": "DIR", "data.path": "PATH"}
 
 
-def _typed(options: argparse.Namespace, extra: Sequence[str]) -> str:
+def _typed(options: argparse.Namespace, extra: Mapping[str, str]) -> str:
     """The command without what this machine alone has: folders and jobs."""
     words = [options.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(options, key)))]
     words += [f"--set={one}" for one in options.set] + ["--small"] * options.small
     words += [f"--seeds={options.seeds}"] * bool(options.seeds)
-    words += [re.sub(r"^(--config\.data\.)(data_dir|path)=.*", lambda m: m[1] + PLACES[m[2]], word) for word in extra]
+    words += [f"--config.{key}={PLACES.get(key, text)}" for key, text in extra.items()]
     for axis in ("rows", "columns"):
         words += [f"--{axis}", *chosen] if (chosen := getattr(options, axis)) else []
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
@@ -173,10 +172,9 @@ def names() -> list[str]:
     return sorted(path.stem for path in SWEEPS.glob("*.toml"))
 
 
-def settings_of(cell: Cell, extra: Sequence[str]) -> Settings:
-    """The settings of a cell's runs; ValueError where they are wrong."""
-    words = dict(word.removeprefix("--config.").partition("=")[::2] for word in extra)
-    given = {key: command.as_text(value) for key, value in cell.overrides.items()} | words
+def settings_of(cell: Cell, extra: Mapping[str, str]) -> Settings:
+    """The settings of a cell's runs, with `extra` keys; ValueError where they are wrong."""
+    given = {key: command.as_text(value) for key, value in cell.overrides.items()} | dict(extra)
     settings = Settings.from_dict(command.read(cell.config, given).tree)
     if settings.is_several:
         raise ValueError("config.seeds, config.vary: got several runs, accepted: --seeds=N and --set KEY=VALUE,VALUE")

@@ -88,7 +88,7 @@ def rounds(case: Sequence[str], number: int = 2) -> list[tuple[dict, Any]]:
 
 
 def main(process: int, port: int, file: str, *cases: str) -> None:
-    hosts.connected(hosts.Place(f"127.0.0.1:{port}", 2, process))
+    hosts.connected({"coordinator_address": f"127.0.0.1:{port}", "num_processes": 2, "process_id": process})
     distributed.meet()
     tree = {"key": jax.random.key(process), "zeros": np.float32([0.0, -0.0]), "flag": np.bool_(process == 0)}
     found = {"first": jax.device_get(distributed.from_first(tree | {"key": jax.random.key_data(tree["key"])}))}

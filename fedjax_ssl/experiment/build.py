@@ -50,21 +50,19 @@ def build(
     """
     if dataset is not None and not isinstance(dataset, sources.Dataset):
         raise ValueError(f"dataset: got {type(dataset).__name__}, accepted: what sources.from_arrays or from_features returns")
-    if not isinstance(config, Settings):
-        config = config.to_dict() if hasattr(config, "to_dict") else config  # a ConfigDict is no Mapping
-        if not isinstance(config, Mapping):
-            raise ValueError(f"config: got {config!r}, accepted: nested dicts, such as digits.get_config('fl2') returns")
-        config = dict(config)
-        if method is not None:
-            if not callable(method):
-                raise ValueError(f"method: got {method!r}, accepted: a factory, such as METHODS['fedavg']")
-            config["method"] = {"name": methods.name_of(method)}
-        if model is not None:
-            own = dict(group) if isinstance(group := config.get("model"), Mapping) else {}
-            shared = {key: own[key] for key in ModelSettings.model_fields if key in own}
-            config["model"] = shared | {"name": models.name_of(model)}
-        config = Settings.from_dict(config)
-    drawn = drawn_runs(config, dataset)
+    tree = config.to_dict() if hasattr(config, "to_dict") else config  # Settings, or a ConfigDict, which is no Mapping
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"config: got {config!r}, accepted: nested dicts, such as digits.get_config('fl2') returns")
+    tree = dict(tree)
+    if method is not None:
+        if not callable(method):
+            raise ValueError(f"method: got {method!r}, accepted: a factory, such as METHODS['fedavg']")
+        tree["method"] = {"name": methods.name_of(method)}
+    if model is not None:
+        own = dict(group) if isinstance(group := tree.get("model"), Mapping) else {}
+        shared = {key: own[key] for key in ModelSettings.model_fields if key in own}
+        tree["model"] = shared | {"name": models.name_of(model)}
+    drawn = drawn_runs(Settings.from_dict(tree), dataset)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
@@ -230,19 +228,9 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         weights = jax.eval_shape(lambda key: task.init(key, plan.spec.image_shape), jax.random.key(0))
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
     sizes.check_states(plan.settings, method, problem.spec, num_params, len(runs))
-
-    def tiny_method() -> Method:
-        return plan.with_tiny_network().method()
-
+    shape = plan.stored_shape
     experiment = Experiment(
-        runs,
-        problem,
-        layout,
-        method,
-        num_params,
-        plan.views,
-        plan.stored_shape,
-        tiny_method,
+        runs, problem, layout, method, num_params, plan.views, shape, tiny_method=lambda: plan.with_tiny_network().method()
     )
     try:
         if is_traced:  # Python code that reads the number fails now

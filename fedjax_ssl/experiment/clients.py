@@ -3,16 +3,15 @@
 import os
 import pathlib
 import re
-import zipfile
 from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_ssl.data.sources.npz import UNREADABLE
 from fedjax_ssl.experiment.files import make_folder, replacing
 
 CLIENTS = "clients"
 _NAME = "round_{:06d}.npz"
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class ClientsLog:
@@ -47,7 +46,7 @@ class ClientsLog:
             try:
                 with np.load(path) as archive:
                     found = {name: archive[name] for name in archive.files}
-            except DAMAGE as error:
+            except UNREADABLE as error:
                 raise ValueError(f"{path} cannot be read ({type(error).__name__}); remove it") from error
             if records and {n: x.shape for n, x in found.items()} != {n: x.shape for n, x in records[0].items()}:
                 raise ValueError(f"{path} has other columns than round {rounds[0]}; remove it")

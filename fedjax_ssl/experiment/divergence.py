@@ -80,5 +80,5 @@ def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, flo
     options = settings.method_options()
     for name, field in type(options).model_fields.items():
         value, counts = getattr(options, name), any(getattr(mark, "le", None) == MANY for mark in field.metadata)
-        if isinstance(field.default, float) and not counts and value > LARGE * max(field.default, 1 / LARGE):
+        if {type(value), type(field.default)} == {float} and not counts and value > LARGE * max(field.default, 1 / LARGE):
             yield f"method.{name}", value

@@ -107,5 +107,6 @@ def doubts(facts: Facts) -> Iterator[str]:
     values = flattened(settings.to_dict() | {"method": settings.method | dict(settings.method_options())})
     for pattern, is_doubtful, why in DOUBTS:
         for key in fnmatch.filter(values, pattern):
-            if is_doubtful(values[key], facts):
+            is_comparable = isinstance(values[key], int | float) or not key.startswith("method.")  # one's own may have any type
+            if is_comparable and is_doubtful(values[key], facts):
                 yield f"{key}={values[key]}: {why}"

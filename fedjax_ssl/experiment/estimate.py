@@ -26,7 +26,7 @@ from fedjax_ssl.simulation.costs import Passes, with_passes
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.memory import OutOfMemoryError
 from fedjax_ssl.simulation.round import RunState, run_client, run_round
-from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs
+from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs, cpu
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
 """Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
@@ -82,7 +82,7 @@ def counted(experiment: Experiment) -> tuple[Passes, Passes]:
         at_clients = (jnp.sum(metrics[name].total) if name in metrics else 0 for name in COSTS[2:])
         return Passes(*at_clients).plus(at_server), preparing
 
-    with forward_batches_of(size):
+    with forward_batches_of(size), jax.default_device(cpu() if experiment.problem.on_host else None):
         found = jax.device_get(jax.jit(program)(*arguments))
     of_round, preparing = (Passes(*map(int, passes)) for passes in found)
     return of_round, preparing

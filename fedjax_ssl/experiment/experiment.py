@@ -45,7 +45,7 @@ class Experiment:
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     tiny_method: Callable[[], Method]
-    lacking: str = ""  # the error of its rounds, where something is not there that they alone need
+    lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
@@ -63,8 +63,8 @@ class Experiment:
         return Simulator(self.problem, self.layout.execution(self.settings))
 
     def only(self, which: Sequence[int]) -> Self:
-        """The experiment of some of the runs."""
-        if len(which) == len(self.runs):
+        """The experiment of some of the runs, in this order."""
+        if list(which) == [*range(len(self.runs))]:
             return self
         problem = self.problem
         of_runs = {"tables": problem.tables, "seeds": problem.seeds, "numbers": problem.numbers}
@@ -94,7 +94,7 @@ class Experiment:
             yield new, rows[0] if one else rows
 
     def steps(self, state: RunState | None = None, last: Sequence[Row] | None = None) -> Iterator[tuple[RunState, list[Row]]]:
-        """`rounds` with a list of rows for one run, too; rows of a run that has diverged have `round` and REASON alone."""
+        """As `rounds`, but always with a list of rows; that of a run that has diverged is `{"round": ..., REASON: why}`."""
         if self.lacking:
             raise ValueError(self.lacking)
         if state is None:

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -65,9 +64,5 @@ def metadata(experiment: Experiment) -> dict[str, Any]:
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, np.ndarray]:
     """A tree's arrays by their paths."""
-
-    def name(path: Any) -> str:
-        return prefix + "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-
-    leaves = jax.tree_util.tree_leaves_with_path(dict(tree) if isinstance(tree, Mapping) else tree)
-    return {name(path): np.ascontiguousarray(leaf) for path, leaf in leaves}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path, simple=True, separator="/"): np.ascontiguousarray(x) for path, x in leaves}

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
@@ -40,7 +39,7 @@ def same_programs(first: Problem, second: Problem) -> bool:
 def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
     """Initialization and a round of one run, without results that nothing uses."""
     source, execution = DeviceSource(problem), Execution()
-    number = None if problem.numbers is None else jnp.full((), 0.0).at[...].set(np.float32(problem.numbers[0]))
+    number = None if problem.numbers is None else problem.numbers[0]  # traced, it is weakly typed, as in a simulator
 
     def round_(state: RunState, inputs: RunInputs, pools: tuple) -> tuple:
         ready = source.open(state, inputs, pools)

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import tqdm
@@ -33,23 +33,16 @@ GOES_ON = "the same command goes on from the newest checkpoint"
 Result = TypeVar("Result")
 
 
-class Place(NamedTuple):
-    """Where process 0 listens (HOST:PORT), how many processes there are, and which one this is."""
+def connected(place: Mapping[str, Any] | None) -> Any:
+    """JAX's client of the service through which processes find each other, once all are there.
 
-    coordinator_address: str
-    num_processes: int
-    process_id: int
-
-
-def connected(place: Place | None) -> Any:
-    """JAX's client of the service through which processes find each other, once all are there; None: a launcher tells where.
-
-    Call it before JAX is used, and `run` right after it: the first use of a device waits for the devices of all processes.
+    `place` has `coordinator_address`, `num_processes` and `process_id`; None: a launcher tells them. Call it before JAX is
+    used, and `run` right after it: the first use of a device waits for the devices of all processes.
     ValueError where no launcher tells; where not all come within GIVEN_UP_AFTER, the process ends with status 2.
     """
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the run's
     # Where the place is given, no launcher says which devices this process has.
-    options: dict[str, Any] = {} if place is None else {**place._asdict(), "cluster_detection_method": "deactivate"}
+    options: dict[str, Any] = {} if place is None else {**place, "cluster_detection_method": "deactivate"}
     patience = [
         threading.Timer(SAID_AFTER, _say, ["waiting for the other processes"]),
         threading.Timer(GIVEN_UP_AFTER, _give_up),

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-from typing import Any
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
@@ -13,7 +12,7 @@ from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json
 from fedjax_ssl.experiment.run import CONFIG, RUN
-from fedjax_ssl.experiment.settings import ExecutionSettings, Settings
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.simulation.round import RunState
 
@@ -33,7 +32,10 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it
     is damaged, or the data are others.
     """
-    folder = run_folder(workdir)
+    folder, *others = run_folders(workdir)
+    if folder != pathlib.Path(workdir).expanduser():
+        shown = ", ".join(map(str, (folder, *others)))
+        raise ValueError(f"workdir: got {workdir}, which holds {1 + len(others)} runs, accepted: a run's own folder: {shown}")
     settings = settings_of(folder)
     if dataset is None and settings.data.name in IN_MEMORY and not (settings.data.path or path):
         got = f"got {settings.data.name}, which were in memory"
@@ -43,13 +45,13 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
     layout = provenance.layout(folder / RUN) if noted else None
     if layout is None:
-        settings = settings.model_copy(update={"execution": on_any_device(settings.execution)})
+        any_device = settings.execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
+        settings = settings.model_copy(update={"execution": any_device})
     lacking = _unreadable(settings)
     system = SystemSettings() if lacking else settings.system
-    experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=_widths(noted))
+    experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
     if noted.get("data") not in (None, *provenance.data_digests(experiment)):
-        unknown = [None] if lacking else []  # `run.json` of an earlier version has no digest of the examples alone
-        if noted.get("examples") not in (*unknown, *provenance.data_digests(experiment, devices=False)):
+        if noted.get("examples") not in provenance.data_digests(experiment, devices=False):
             accepted = "the data that it began with (load's dataset, data_dir or path)"
             raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
         lacking = lacking or f"system: got other devices of clients than the run in {folder} has, accepted: its own files"
@@ -63,16 +65,6 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     if found is None:
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
     return experiment, found[1]
-
-
-def run_folder(workdir: Path) -> pathlib.Path:
-    """The path of one run's folder; FileNotFoundError where it is none, ValueError where it holds several runs' folders."""
-    folder = pathlib.Path(workdir).expanduser()
-    (first, *others) = run_folders(folder)
-    if first != folder:
-        shown = ", ".join(map(str, (first, *others)))
-        raise ValueError(f"workdir: got {folder}, which holds {1 + len(others)} runs, accepted: a run's own folder: {shown}")
-    return folder
 
 
 def run_folders(workdir: Path) -> list[pathlib.Path]:
@@ -104,11 +96,6 @@ def settings_of(folder: pathlib.Path) -> Settings:
         raise ValueError(f"{path}: {error}") from None
 
 
-def on_any_device(execution: ExecutionSettings) -> ExecutionSettings:
-    """The same without what asks for certain devices."""
-    return execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
-
-
 def _unreadable(settings: Settings) -> str:
     """Why uneven clients' files, which rounds alone need, cannot be read; empty: they can."""
     try:
@@ -116,10 +103,3 @@ def _unreadable(settings: Settings) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _widths(noted: dict[str, Any]) -> dict[str, int] | None:
-    """The tables' widths in a `run.json`; None where it has none, or others than numbers."""
-    widths = noted.get("widths")
-    valid = isinstance(widths, dict) and all(isinstance(value, int) and 0 < value < 2**31 for value in widths.values())
-    return widths if valid else None

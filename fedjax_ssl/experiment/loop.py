@@ -23,8 +23,8 @@ def rounds(
 ) -> Iterator[tuple[int, list[Row], list[RunState]]]:
     """Runs the rounds up to `end`, or to a signal: yields (round, a row for each run, their states if they are to be saved).
 
-    The state in which it ends may come once more, without rows. It ends early where all runs have diverged. Of several
-    processes the first one says where the runs stand, or that there is `nothing` to do; `begun` is None in the others.
+    Where the last state is not saved yet, it comes once more, with no rows. It ends early where all runs have diverged. `begun`
+    is that of process 0, which tells the others, or tells them None: there is nothing to do.
     """
     stop.begin()
     settings, simulator = experiment.settings, experiment.simulator
@@ -57,8 +57,3 @@ def rounds(
         yield done, rows, simulator.split(state) if is_due else []
     if saved < done:
         yield done, [], simulator.split(state)
-
-
-def nothing() -> None:
-    """Tells the other processes that no run has anything to do."""
-    exchanged(None)

@@ -9,10 +9,12 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json, write_json
@@ -97,16 +99,17 @@ def machine() -> dict[str, str | int | bool | None]:
 
 def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
     """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
-    problem, digests = experiment.problem, []
-    for tables in problem.tables:
-        digest = hashlib.blake2b(digest_size=16)
-        own = [table for name, table in tables.items() if devices or name in TABLES]
-        for array in (*problem.train, *problem.test, *jax.tree.leaves(own)):
-            array = np.ascontiguousarray(array)
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(array.data)
-        digests.append(digest.hexdigest())
-    return digests
+    problem = experiment.problem
+    of_all = _digest(hashlib.blake2b(digest_size=16), (problem.train, problem.test))
+    parts = [[table for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
+    return [_digest(of_all.copy(), own).hexdigest() for own in parts]
+
+
+def _digest(digest: Any, arrays: PyTree) -> Any:
+    for array in map(np.ascontiguousarray, jax.tree.leaves(arrays)):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.data)
+    return digest
 
 
 def processor() -> str:

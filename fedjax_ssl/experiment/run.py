@@ -23,7 +23,7 @@ from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
 from fedjax_ssl.experiment.trackers import trackers
 from fedjax_ssl.experiment.writers import Progress
-from fedjax_ssl.simulation.distributed import is_first
+from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
@@ -147,17 +147,14 @@ class _Folder(NamedTuple):
 def run(
     experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None, command: Sequence[str] = ()
 ) -> None:
-    """Runs the remaining rounds of the runs that have not finished, and writes results into their folders.
+    """Runs the remaining rounds of the runs that have not finished, from the newest round of which all have a checkpoint.
 
-    They go on from the newest round of which all have a checkpoint. One that diverges gets `diverged.json` in place of a
-    summary, and no further checkpoints. Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved after
-    the round (or the dispatch) and the run ends. Raises DivergedError at the end where runs diverged, now or before;
-    StoppedError, once the state is saved, where a client ends the run; RefusedError where a file is damaged, every checkpoint
-    is corrupt, the log is not that of the checkpoint, or the data are others; OwnedError where another process has a folder;
-    and OSError where one cannot be written to.
+    Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved and it returns. `command` is what was
+    typed, for `run.json`. Of several processes the first one alone has the folders; the others run the same rounds.
 
-    `run.json` gets the `command` that was typed, for reports. Of several processes the first one alone has the folders; the
-    others run the same rounds.
+    DivergedError, at the end, where runs diverged, now or before: they have `diverged.json` in place of a summary.
+    StoppedError, once the state is saved, where a client ends the run. RefusedError for damaged files, another run's log, or
+    other data; OwnedError where another process has a folder, OSError where one cannot be written to.
     """
     end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
     if not is_first():
@@ -189,7 +186,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
             opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, end, command)
     else:
-        loop.nothing()
+        exchanged(None)  # other processes wait for what `loop.rounds` tells them
     if all(is_finished(path, rounds) for path in paths):
         _log.info("all %d rounds are done, results in %s", rounds, workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
@@ -273,7 +270,7 @@ def _refusing() -> Iterator[None]:
     """Within it what is wrong with a folder's files is a RefusedError."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, FileNotFoundError) as error:  # a disk that is full, or fails, is no fault of theirs
         raise RefusedError(str(error)) from error
 
 
@@ -326,8 +323,8 @@ def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int
             if not restored:
                 return 0, []
             new = next(folder for folder, pair in zip(live, found, strict=True) if pair is None)
-            are_first = max(len(folder.checkpoints.rounds()) for folder in live) <= 1
-            are_first = are_first and upto is None and max(rounds) <= experiment.settings.checkpoint_every
+            have_one = all(len(folder.checkpoints.rounds()) <= 1 for folder in live)
+            are_first = have_one and upto is None and max(rounds) <= experiment.settings.checkpoint_every
             if not (are_first and new.log.rows()):
                 others = f"where other runs of {new.path.parent} have: let those finish without it"
                 raise ValueError(f"{new.path} has no checkpoint to go on from {others}, or start anew with --overwrite")

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Iterable
-from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import jax.numpy as jnp
 import pydantic
@@ -20,7 +20,7 @@ from fedjax_ssl.models.network import ModelFns, arguments, pure
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
-from fedjax_ssl.options import AsTuple, Options, Positive, parse
+from fedjax_ssl.options import Options, Positive, parse
 
 
 class Model(NamedTuple):
@@ -155,7 +155,7 @@ def _options_class(module: Any) -> type[Options]:
             raise ValueError(f"{module.__name__}: got {field.name} without a default, accepted: {accepted}")
         default = field.default_factory() if field.default is missing else field.default  # type: ignore[operator]
         kind: Any = Positive if hints[field.name] is int else hints[field.name]
-        options[field.name] = (Annotated[kind, AsTuple] if get_origin(kind) is tuple else kind, default)
+        options[field.name] = (kind, default)
     return pydantic.create_model(module.__name__, __base__=NetworkOptions, **options)  # type: ignore[call-overload]
 
 

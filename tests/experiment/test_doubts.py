@@ -1,6 +1,8 @@
 """What is legal and hardly ever meant is said in a line before the run; what is too large is refused."""
 
+import json
 import logging
+from typing import Literal
 
 import jax
 import pytest
@@ -10,8 +12,10 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.doubts import DOUBTS, Facts, doubts
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.options import Options
 from fedjax_ssl.simulation import memory
 from tests import tiny
+from tests.experiment import average
 
 ALPHA = {"data__partition": "dirichlet", "data__min_size": 0}
 DOUBTFUL = [
@@ -53,6 +57,24 @@ def test_a_doubtful_value_is_one_line_on_the_log(tmp_path, monkeypatch, caplog, 
     said = [message for message in caplog.messages if message.startswith(line.split(":")[0])]
     assert len(said) == 1
     assert said[0].startswith(line)
+
+
+class OddOptions(Options):
+    class_weight: Literal["none", "balanced"] = "none"
+    weight: float | None = None
+    large: float | None = 1.0
+    rates: tuple[float, ...] = (0.5,)
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_options_of_ones_own_may_have_any_type_and_are_read_again():
+    def odd(*, task, client, server, options=OddOptions()):
+        return average.average(task=task, client=client, server=server)
+
+    experiment = build(Settings.from_dict(tiny.config("fedavg")), method=odd)
+    assert experiment.settings.method["name"] == "odd"
+    again = Settings.from_dict(json.loads(json.dumps(experiment.settings.to_dict())))
+    assert again.method_options() == OddOptions()
 
 
 def test_keys_of_a_trace_that_is_read_are_not_doubtful_nor_is_a_deadline_that_a_client_meets(caplog):

@@ -143,6 +143,7 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
     assert len(widths) > 1
     assert problem.spec.client_rows == max(widths)
     # FedSem's clients shuffle both kinds of examples in one table, where the width shows: the same width then.
+    assert [run.name for run in experiment.only([2, 1, 0]).runs] == [run.name for run in experiment.runs[::-1]]
     own = experiment.only([2]) if method == FEDSEM else alone(experiment, 2)
     assert_equal(after(own, 1), after(experiment, 1)[2])
 

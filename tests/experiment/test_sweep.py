@@ -1,5 +1,6 @@
 """`launch.sweep`: a table of runs as a queue, that goes on where it stopped."""
 
+import contextlib
 import csv
 import json
 import shlex
@@ -19,12 +20,21 @@ from launch.table import Table
 from tests.experiment.commands import ROOT, launch, refused, rows, succeeded
 
 
+def test_values_of_keys_may_be_words_of_their_own(tmp_path):
+    given = ["--config=digits:{method}", "--methods=fl2", "--config.rounds", "3", "--config.data.data_dir", "here"]
+    with contextlib.ExitStack() as until_the_end:
+        queue = sweep._accepted(["sweep", *given, "--seeds=2", f"--workdir={tmp_path / 'out'}"], until_the_end)
+    assert queue.extra == ["--config.rounds=3", "--config.data.data_dir=here"]
+    typed = read_json(tmp_path / "out" / "sweep.json")["command"]
+    assert typed.endswith("--methods=fl2 --seeds=2 --config.rounds=3 --config.data.data_dir=DIR")
+
+
 def test_the_commands_of_the_help_are_accepted():
     lines = [line.split("launch.sweep ")[1] for line in sweep.__doc__.splitlines() if "python -m launch.sweep" in line]
     options, _ = sweep._parser().parse_known_args(shlex.split(lines[1]))
     cells = parse(Table, sweep._from_options(options)).cells()
     assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
-    assert [sweep.settings_of(cell, []).data.num_labels for cell in cells] == [10, 40, 10, 40]
+    assert [sweep.settings_of(cell, {}).data.num_labels for cell in cells] == [10, 40, 10, 40]
     assert lines[0].split(" ")[0] in sweep.names()
 
 
@@ -33,14 +43,14 @@ def test_every_sweep_that_is_known_by_name_has_configs_that_run():
         for small in (False, True):
             cells = sweep.from_file(name, small).cells()
             assert cells
-            assert all(not sweep.settings_of(cell, []).is_several for cell in cells)
+            assert all(not sweep.settings_of(cell, {}).is_several for cell in cells)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweep.names())
 def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
     for cell in sweep.from_file(name, small=True).cells():
-        settings = sweep.settings_of(cell, [f"--config.data.data_dir={tfds_dir}"])
+        settings = sweep.settings_of(cell, {"data.data_dir": str(tfds_dir)})
         if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
             assert build(settings).runs[0].settings == settings
 
@@ -48,7 +58,7 @@ def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
 def cells_of(*columns, config="digits:fl2", **overrides):
     """Cells that differ in what the columns set."""
     spec = {"config": config, "set": overrides, "columns": {str(i): {"set": of} for i, of in enumerate(columns)}}
-    return [cell._replace(settings=sweep.settings_of(cell, [])) for cell in parse(Table, spec).cells()]
+    return [cell._replace(settings=sweep.settings_of(cell, {})) for cell in parse(Table, spec).cells()]
 
 
 RATE, ALPHA = "client.optimizer.learning_rate", "data.alpha"
@@ -73,7 +83,7 @@ def test_cells_that_differ_in_one_number_share_a_program(columns, least, expecte
 
 def test_a_number_that_is_a_configs_argument_is_shared_too():
     table = sweep.from_file("fedlabel_beta", small=False)
-    cells = [cell._replace(settings=sweep.settings_of(cell, [])) for cell in table.cells()]
+    cells = [cell._replace(settings=sweep.settings_of(cell, {})) for cell in table.cells()]
     found = jobs.programs(cells, 1)
     assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
     assert {one.vary for one in found} == {"", "method.confidence"}
@@ -137,7 +147,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert log.read_text().count("$ ") == 1
 
     (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
-    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, quick))
+    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, command.split_words(quick)[1]))
     queue, whole = jobs.Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
     write_json(summary, read_json(summary) | {"eval/accuracy": 0.99})  # which the log does not have

@@ -76,7 +76,7 @@ def test_a_run_that_outlived_its_killed_sweep_keeps_its_folder(tmp_path):
     (cell,) = parse(Table, {"config": "digits:supervised"}).cells()
     run = tmp_path / "out" / "shared@run" / "0-name=0.1"
     run.mkdir(parents=True)
-    write_json(run / "config.json", sweep.settings_of(cell, []).to_dict())
+    write_json(run / "config.json", sweep.settings_of(cell, {}).to_dict())
     with owned([run]):
         line = contextvars.Context().run(refused, *DIGITS, cwd=tmp_path, program=sweep)
     assert "shared@run/0-name=0.1 is being written to by process" in line

@@ -62,8 +62,6 @@ def test_a_run_is_evaluated_without_its_trace_and_goes_on_with_it_alone(tmp_path
         assert "\n" not in str(error.value)
         refused(*given)
     noted = read_json(run / "run.json")
-    write_json(run / "run.json", {key: value for key, value in noted.items() if key != "examples"})  # of an earlier version
-    assert succeeded(str(run), program=evaluate).stdout == table
     trace.write_text(text)
     assert not fedjax_ssl.load(run)[0].lacking
     write_json(run / "run.json", noted | {"data": "others", "examples": "others"})

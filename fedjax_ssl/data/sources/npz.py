@@ -17,7 +17,7 @@ _SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 CLIENT = "client"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}  # 3.0 names fields
-_UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error)
 """What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
@@ -51,7 +51,7 @@ def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[st
             needed, free = _size(archive.zip, [f"{key}.npy" for key in present]), free_bytes()
             if not 0 < free < needed:
                 return {key: np.asarray(archive[key]) for key in present}, archive.files
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew") from error
     got = f"arrays of {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB of memory are free"
     raise ValueError(f"path={path} has {got}: give fewer or smaller examples, or use a machine with more memory")

@@ -88,7 +88,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
         name = f"{file.name}_{same + 1}" if same else file.name
         source = _source(file, [run for _, own in having for run in own])
         sweeps.append(Sweep(name, file.about, source, results, _places(having)))
-    if len(sweeps) > 1 or sum(len(one.places) for one in sweeps) < len(runs):  # they need their sweeps' names, too
+    if len(sweeps) > 1 or sum(len(one.places) for one in sweeps) < len(runs):  # labels then begin with the sweep
         for one in sweeps:
             for path, (label, figure, curve) in one.places.items():
                 one.places[path] = Shown(f"{one.name}: {label}", f"{one.name}: {figure}".removesuffix(": "), curve)

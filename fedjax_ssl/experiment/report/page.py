@@ -1,8 +1,9 @@
 """The report as one HTML page that works without a network, and as files beside it."""
 
 import html
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.figures import Picture
@@ -108,22 +109,12 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 def _items(items: Sequence[Item]) -> str:
     """The items in their order; pictures that follow each other stand side by side."""
+    shown: dict[type, Callable[[Any], str]] = {Picture: _figure, Table: tables.as_html, Code: _code, Words: _words}
     parts: list[str] = []
-    row: list[str] = []
-    for item in items:
-        if isinstance(item, Picture):
-            row.append(_figure(item))
-            continue
-        parts += _row(row)
-        row = []
-        parts.append(
-            tables.as_html(item) if isinstance(item, Table) else _code(item) if isinstance(item, Code) else _words(item)
-        )
-    return "\n".join([*parts, *_row(row)])
-
-
-def _row(figures: list[str]) -> list[str]:
-    return [f'<div class="figures">{"".join(figures)}</div>'] if figures else []
+    for kind, same in itertools.groupby(items, type):
+        found = list(map(shown[kind], same))
+        parts += [f'<div class="figures">{"".join(found)}</div>'] if kind is Picture else found
+    return "\n".join(parts)
 
 
 def _figure(one: Picture) -> str:

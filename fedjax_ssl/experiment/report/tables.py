@@ -30,14 +30,9 @@ class Spread(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.mean):
             return DASH
-        text = rounded(self.mean, self.digits)
-        text += "" if math.isnan(self.sd) else f" ± {rounded(self.sd, self.digits)}"
+        text = f"{self.mean:,.{self.digits}f}"
+        text += "" if math.isnan(self.sd) else f" ± {self.sd:,.{self.digits}f}"
         return text + (f" ({self.number} of {self.number + self.missing})" if self.missing else "")
-
-
-def rounded(value: float, digits: int) -> str:
-    """A number with so many decimals and commas between thousands."""
-    return f"{value:,.{digits}f}"
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> Spread:
@@ -106,13 +101,8 @@ def comma_separated(table: Table) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     wide = [any(isinstance(row[i], Spread) for row in table.rows) for i in range(len(table.header))]
-    writer.writerow(
-        [
-            one
-            for name, w in zip(table.header, wide, strict=True)
-            for one in ([name, f"{name}: sd", f"{name}: runs"] if w else [name])
-        ]
-    )
+    parts = [("", ": sd", ": runs") if w else ("",) for w in wide]
+    writer.writerow(f"{name}{part}" for name, own in zip(table.header, parts, strict=True) for part in own)
     for row in table.rows:
         cells: list[str] = []
         for cell, w in zip(row, wide, strict=True):
