@@ -56,21 +56,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "METHODS",
-    "MODELS",
-    "Aggregate",
-    "ClientOutput",
-    "Cohort",
-    "DataSpec",
-    "Experiment",
-    "Method",
-    "Options",
-    "Requires",
-    "ServerData",
-    "Shard",
-    "build",
-    "copied",
-    "load",
-    "register_method",
-    "register_model",
-]
+    "METHODS", "MODELS", "Aggregate", "ClientOutput", "Cohort", "DataSpec", "Experiment", "Method", "Options", "Requires",
+    "ServerData", "Shard", "build", "copied", "load", "register_method", "register_model",
+]  # fmt: skip

@@ -21,7 +21,7 @@ class Mean(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A sum over clients, such as bytes, which are added up on the host, so that int32 limits one client's alone."""
+    """A sum over clients, such as bytes. The host adds them up in 64 bits; int32 limits one client's value alone."""
 
     total: Int32[Array, "*M"] | Float32[Array, "*M"]
 

@@ -12,8 +12,7 @@ from fedjax_ssl.arrays import Array, Count, Key, PyTree, Scalar
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.local.training import Fit, GradientFn, Trained, Training, minimize
-from fedjax_ssl.local.training import Schedule as AnySchedule
+from fedjax_ssl.local.training import AnySchedule, Fit, GradientFn, Trained, Training, minimize
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import LabeledRepeats
@@ -74,7 +73,7 @@ def own_repeats(options: LabeledRepeats, shard: Shard) -> Count:
 def repeated(
     options: LabeledRepeats, shard: Shard, client: Training, schedule_of: Callable[[Training], ScheduleT]
 ) -> ScheduleT:
-    """What `schedule_of` makes of a training that goes through the labeled examples as often as this client does."""
+    """A client's schedule with repeated labels: `schedule_of(training)` for the most repeats, cut to this client's own."""
     repeats = options.labeled_repeats if client.epochs else 1
     schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
     return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * own_repeats(options, shard))

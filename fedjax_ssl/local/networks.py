@@ -32,12 +32,6 @@ def each(weights: Weights) -> tuple[Weights, ...]:
     return tuple(map(Weights, *weights)) if isinstance(weights.params, Networks) else (weights,)
 
 
-def networks(weights: Weights) -> Networks:
-    """The two networks' `Weights`; one network alone is its own target."""
-    found = each(weights)
-    return Networks(found[0], found[-1])
-
-
 def follow(task: Task, target: Weights, online: Weights, batch_stats: PyTree, decay: Number) -> Weights:
     """The target after a step: theta_t <- alpha theta_t + (1 - alpha) theta_s, over parameters (FedSiam, Eqs. 3 and 9).
 

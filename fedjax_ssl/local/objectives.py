@@ -24,12 +24,8 @@ def supervised_gradient(
     labels, view = examples.labels, view or task.views.labeled
 
     def gradient(weights: Weights, batch: Batch, key: Key) -> Gradients:
-        views, batch_labels = view(key, examples.take(batch.positions)), labels[batch.positions]
-
-        def loss(logits: Logits) -> tuple[Scalar, Mean]:
-            return labeled_loss(logits, batch_labels, batch.mask, selection)
-
-        return loss_gradients(task, weights, views, loss, batch.mask, key)
+        views, own = view(key, examples.take(batch.positions)), labels[batch.positions]
+        return loss_gradients(task, weights, views, lambda z: labeled_loss(z, own, batch.mask, selection), batch.mask, key)
 
     return gradient
 

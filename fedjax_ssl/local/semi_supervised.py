@@ -21,7 +21,7 @@ from fedjax_ssl.local.client import data_weight, repeated, train_client
 from fedjax_ssl.local.objectives import Selection, labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
-from fedjax_ssl.local.training import GradientFn, Gradients, Schedule, Training, gradients
+from fedjax_ssl.local.training import AnySchedule, GradientFn, Gradients, Training, gradients
 from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.options import LabeledRepeats
@@ -74,7 +74,7 @@ def client_output(
     """
     size = objective.batch_size or client.batch_size
     order_key, train_key = keys
-    schedule: Schedule
+    schedule: AnySchedule
     if "clients" in task.labels_at:
         masks = shard.labeled.mask, objective.drawn
         schedule = repeated(objective.repeats, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))

@@ -136,7 +136,7 @@ def train_server(
     training = server.fine_tune
     schedule, rate = training.schedule(order_key, data.labeled.mask), training.learning_rate(data.round)
     gradient = objective(schedule.steps)
-    end, metrics, _ = minimize(task, training, gradient, start, schedule, learning_rate=rate, key=train_key)
+    end, metrics, *_ = minimize(task, training, gradient, start, schedule, learning_rate=rate, key=train_key)
     return end, {f"server/{name}": value for name, value in metrics.items()}
 
 

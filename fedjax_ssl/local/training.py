@@ -60,7 +60,7 @@ def gradients(loss: Loss, weights: Weights) -> Gradients:
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class AnySchedule(Protocol):
     """Which examples each local step sees; see `fedjax_ssl.data.batching`."""
 
     @property
@@ -122,14 +122,17 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The carry after the last step, the steps' metrics added up, and how many examples the steps took, int32 scalar."""
+    """The carry after the last step, the steps' metrics added up, and how many examples and steps there were, int32 scalars."""
 
     carry: PyTree
     metrics: Metrics
     images: Count
+    steps: Count
 
 
-def train(carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metrics]], schedule: Schedule, key: Key) -> Trained:
+def train(
+    carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metrics]], schedule: AnySchedule, key: Key
+) -> Trained:
     """Runs `step` on (carry, a Batch or Pair, its key) for each batch of the schedule; step s has the key fold_in(key, s)."""
 
     @jax.jit  # traced once, for the shapes of its metrics and for the loop
@@ -140,11 +143,12 @@ def train(carry: Carry, step: Callable[[Carry, PyTree, Key], tuple[Carry, Metric
 
     def body(s: Count, trained: Trained) -> Trained:
         new, metrics, images = numbered(mark_step(s), trained.carry)
-        return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images)
+        return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images, s + 1)
 
     _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # 0 has the type of the loop's counter
     metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, jnp.zeros((), jnp.int32)))
+    zero = jnp.zeros((), jnp.int32)
+    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, zero, zero))
 
 
 def apply_gradients(
@@ -165,7 +169,7 @@ def apply_gradients(
 
 
 def minimize(
-    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: Schedule, *, learning_rate: Number, key: Key
+    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: AnySchedule, *, learning_rate: Number, key: Key
 ) -> Trained:
     """Gradient steps of one network: `train` with a Fit as its carry, which has the stored optimizer state before and after."""
     anchor = fit.weights.params

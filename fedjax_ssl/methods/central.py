@@ -24,7 +24,7 @@ from fedjax_ssl.local.server import method_without_clients, requirements, with_s
 from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Decay, Fraction, Options, Repeats, Weight
-from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels, thresholds
+from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels
 
 
 class CentralOptions(Options):
@@ -88,7 +88,7 @@ def fixmatch_central(
 
     def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
         label, confidence = pseudo_labels.harden(outputs.probs)
-        accepted = outputs.mask & thresholds.above(confidence, options.confidence, strict=False)
+        accepted = outputs.mask & (confidence >= options.confidence)
         loss, metrics = consistency_loss(outputs, label, accepted)
         return loss, status, metrics
 
@@ -109,7 +109,7 @@ def freematch_central(
         status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest, quantile=quantile)
         label, confidence = pseudo_labels.harden(outputs.probs)
         required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
-        accepted = outputs.mask & thresholds.above(confidence, required, strict=False)
+        accepted = outputs.mask & (confidence >= required)
         loss, metrics = consistency_loss(outputs, label, accepted)
         if options.fairness_weight:
             loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
@@ -143,7 +143,7 @@ def _central(
             return CentralState(fit.weights, average, fit.optimizer, status), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
-        end, metrics, _ = train(begun, step, step_inputs(training, options.mu, data, key), key)
+        end, metrics, *_ = train(begun, step, step_inputs(training, options.mu, data, key), key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
         end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))
         return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}

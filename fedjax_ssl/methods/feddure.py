@@ -30,7 +30,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Set
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import Fraction, Options, Rate, Size
-from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
+from fedjax_ssl.ssl import losses, pseudo_labels
 from fedjax_ssl.ssl import regulators as f_reg
 
 
@@ -40,15 +40,12 @@ class FedDureOptions(Options):
     regulators: Literal["both", "no_c", "no_f"] = Field(
         default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
     )
-    meta_gradient: Literal["direct", "nested"] = Field(
-        default="direct", description="F-reg's gradient: in one step, or nested as in the paper."
-    )
     detach_freg_input: bool = Field(default=False, description="F-reg's input is constant where phi is differentiated.")
     confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
     eta_w: Rate = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
-    largest_batch_size: Size = Field(default=0, description="Rows of an unlabeled batch; 0: as the largest client needs.")
+    largest_batch_size: Size = Field(default=0, description="Limit of that rule's batch sizes; 0: none.")
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size of a client."""
@@ -84,7 +81,7 @@ class StepViews(NamedTuple):
 
     @property
     def both(self) -> jax.Array:
-        """Whether there are labeled and unlabeled examples; else no regulator learns."""
+        """Whether there are labeled and unlabeled examples; else F-reg does not learn."""
         return jnp.any(self.labeled_mask) & jnp.any(self.mask)
 
 
@@ -99,7 +96,8 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
             schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
         else:
             own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
-            schedule = client.paired_schedule(order_key, *masks, options.largest_batch_size, entries=jnp.maximum(own, 1))
+            rows = options.largest_batch_size
+            schedule = client.paired_schedule(order_key, *masks, rows, entries=jnp.clip(own, 1, rows))
 
         phi = shared.weights.params
         phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
@@ -169,7 +167,7 @@ def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.
     logits, pullback, batch_stats = jax.vjp(forward, weights.params, has_aux=True)
     _, weak, strong = logits
     label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
-    passed = step.mask & thresholds.above(confidence, options.confidence, strict=False)
+    passed = step.mask & (confidence >= options.confidence)
     regulators, reward = regulate(setup, step, label, passed, weights, regulators, key)
     m = instance_weights(options, regulators.w, strong, passed)  # Eq. 6
 
@@ -232,20 +230,17 @@ def regulate(
 
     logits, pullback = jax.vjp(strong, phi)
     if options.regulators != "no_f":
-        if options.meta_gradient == "direct":
-            # The transpose of the linear pullback is a directional derivative, without forward-mode rules of convolutions.
-            (grad,), derivative = jax.vjp(pullback, jax.grad(loss, 1)(w, logits))
-            ahead = f_reg.look_ahead(phi, grad, options.eta_s)
-            (change,) = derivative((jax.grad(labeled_loss)(ahead),))
-            meta = f_reg.direct_gradient(loss, w, logits, change, options.eta_s)
-        else:
-            meta = f_reg.nested_gradient(lambda w, phi: loss(w, strong(phi)), labeled_loss, w, phi, options.eta_s)
+        # The transpose of the linear pullback is a directional derivative, without forward-mode rules of convolutions.
+        (grad,), derivative = jax.vjp(pullback, jax.grad(loss, 1)(w, logits))
+        ahead = f_reg.gradient_step(phi, grad, options.eta_s)
+        (change,) = derivative((jax.grad(labeled_loss)(ahead),))
+        meta = f_reg.meta_gradient(loss, w, logits, change, options.eta_s)
         direction, state = optax.scale_by_adam().update(meta, w_optimizer, w)
-        new = f_reg.look_ahead(w, direction, options.eta_w), state
+        new = f_reg.gradient_step(w, direction, options.eta_w), state
         w, w_optimizer = jax.tree.map(lambda new, old: jnp.where(step.both, new, old), new, (w, w_optimizer))
     if options.regulators == "no_c":
         return Regulators((), (), w, w_optimizer), jnp.zeros(())
     (grad,) = pullback(jax.grad(loss, 1)(w, logits))
     direction, phi_optimizer = client.optimizer.update(grad, phi_optimizer, phi)
-    new_phi = f_reg.look_ahead(phi, direction, options.eta_s)
+    new_phi = f_reg.gradient_step(phi, direction, options.eta_s)
     return Regulators(new_phi, phi_optimizer, w, w_optimizer), labeled_loss(phi) - labeled_loss(new_phi)

@@ -35,7 +35,7 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Rate, Steps, Weight
-from fedjax_ssl.ssl import experts, losses, pseudo_labels, thresholds
+from fedjax_ssl.ssl import experts, losses, pseudo_labels
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
 
@@ -138,7 +138,7 @@ def client_update(
         params = jax.tree.map(jnp.add, of_labels.params, of_unlabeled.params)
         update = Weights(params, jax.tree.map(lambda x, y: (x + y) / 2, of_labels.stats, of_unlabeled.stats))
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
-    both = Trained((), metrics, labeled.images + unlabeled.images)
+    both = Trained((), metrics, labeled.images + unlabeled.images, labeled.steps + unlabeled.steps)
     optimizers = FedLabelClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 
@@ -191,7 +191,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
         view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
         augmented = task.views.strong(key, images) if options.augment == "strong" else view
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
-        accepted = batch.mask & thresholds.above(decision.confidence, options.confidence, strict=True)
+        accepted = batch.mask & (decision.confidence > options.confidence)
         agreeing = accepted & decision.agreed
         divisor = batch.real if options.normalize == "batch" else None
 

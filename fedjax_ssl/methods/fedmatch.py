@@ -28,7 +28,7 @@ from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.options import Fraction, LabeledRepeats, Positive, Size, Weight
-from fedjax_ssl.ssl import agreement, losses, pseudo_labels, thresholds
+from fedjax_ssl.ssl import agreement, losses, pseudo_labels
 
 
 class FedMatchOptions(LabeledRepeats):
@@ -218,7 +218,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
         theta = decomposed.add(sigma, psi)
         logits, pullback, batch_stats = jax.vjp(lambda theta: forward(theta, plain), theta, has_aux=True)
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
-        confident = batch.mask & thresholds.above(confidence, options.confidence, strict=False)
+        confident = batch.mask & (confidence >= options.confidence)
 
         def helped() -> tuple[PyTree, jax.Array, jax.Array]:
             def outputs_of(psi: PyTree) -> jax.Array:

@@ -28,7 +28,6 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights, networks
-from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
@@ -87,7 +86,7 @@ def method_of(
     server: Server,
     options: FedSiamPiOptions,
     alpha_max: AlphaMax,
-    finish: Callable[[ClientOutput, Networks, jax.Array], ClientOutput] = lambda output, *_: output,
+    finish: Callable[[ClientOutput, Weights, jax.Array], ClientOutput] = lambda output, *_: output,
 ) -> Method:
     """FedSiam with one network or two, by the class of `options`.
 
@@ -107,8 +106,8 @@ def method_of(
     def client_update(shared: Broadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array) -> ClientOutput:
         return finish(*train_client(setup, shared, state, shard, key), shared.own > 0)
 
-    def predict(which: str) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
-        return lambda state, images, mask: task.predict(getattr(networks.networks(state.weights), which), images, mask)
+    def predict(which: int) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
+        return lambda state, images, mask: task.predict(networks.each(state.weights)[which], images, mask)
 
     method = local.averaging_method(
         task,
@@ -119,14 +118,14 @@ def method_of(
         work=server_work(task, server, alpha_max),
         own=lambda _, cohort: alpha_max(cohort.round + 1),
     )
-    predictions = {which: predict(which) for which in (("target", "online") if paired else ("online",))}
+    predictions = {"target": predict(-1), "online": predict(0)} if paired else {"online": predict(0)}
     requires = method.requires._replace(server_training=("after",))
     return method._replace(init=init, predict=predictions, requires=requires)
 
 
 def train_client(
     setup: Setup, shared: Broadcast, state: FedSiamClientState, shard: Shard, key: jax.Array
-) -> tuple[ClientOutput, Networks]:
+) -> tuple[ClientOutput, Weights]:
     """A client's local training: what the client returns, and its two trained networks."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
@@ -144,11 +143,12 @@ def train_client(
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     new, optimizer, new_targets = trained.carry
     weights = networks.join(new, *new_targets)
-    state = FedSiamClientState(state.steps + schedule.steps, state.epochs + batching.num_epochs(schedule), optimizer)
+    taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
+    state = FedSiamClientState(state.steps + taken.steps, state.epochs + batching.num_epochs(taken), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
-    return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), networks.networks(weights)
+    return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), weights
 
 
 Alpha = Callable[[Batch], jax.Array]  # the target's decay after the step on a batch
@@ -223,4 +223,4 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
         each = (with_statistics(task, server.static_norm, one, data) for one in networks.each(state.weights))
         return state._replace(weights=networks.join(*each))
 
-    return local.server_work(task, server)._replace(train=train, statistics=statistics, average_with_server=None)
+    return local.server_work(task, server)._replace(train=train, statistics=statistics)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
-from fedjax_ssl.local.networks import Networks, networks
+from fedjax_ssl.local.networks import Networks, each
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
@@ -101,13 +101,13 @@ class Upload(NamedTuple):
     distances: jax.Array
 
 
-def with_distances(output: ClientOutput, trained: Networks, both_sent: jax.Array) -> ClientOutput:
+def with_distances(output: ClientOutput, trained: Weights, both_sent: jax.Array) -> ClientOutput:
     """A client's output with the distances of its layers. The server counts the bytes up, after it has chosen layers."""
     metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
     of_model = metrics["comm/bytes_down"]
     assert isinstance(of_model, Sum)
     metrics["comm/bytes_down"] = Sum(of_model.total + jnp.where(both_sent, 4, 0))  # 4: the boundary
-    distances = siamese.layer_distances(trained.target.params, trained.online.params)
+    distances = siamese.layer_distances(trained.params.target, trained.params.online)
     return output._replace(update=Upload(output.update, distances), metrics=metrics)
 
 
@@ -123,7 +123,7 @@ def choose(
     took_part = stacked.weight > 0
     window = siamese.remember(state.own, round, distances, took_part & both_sent)
     chosen = siamese.uploaded(distances, siamese.boundary(window, tau), tau)
-    online = networks(state.weights).online
+    online, _ = each(state.weights)
     names = siamese.layers(online.params)
 
     def fill(sent: Networks, update: Networks) -> Networks:

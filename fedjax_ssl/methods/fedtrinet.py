@@ -173,7 +173,7 @@ def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo
     examples = shard.unlabeled._replace(index=shard.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
     outputs = jnp.stack([local.class_probabilities(task, weights, examples, None) for weights in networks])
     label, confidence = pseudo_labels.harden(jnp.sum(outputs, axis=0))
-    new = examples.mask & thresholds.above(confidence, shared.own, strict=False)
+    new = examples.mask & (confidence >= shared.own)
     return pseudo.at[order].set(jnp.where(new, label, pseudo[order]))
 
 
@@ -208,7 +208,7 @@ def train_on_both(
     pairs = client.paired_schedule(pair_keys[0], of_labels, of_pseudo, client.batch_size, larger_counts=True)
     end = train(weighed_gradient(task, shard, pseudo, shared.round), one.carry, pairs, key=pair_keys[1])
     loss = jax.tree.map(jnp.add, one.metrics["loss"], end.metrics["loss"])
-    return Trained(end.carry, {**end.metrics, "loss": loss}, one.images + end.images)
+    return Trained(end.carry, {**end.metrics, "loss": loss}, one.images + end.images, one.steps + end.steps)
 
 
 def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> GradientFn:

@@ -24,7 +24,7 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, Mean, mean
 from fedjax_ssl.options import Fraction, Options, Rate
-from fedjax_ssl.ssl import mixup, pseudo_labels, thresholds
+from fedjax_ssl.ssl import mixup, pseudo_labels
 
 
 class SemiFLOptions(Options):
@@ -59,7 +59,7 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         else:
             probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
             label, confidence = pseudo_labels.harden(probs)
-            accepted = drawn & thresholds.above(confidence, options.confidence, strict=False)
+            accepted = drawn & (confidence >= options.confidence)
             metrics = {
                 **pseudo_labels.diagnostics(label, shard.true_labels, accepted, drawn),
                 "client/mask_rate": mean(accepted, drawn),
@@ -120,7 +120,7 @@ def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> Gradient
         images = shard.unlabeled.take(batch.positions)
         logits = task.eval_logits(weights, task.views.weak(substream(key, "label"), images), batch.mask)
         label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
-        accepted = batch.mask & thresholds.above(confidence, options.confidence, strict=False)
+        accepted = batch.mask & (confidence >= options.confidence)
         views = task.views.strong(key, images)
         gradients = local.cross_entropy_gradients(task, weights, views, label, accepted, accepted, key)
         metrics = semi_supervised.step_metrics(label, accepted, shard, batch)

@@ -20,7 +20,7 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
-from fedjax_ssl.ssl import losses, pseudo_labels, thresholds, tsa
+from fedjax_ssl.ssl import losses, pseudo_labels, tsa
 
 
 class UDAOptions(LabeledRepeats):
@@ -51,7 +51,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
             label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
-            used = batch.mask & thresholds.above(confidence, options.confidence, strict=True)
+            used = batch.mask & (confidence > options.confidence)
             kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
             metrics = semi_supervised.step_metrics(label, used, shard, batch)
             return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)

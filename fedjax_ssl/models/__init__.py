@@ -16,16 +16,6 @@ from fedjax_ssl.models.registry import (
 )
 
 __all__ = [
-    "MODELS",
-    "ModelFns",
-    "build",
-    "default_options",
-    "feature_models",
-    "from_nnx",
-    "image_size",
-    "name_of",
-    "options_class",
-    "predictor",
-    "register_model",
-    "resolve_conv",
-]
+    "MODELS", "ModelFns", "build", "default_options", "feature_models", "from_nnx", "image_size", "name_of", "options_class",
+    "predictor", "register_model", "resolve_conv",
+]  # fmt: skip

@@ -4,7 +4,7 @@ All processes have to call these functions in the same order. In one process the
 
 When a process dies, one device of another process may fail while the device beside it still waits for its message. On CPUs
 that device would take a message of a later exchange for it, which ends the process with a stack trace. So a device may begin
-nothing after it has failed: what a program returns is `settled` before the next program begins, and XLA may not combine
+nothing after it has failed: the results of a program are waited for before the next program begins, and XLA may not combine
 several sums into one, which it would go on with (`program.ON_CPU`).
 """
 
@@ -37,11 +37,6 @@ def put(tree: PyTree, where: PyTree) -> PyTree:
     return jax.tree.map(lambda place, part: jax.tree.map(lambda x: _of_data(placed, x, place), part), where, tree)
 
 
-def settled(tree: PyTree) -> PyTree:
-    """`tree`, once all devices of this process have it; JaxRuntimeError where one failed."""
-    return jax.block_until_ready(tree)
-
-
 def fetched(tree: PyTree) -> PyTree:
     """Arrays in NumPy, the whole of each in every process; typed keys stay JAX's, on a device of the process."""
 
@@ -49,7 +44,7 @@ def fetched(tree: PyTree) -> PyTree:
         if isinstance(x.sharding, NamedSharding) and not (x.is_fully_addressable or x.is_fully_replicated):
             # One leaf at a time: for a moment each device has the whole of it.
             x = _everywhere(x)
-        return np.asarray(settled(x))
+        return np.asarray(jax.block_until_ready(x))
 
     return jax.tree.map(lambda x: _of_data(whole, x), tree)
 
@@ -63,7 +58,7 @@ def from_first(tree: PyTree) -> PyTree:
         content = np.ascontiguousarray(x).reshape(-1).view(np.uint8)  # of the numbers 0. and -0. either may be the larger one
         rows = _rows(content if is_first() else np.zeros_like(content))
         whole = jax.jit(_largest_of, out_shardings=_replicated(rows))(rows)
-        return np.asarray(settled(whole)).view(x.dtype).reshape(x.shape)
+        return np.asarray(jax.block_until_ready(whole)).view(x.dtype).reshape(x.shape)
 
     return jax.tree.map(lambda x: _of_data(sent, x), tree)
 
@@ -89,7 +84,7 @@ def largest(number: int) -> int:
 
 def _gathered(x: np.ndarray | np.generic) -> np.ndarray:
     """The arrays of all processes, which have one shape, along a new first axis."""
-    return np.asarray(settled(_everywhere(_rows(x))))[_firsts()]
+    return np.asarray(jax.block_until_ready(_everywhere(_rows(x))))[_firsts()]
 
 
 def _rows(x: np.ndarray | np.generic) -> jax.Array:

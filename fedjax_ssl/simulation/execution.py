@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from fedjax_ssl.arrays import PyTree
@@ -123,16 +124,9 @@ def compared(stacked: ClientOutput, mean: PyTree) -> ClientOutput:
     The cosine is NaN where one of the two is 0.
     """
 
-    def dot(first: PyTree, second: PyTree, axes: Callable[[jax.Array], tuple[int, ...]]) -> jax.Array:
-        products = jax.tree.map(lambda x, y: jnp.sum((x * y).astype(jnp.float32), axis=axes(x)), first, second)
-        return sum(jax.tree.leaves(products), jnp.zeros(()))
-
-    def of_client(x: jax.Array) -> tuple[int, ...]:
-        return tuple(range(1, x.ndim))
-
-    norm = jnp.sqrt(dot(stacked.update, stacked.update, of_client))
-    lengths = norm * jnp.sqrt(dot(mean, mean, lambda x: tuple(range(x.ndim))))
-    cosine = dot(stacked.update, mean, of_client) / jnp.where(lengths > 0, lengths, jnp.nan)
+    norm = jax.vmap(optax.tree.norm)(stacked.update)
+    lengths = norm * optax.tree.norm(mean)
+    cosine = jax.vmap(optax.tree.vdot, (0, None))(stacked.update, mean) / jnp.where(lengths > 0, lengths, jnp.nan)
     found = {"client/weight": stacked.weight, "client/update_norm": norm, "client/cosine": cosine}
     return stacked._replace(metrics={**stacked.metrics, **{name: Each(value) for name, value in found.items()}})
 

@@ -23,9 +23,8 @@ def is_short(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, without ADVICE."""
-    first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-    return first.removesuffix(f"): {ADVICE}").removeprefix("no memory (")
+    """The first line of an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def explained(error: BaseException) -> str:

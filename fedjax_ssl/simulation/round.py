@@ -230,8 +230,9 @@ def recorded(metrics: ClientMetrics) -> ClientMetrics:
 def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round if it returns NaN, infinity or a negative weight.
 
-    Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. What
-    is recorded of it is NaN, and decides nothing. A client whose own weight is 0 sends nothing; all else stays as it says.
+    Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. Its
+    recorded values (`Each`) become NaN; one that is not finite leaves no client out. A client whose own weight is 0 sends
+    nothing; all else stays as it says.
     """
     for name, metric in output.metrics.items():
         if not isinstance(metric, Mean | Sum | Each):

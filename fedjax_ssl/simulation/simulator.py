@@ -17,7 +17,7 @@ from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import ClientMetrics, Metrics, reduce
 from fedjax_ssl.simulation import memory
-from fedjax_ssl.simulation.distributed import fetched, from_first, is_key, put, settled
+from fedjax_ssl.simulation.distributed import fetched, from_first, is_key, put
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, report
@@ -174,7 +174,7 @@ class Simulator:
         program = self._recorded if record else self._round
         new, cohort, metrics = program(*args) if program.compile_s else self._first_round(record, *args)
         new = self._source.store(state, new)
-        cohort, metrics = jax.device_get(settled((cohort, metrics)))
+        cohort, metrics = jax.device_get(jax.block_until_ready((cohort, metrics)))
 
         def row(run: int, number: int, label: str | None) -> Row:
             at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
@@ -213,7 +213,7 @@ class Simulator:
 
     def evaluate(self, state: RunState) -> list[Row]:
         """Accuracy and loss of each run's global model on the test set."""
-        metrics = jax.device_get(settled(self._evaluate(state.server, self._inputs, self._pools)))
+        metrics = jax.device_get(jax.block_until_ready(self._evaluate(state.server, self._inputs, self._pools)))
         if not self._several:
             return [reduce(metrics)]
         return [reduce(jax.tree.map(lambda x, i=i: x[i], metrics)) for i in range(self.problem.num_runs)]

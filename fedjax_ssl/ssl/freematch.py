@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Float32
 
 from fedjax_ssl.arrays import Array, Logits, Mask, Probs, Scalar
-from fedjax_ssl.ssl import ema, thresholds
+from fedjax_ssl.ssl import ema, losses, thresholds
 
 
 class Status(NamedTuple):
@@ -44,10 +44,7 @@ def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: f
     probs = jax.lax.stop_gradient(probs)
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
     confidence = jnp.max(probs, axis=1)
-    if quantile:
-        of_batch = jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, confidence, jnp.nan), quantile))  # 0 of an empty batch
-    else:
-        of_batch = jnp.sum(jnp.where(mask, confidence, 0.0)) / count
+    of_batch = losses.masked_quantile(confidence, mask, quantile) if quantile else losses.masked_mean(confidence, mask)
     mean_probs = jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / count
     new = ema.update(status, Status(of_batch, mean_probs, _counts(probs, mask) / count), decay)
     new = new._replace(tau=jnp.minimum(new.tau, largest))

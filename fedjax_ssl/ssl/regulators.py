@@ -45,9 +45,7 @@ def instance_weights(w: Params, probs: Probs) -> PerExample:
     return jax.nn.sigmoid(hidden @ w["output"]["kernel"] + w["output"]["bias"])[:, 0]
 
 
-def direct_gradient(
-    loss: Callable[[Params, Logits], Scalar], w: Params, outputs: Logits, change: Logits, rate: float
-) -> Params:
+def meta_gradient(loss: Callable[[Params, Logits], Scalar], w: Params, outputs: Logits, change: Logits, rate: float) -> Params:
     """The gradient of Eq. 5 for w in its direct form, -rate grad_w <dG/dz, J v>.
 
     `loss` is (w, z) -> G, `outputs` is z, `change` is J v, and `rate` the learning rate eta of the look-ahead.
@@ -56,17 +54,6 @@ def direct_gradient(
     return jax.grad(lambda w: -rate * jax.jvp(lambda z: loss(w, z), (outputs,), (change,))[1])(w)
 
 
-def nested_gradient(
-    loss: Callable[[Params, Params], Scalar], labeled_loss: Callable[[Params], Scalar], w: Params, phi: Params, rate: float
-) -> Params:
-    """The gradient of Eq. 5 for w as it is written, through the look-ahead step, which contains a gradient itself.
-
-    `loss` is (w, phi) -> G, `labeled_loss` is phi -> CE(y, f(x; phi)), and `rate` the learning rate eta of the look-ahead.
-    """
-
-    return jax.grad(lambda w: labeled_loss(look_ahead(phi, jax.grad(loss, 1)(w, phi), rate)))(w)
-
-
-def look_ahead(phi: Params, gradient: Params, rate: float) -> Params:
-    """phi- = phi - rate gradient, plain gradient descent (Eq. 4), or a step along another direction."""
-    return jax.tree.map(lambda p, g: p - rate * g, phi, gradient)
+def gradient_step(parameters: Params, direction: Params, rate: float) -> Params:
+    """Parameters - rate direction: the look-ahead (Eq. 4) along the gradient, or an optimizer's step."""
+    return jax.tree.map(lambda p, d: p - rate * d, parameters, direction)

@@ -7,15 +7,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Bool, Int
 
 from fedjax_ssl.arrays import Array, Logits, Params, PyTree, Scalar
 from fedjax_ssl.ssl import losses
-
-
-def global_norm(tree: Params) -> Scalar:
-    """Euclidean norm over all entries of all leaves."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _per_norm(rho: float, norm: Scalar) -> Scalar:
@@ -25,7 +21,7 @@ def _per_norm(rho: float, norm: Scalar) -> Scalar:
 
 def sam_perturbation(grad: Params, rho: float) -> Params:
     """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12)."""
-    scale = _per_norm(rho, global_norm(grad))
+    scale = _per_norm(rho, optax.tree.norm(grad))
     return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
 
 
@@ -40,7 +36,7 @@ def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.0
         return jnp.ones_like(w) if is_bias else jnp.abs(w) + eta
 
     t = jax.tree_util.tree_map_with_path(scaling, params)
-    scale = _per_norm(rho, global_norm(jax.tree.map(jnp.multiply, t, grad)))
+    scale = _per_norm(rho, optax.tree.norm(jax.tree.map(jnp.multiply, t, grad)))
     return jax.lax.stop_gradient(jax.tree.map(lambda t, g: scale * t * t * g, t, grad))
 
 

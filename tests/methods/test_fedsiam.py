@@ -23,7 +23,7 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     rows = []
     for state, row in experiment.rounds():
         rows.append(row)
-        online, target = networks.networks(state.server.weights)
+        online, target = (2 * networks.each(state.server.weights))[:2]  # one network is its own target
         assert same(online, target) == (row["round"] < 3)
         assert (row["eval/accuracy"] == row["eval/accuracy_online"]) == (row["round"] < 3)
     assert [row["client/upload_fraction"] for row in rows] == [0, 0, 1]
@@ -68,3 +68,14 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
         got = networks.follow(task, target, online, stats, jnp.float32(alpha))
         np.testing.assert_allclose(got.params["w"], params)
         np.testing.assert_allclose(got.stats["mean"], mean)
+
+
+def test_a_client_that_runs_out_of_time_counts_the_steps_that_it_took():
+    late = {"system__speed": 40.0, "system__deadline_s": 1.0, "system__late": "shortened"}
+    experiment = tiny.experiment("fedsiam_mt", labels_at="clients", client__epochs=3, **late)
+    _, states, rows = engine.simulate(experiment, rounds=1, evaluated=False)
+    kept, images = states[1].clients, rows[0]["perf/client_images"]
+    size = experiment.settings.client.batch_size
+    assert 0 < images <= 5 * 40
+    assert np.sum(kept.steps) * size >= images > (np.sum(kept.steps) - 5) * size
+    assert np.max(kept.epochs) < 3

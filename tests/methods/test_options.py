@@ -34,7 +34,6 @@ RANGES = {
     "accepted, batch": "fixmatch.divisor=all",
     "none, linear, log, exp": "uda.tsa=tanh",
     "both, no_c, no_f": "feddure.regulators=none",
-    "direct, nested": "feddure.meta_gradient=none",
     "variance, entropy": "fedlabel.measure=var",
     "both, local, global": "fedlabel.experts=none",
     "batch, passing": "fedlabel.normalize=all",
