@@ -97,7 +97,7 @@ AT_CLIENTS: dict[str, dict[str, Any]] = {
 """What methods have where the labels are at the clients; their defaults are for labels at the server."""
 FEDMATCH_AT_LARGE_RATES: dict[str, Any] = {"method.lambda_s": 1.0, "method.lambda_a": 1.0, "method.lambda_l2": 0.01}
 """FedMatch's weights for learning rates from .01 up; its own are for SGD at .001 without momentum. (Digits, 40 labels at the
-server, learning rates .03: 92 % with these, 57 % with its own, three seeds.)"""
+server, learning rates .03: 92 % with these, 57 % with its own, three seeds; Fashion-MNIST, 40 labels: 45 and 57 %.)"""
 
 SEMIFL_NORM: dict[str, Any] = {
     "server.sbn_data": "all", "server.sbn_weighting": "batches", "server.sbn_order": "joined",
