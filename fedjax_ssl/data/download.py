@@ -256,11 +256,11 @@ def _alone(path: Path) -> Iterator[None]:
 
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        held = lock.acquire(timeout=0)
+        acquired = lock.acquire(timeout=0)
     except filelock.Timeout:
         _say(f"{path}: another process fetches it: waiting")
-        held = lock.acquire()
-    with held:
+        acquired = lock.acquire()
+    with acquired:
         yield
 
 

@@ -52,7 +52,7 @@ METHODS = [case for case in tiny.ONE_OF_EACH if case[0] not in (*tiny.WITHOUT_CL
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", tiny.params(fast=METHODS))
-def test_one_round_agrees_under_every_strategy(case):
+def test_one_round_agrees_in_chunks_on_several_devices(case):
     experiment, states, rows = reference(*case, rounds=1)
     assert not experiment.method.requires.clients or rows[0]["client/participants"] > 0
     assert_same_rounds(experiment, "sharded_chunked", states, rows, start=engine.copied(states[0]))

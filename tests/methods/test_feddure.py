@@ -1,9 +1,11 @@
 """FedDure: unlabeled batches of a client's own size, ablations, F-reg's state, clients with one kind of data."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.local import Training
 from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
 from fedjax_ssl.simulation.cohort import sample
 from tests import engine, tiny
@@ -53,6 +55,20 @@ def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):
     assert output.weight == 29
     assert output.client_state.w_optimizer.count == steps
     assert np.isfinite(flat(output)).all()
+
+
+def test_a_limit_of_batch_sizes_below_a_clients_own_leaves_no_gaps_between_batches(monkeypatch):
+    scheduled, entries = Training.paired_schedule, []
+
+    def noted(self, *args, **named):
+        jax.debug.callback(lambda size: entries.append(int(size)), named["entries"])
+        return scheduled(self, *args, **named)
+
+    monkeypatch.setattr(Training, "paired_schedule", noted)
+    output = client_of("feddure", method__largest_batch_size=3)(labeled=9, unlabeled=20)
+    jax.effects_barrier()
+    assert entries == [3]  # by the rule it would be 5, of which a batch of 3 rows leaves out 2
+    assert output.metrics["client/unlabeled_loss"].weight == EPOCHS * 2 * 3
 
 
 def test_f_reg_of_a_client_with_one_kind_of_data_stays(client):

@@ -142,7 +142,8 @@ def _not_integers(labels: np.ndarray) -> str:
     """What is wrong with labels [N] of another dtype, and what to do."""
     if isinstance(text := next(iter(labels), ""), str):
         return f"are text such as {first_line(text)!r}: number the classes 0..C-1; renumber_labels=true does it"
-    if labels.dtype == object or (labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()):
+    whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()
+    if whole or (labels.dtype == object and all(isinstance(label, int | np.integer) for label in labels)):
         return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
     return f"have dtype {labels.dtype}: store them as integers 0..C-1"
 
