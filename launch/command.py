@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
@@ -89,6 +89,18 @@ def _say_once(about: str, consequence: str) -> None:
     warnings.showwarning = showing
 
 
+def find_devices() -> None:
+    """Raises ValueError where JAX finds none of the devices that it is told to use."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion where the platform's plugin is not installed
+        found = f" ({first})" if (first := str(error).partition("\n")[0]) else ""
+        asked = jax.config.jax_platforms or "any"
+        raise ValueError(f"JAX_PLATFORMS: got {asked}, of which JAX finds no device{found}, accepted: cpu, or unset") from None
+
+
 def as_text(value: Any) -> str:
     """A key's value as the command line takes it."""
     if isinstance(value, list | tuple):
@@ -132,6 +144,12 @@ def logging_that_waits() -> MemoryHandler:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[waiting], force=True)
     _log.setLevel(logging.INFO)
     return waiting
+
+
+def hint(got: str, names: Iterable[str]) -> str:
+    """What ends an error: the name that a mistyped one may have meant, or nothing."""
+    near = difflib.get_close_matches(got, list(names), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def refuse(error: Exception | str, status: int = 2) -> int:
@@ -227,9 +245,8 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
     if not file.suffix:  # something else of the same name, such as a folder of results, is no config
         file = CONFIGS / f"{path}.py"
     if file.suffix != ".py" or not os.path.isfile(file):
-        near = difflib.get_close_matches(file.stem, config_names(), 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; {FOR_EXAMPLE}"
-        raise ValueError(f"--config: got {path}, accepted: the name of a config, or the path of a config file{hint}")
+        meant = hint(file.stem, config_names()) or f"; {FOR_EXAMPLE}"
+        raise ValueError(f"--config: got {path}, accepted: the name of a config, or the path of a config file{meant}")
     is_ours = file.resolve().parent == CONFIGS.resolve()
     if not is_ours:
         sys.path.insert(0, str(file.resolve().parent))  # what lies beside it can be imported, as beside a script

@@ -1,6 +1,6 @@
 """Evaluates finished or stopped runs: accuracy, per class, confusion matrix, calibration, per client; predictions to a file.
 
-    python -m launch.evaluate DIR [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
+    python -m launch.evaluate DIR... [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 
 DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
 and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
@@ -60,14 +60,22 @@ def main(argv: Sequence[str]) -> int:
         if options.config:  # it may register methods and networks
             command.read(options.config)
         command.keep_programs()
-        paths = run_folders(options.workdir)
+        command.find_devices()
+        paths = [path for one in options.workdir for path in run_folders(one)]
         if options.save and options.data:
             raise ValueError(f"--save: got it with --data={options.data}, accepted: for the runs' own test sets")
         if out and len(paths) > 1:
             raise ValueError(f"--out: got {options.out} for {len(paths)} runs, accepted: with the folder of one run")
-        reports, kinds = {}, {}
+        reports: dict[str, Report] = {}
+        kinds = {}
         for folder in paths:
-            experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
+            try:
+                experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
+            except command.WRONG_INPUT as error:  # such as a run that diverged: the others have their place
+                if folder == paths[-1] and not reports:
+                    raise
+                logging.getLogger("fedjax_ssl").warning("left out: %s", error)
+                continue
             kinds[str(folder)] = os.path.dirname(folder), repr(experiment.settings.model_copy(update={"seed": 0}))
             reports[str(folder)] = report = plain(_evaluated(experiment, state, out, options))
             if options.save:
@@ -85,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.Parser("evaluate", __doc__)
-    parser.add_argument("workdir", metavar="DIR", help="a run's folder, or a folder of several runs")
+    parser.add_argument("workdir", metavar="DIR", nargs="+", help="a run's folder, or a folder of several runs")
     parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
     parser.add_argument("--path", default="", help="likewise for its data.path")

@@ -23,7 +23,7 @@ def _run(argv: list[str]) -> int:
         print(f"{__doc__}\nCommands: {', '.join(COMMANDS)}")
         return 0
     if name not in COMMANDS:
-        return command.refuse(f"got {name}, accepted: {', '.join(COMMANDS)}, or --help")
+        return command.refuse(f"got {name}, accepted: {', '.join(COMMANDS)}, or --help{command.hint(name, COMMANDS)}")
     return importlib.import_module(f".{name}", __package__).main([f"fedjax-ssl {name}", *rest])
 
 

@@ -9,10 +9,9 @@ dataset that cannot be fetched; 130 on Ctrl-C.
 """
 
 import argparse
-import difflib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from fedjax_ssl.data import download
@@ -20,6 +19,7 @@ from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals, tfds
 from fedjax_ssl.data.sources.checks import first_line
 from fedjax_ssl.experiment.report.tables import aligned
+from fedjax_ssl.experiment.settings import DataSettings
 
 from . import arguments, command
 
@@ -55,9 +55,7 @@ def _checked(names: Sequence[str]) -> Sequence[str]:
     """The names; ValueError where one is none that can be fetched."""
     for name in names:
         if name not in ORIGINALS:
-            near = difflib.get_close_matches(name, ORIGINALS, 1, 0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"NAME: got {name}, accepted: {', '.join(ORIGINALS)}{hint}")
+            raise ValueError(f"NAME: got {name}, accepted: {', '.join(ORIGINALS)}{command.hint(name, ORIGINALS)}")
     return names
 
 
@@ -73,6 +71,13 @@ def prepared(name: str, data_dir: str | None) -> str:
     where = next(iter(found.values())).parent
     line = f"{name}: {size:,} bytes in {where}, {algorithm} as {publishers} has it, {time.monotonic() - begun:.1f} s"
     return f"{line}; {originals.text_hint(found)}" if DATASETS[name].kind == "text_features" else line
+
+
+def fetch_for(cells: Iterable[DataSettings]) -> None:
+    """Fetches what is missing of the data of runs, once each; FileNotFoundError or OSError where that cannot be."""
+    for name, data_dir in dict.fromkeys((one.name, one.data_dir) for one in cells if one.download and not one.path):
+        if name in ORIGINALS and tfds.prepared(name, data_dir) is None:
+            download.obtain(name, data_dir)
 
 
 def listed(data_dir: str | None) -> str:

@@ -85,6 +85,10 @@ def _place(options: argparse.Namespace) -> dict[str, Any] | None:
 def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
     command.keep_programs()
     if not options.distributed:
+        try:
+            command.find_devices()
+        except ValueError as error:
+            return command.refuse(error)
         return _run_here(config, options, stop, waiting)
     from fedjax_ssl.experiment import hosts
 

@@ -36,7 +36,7 @@ from fedjax_ssl.experiment.report.cells import SWEEP
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse
 
-from . import arguments, command
+from . import arguments, command, prepare
 from .jobs import Done, Queue
 from .programs import Cell
 from .table import Table
@@ -84,7 +84,8 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
     for axis, there in (("rows", table.rows), ("columns", table.columns)):
         if unknown := [name for name in getattr(options, axis) or [] if name not in there]:
-            raise ValueError(f"--{axis}: got {unknown[0]!r}, accepted: {', '.join(there) or 'none'}")
+            meant = command.hint(unknown[0], there)
+            raise ValueError(f"--{axis}: got {unknown[0]!r}, accepted: {', '.join(there) or 'none'}{meant}")
     seeds = table.seeds if options.seeds is None else options.seeds
     if not 1 <= seeds <= MOST_RUNS:
         raise ValueError(f"--seeds: got {seeds}, accepted: a whole number >= 1 and <= {MOST_RUNS}")
@@ -96,6 +97,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
     queue = Queue(cells, seeds, folder, [f"--config.{key}={text}" for key, text in extra.items()], options.jobs)
     queue.recover()
+    prepare.fetch_for(cell.settings.data for cell in cells if not queue.done(cell).has_ended)  # here, where it is seen
     return queue
 
 
@@ -137,7 +139,8 @@ def from_file(name: str, small: bool) -> Table:
     path = pathlib.Path(name).expanduser()
     path = path if path.suffix or path.is_file() else SWEEPS / f"{name}.toml"
     if not path.is_file():
-        raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}")
+        meant = command.hint(name, names())
+        raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}{meant}")
     try:
         table = parse(Table, said := tomllib.loads(path.read_text(encoding="utf-8")))
         if not small:

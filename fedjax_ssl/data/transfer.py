@@ -94,4 +94,5 @@ def _receive(response: requests.Response, part: Path, have: int, whole: int, lab
 
 def _reason(error: BaseException) -> str:
     """The innermost reason of an error of requests, which it has at its end, in a line."""
-    return " ".join(str(error).rpartition(": ")[2].strip("()'\"").split())[:200] or type(error).__name__
+    text = " ".join(str(error).rpartition(": ")[2].strip("()'\"").split())[:200]
+    return text + ")" * (text.count("(") - text.count(")")) if text else type(error).__name__

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from configs import digits
-from launch import command, explain
+from launch import command, evaluate, explain, run
 from tests import tiny
+from tests.experiment.commands import refused
 
 
 def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeypatch):
@@ -96,3 +97,14 @@ def test_explain_takes_a_config_and_a_key_in_any_order(capsys):
     for words in (["--config", "digits:fl2", "client.batch_size"], ["client.batch_size", "--config=digits:fl2"]):
         assert explain.main(["explain", *words]) == 0
         assert capsys.readouterr().out.startswith("client.batch_size = ")
+
+
+@pytest.mark.parametrize(("error", "reason"), [(AssertionError(), ""), (RuntimeError("no plugin\nmore"), " (no plugin)")])
+def test_a_platform_without_devices_is_one_line(tmp_path, monkeypatch, error, reason):
+    def none():
+        raise error
+
+    monkeypatch.setattr("jax.devices", none)
+    asked = f"JAX_PLATFORMS: got cpu, of which JAX finds no device{reason}"
+    for words, program in ((["--config=digits:fl2"], run), (["absent"], evaluate)):
+        assert refused(*words, cwd=tmp_path, program=program) == f"error: {asked}, accepted: cpu, or unset\n"

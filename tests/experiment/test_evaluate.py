@@ -131,6 +131,17 @@ def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs
         assert saved.confusion.tolist() == found["runs"][str(run.path)]["confusion"]
 
 
+def test_a_run_that_cannot_be_loaded_is_left_out_and_said_and_alone_it_is_refused(runs, tmp_path):
+    damaged = shutil.copytree(runs / "1", tmp_path / "1")
+    shutil.rmtree(damaged / "checkpoints")
+    line = f"workdir: got {damaged}, which has no checkpoint, accepted: the folder of a run that has one"
+    done = succeeded(str(damaged), str(runs / "0"), program=evaluate)
+    assert done.stderr == f"left out: {line}\n"
+    assert str(runs / "0") in done.stdout
+    alone = launch(str(damaged), program=evaluate)
+    assert (alone.returncode, alone.stderr) == (2, f"error: {line}\n")
+
+
 def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
     experiment, state = load(runs / "0")
     images, labels = (np.asarray(x)[:40] for x in experiment.problem.test)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fedjax_ssl.data import download
 from fedjax_ssl.experiment import owner
 from fedjax_ssl.experiment.files import MetricsLog, write_json
 from fedjax_ssl.experiment.owner import owned
@@ -182,3 +183,17 @@ def test_a_cell_has_the_runs_of_its_trace_wherever_that_lies(tmp_path, trace, ha
     MetricsLog(run).append({"round": 1, "eval/accuracy": 0.5})
     write_json(run / "summary.json", {"rounds": 1, "eval/accuracy": 0.5})
     assert Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended is has_ended
+
+
+def test_data_that_are_missing_are_fetched_once_and_where_that_cannot_be_nothing_runs(tmp_path, starting, monkeypatch):
+    for name, value in {download.MIRROR: "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}.items():  # nobody listens
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(download, "WAITS", ())
+    starting(failing)
+    words = ["--config=fl2_cifar10:paper,method={method}", "--methods=fl2,uda", "--seeds=2"]
+    done = launch(*words, f"--config.data.data_dir={tmp_path}", cwd=tmp_path, program=sweep)
+    assert done.returncode == 2
+    announced, line = done.stderr.splitlines()
+    assert announced.startswith("cifar10: fetching 170.1 MB, from 127.0.0.1:9 to ")
+    assert line.startswith("error: cifar10: cannot be fetched from http://127.0.0.1:9/cifar10/")
+    assert not list(tmp_path.rglob("*.log"))
