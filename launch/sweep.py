@@ -5,10 +5,10 @@
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
 `[columns]`, each with a `name`, what it `set`s, and words of its own, such as `data` for {data}; `[paper]` has accuracies to
-compare with; `[small]` has what `--small` puts in its place. On the command line the rows are methods, for {method} in the
-config, and the columns are the product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go
-to every run. Seeds, and experiments that differ in one number alone, share a program where its method can; each GPU, or each
-share of the cores, runs one program (`--jobs`).
+compare with; `x` says what the numbers in names are, for a figure against them; `[small]` has what `--small` puts in its
+place. On the command line the rows are methods, for {method} in the config, and the columns are the product of the values of
+all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run. Seeds, and experiments that differ in one
+number alone, share a program where its method can; each GPU, or each share of the cores, runs one program (`--jobs`).
 Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
@@ -32,7 +32,7 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import processor
 from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.cells import SWEEP
+from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse
 
@@ -92,7 +92,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
     until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
-    _write(folder, {"name": name, "about": table.about, "command": _typed(options, extra)}, cells)
+    _write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
     queue = Queue(cells, seeds, folder, [f"--config.{key}={text}" for key, text in extra.items()], options.jobs)
@@ -167,7 +167,9 @@ def _from_options(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--set: got {text}, accepted: KEY=VALUE,VALUE,...")
         axes.append([(key, value) for value in values.split(",")])
     columns = {", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in one): {"set": dict(one)} for one in itertools.product(*axes)}
-    return {"config": METHOD.sub("{row}", config), "rows": methods, "columns": columns}
+    numbers = len(axes) == 1 and all(NUMBER.fullmatch(value) for _, value in axes[0])
+    x = axes[0][0][0] if numbers else ""
+    return {"config": METHOD.sub("{row}", config), "rows": methods, "columns": columns, "x": x}
 
 
 def names() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from fedjax_ssl.experiment.report.cells import on_axis
 from fedjax_ssl.experiment.settings import MOST_RUNS
 from fedjax_ssl.options import Model
 
@@ -63,6 +64,7 @@ class Table(Model):
     """Experiments in rows and columns; `small` has what `--small` puts in the place of the rest."""
 
     about: str = ""
+    x: str = ""  # what the numbers in the names of columns, or of rows, are: the axis of a figure
     config: Annotated[str, Field(min_length=1)] = Field("", validate_default=True)
     seeds: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 1
     set: Overrides = Field({})
@@ -77,6 +79,8 @@ class Table(Model):
         if strange := of_paper - set(itertools.product(self.rows, self.columns)):
             got = " ".join(min(strange)).strip()
             raise ValueError(f"paper: got {got!r}, accepted: a row, and a column where there are any")
+        if self.x and not on_axis([cell._asdict() for cell in self.cells()]):
+            raise ValueError(f"x: got {self.x!r}, accepted: where all columns, or all rows, have a number in their names")
         names = [cell.name for cell in self.cells()]
         if len(set(names)) < len(names):
             raise ValueError("rows and columns: got two with the same name, accepted: different names")

@@ -46,9 +46,10 @@ OWN = {
 
 
 LONG = [("fedmatch", "server"), ("feddure", "clients"), ("fedcon", "server"), ("semifl", "server")]  # to compile
+SHORT = [one for one in tiny.ONE_OF_EACH if one not in LONG and one[0] not in tiny.ALIKE]
 
 
-@pytest.fixture(scope="module", params=tiny.params(fast=[one for one in tiny.ONE_OF_EACH if one not in LONG], ci=LONG))
+@pytest.fixture(scope="module", params=tiny.params(fast=SHORT, ci=LONG))
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
@@ -105,9 +106,10 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
 
 
 FAST = [("fl2", "server"), ("fedmatch", "clients")]
+CI = [("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_d", "server")]
 
 
-@pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=[one for one in tiny.ONE_OF_EACH if one[0] not in tiny.ALIKE]))
+@pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
     method, labels_at = case
     quiet = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}  # so that a round is the clients' work
@@ -140,13 +142,8 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ra
         assert key not in row or row[key] != other[key]
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("batch", "running")),
-        pytest.param("static", marks=pytest.mark.ci),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "running", "static"])
 def test_every_batch_norm_mode_learns(norm):
     config = tiny.config("fixmatch", model__norm=norm, rounds=3)
     config["model"] = {"name": "cnn", "norm": norm, "width": 4}

@@ -11,7 +11,7 @@ from tests import engine, tiny
 pytestmark = pytest.mark.reliability
 
 CASES = [case for case in tiny.CASES if case[0] not in tiny.WITHOUT_CLIENTS]
-FAST = (("fl2", "server"), ("fedmatch", "clients"), ("fedsiam_d", "server"))
+FAST = (("fl2", "server"), ("fedmatch", "clients"))
 """Those that differ most: thresholds, helpers, layers that are sent."""
 DEADLINE = 10.0
 SYSTEM = {

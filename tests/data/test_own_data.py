@@ -273,7 +273,7 @@ def test_diagnostics_count_examples_of_known_class_alone():
     assert got == pytest.approx({f"diagnostics/{key}": value for key, value in expected.items()})
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_whose_clients_have_unlabeled_examples_alone_has_no_diagnostics():
     synthetic = sources.synthetic(num_train=400, num_test=50)
     labels = np.append(np.full(380, -1), np.arange(20) % 10)

@@ -87,8 +87,7 @@ def test_when_process_0_dies_the_others_end(tmp_path, config):
     assert "process 0 has died" in second.stderr or "leader task was preempted/died" in second.stderr
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.ci)])
 def test_a_signal_to_any_process_stops_all_after_the_same_round(tmp_path, config, process):
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
     wait_for_rounds(tmp_path / "job", 2, jobs)

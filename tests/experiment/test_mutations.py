@@ -101,7 +101,7 @@ def test_a_number_that_python_does_not_write_is_one_line():
     check_build(tiny.config("fl2") | {"rounds": 10**5000})
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_processes_end_with_one_line():
     """The same by real processes, at once."""
     lines = ("--config=digits:fl2 --config.clinet.epochs=1", "--config=digits:fl2 --config.model.width=4096", *COMMANDS[:3])

@@ -115,7 +115,7 @@ def test_a_registered_method_runs_on_the_digits_by_its_name_in_a_process_of_its_
     assert json.loads((tmp_path / "config.json").read_text())["method"]["mu"] == 0.5
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_its_terms_are_fedprox_and_the_entropy(plugin):
     fedavg, fedprox = (run(plugin, "fedavg", prox_mu=mu)[0] for mu in (0.0, 2.0))
     assert distance(fedavg, fedprox) > 1e-3

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
-from fedjax_ssl.experiment.report import cells, extras, groups, results, runs
+from fedjax_ssl.experiment.report import cells, extras, groups, results, runs, sections
+from fedjax_ssl.experiment.report.figures import Picture
 
 
 def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys) -> pathlib.Path:
@@ -226,6 +227,47 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
     write(tmp_path / "other" / "0")  # beside it a sweep's groups have its name
     (sweep,), _ = cells.find(runs.find([tmp_path]).runs)
     assert {place.label for place in sweep.places.values()} == {f"s: {label}" for label, _, _ in expected}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (["MNIST"], ["0 (MT)", ".25", "1 (Pi)"], [("MNIST", 0), ("MNIST", 0.25), ("MNIST", 1)]),
+        (["a"], ["CIFAR-10, 10 %", "SVHN, 5 %"], [("a, CIFAR-10", 10), ("a, SVHN", 5)]),
+        (["0", "0.5"], ["none"], [("none", 0), ("none", 0.5)]),
+        (["fl2"], ["num_labels=10", "num_labels=40"], [("fl2", 10), ("fl2", 40)]),
+        (["fl2"], ["CIFAR-10", "10"], []),
+    ],
+)
+def test_numbers_in_names_are_places_on_an_axis(rows, columns, expected):
+    assert cells.on_axis([{"row": row, "column": column} for row, column in itertools.product(rows, columns)]) == expected
+
+
+def test_a_sweep_whose_columns_are_numbers_has_a_figure_against_them(tmp_path):
+    of_cells = []
+    for row, column in itertools.product("ab", ("100", "1", "10")):
+        for seed in (0, 1):
+            folder = write(tmp_path / f"{row}{column}" / str(seed), rounds=0, summary=False, seed=seed, method__name=row)
+            accuracy = {"eval/accuracy": int(column) / 200 + seed / 10}
+            for number in (1, 2, 3):
+                MetricsLog(folder).append({"round": number, **accuracy})
+            sent = 10**6 * (int(column) if row == "b" else 1)
+            write_json(folder / "summary.json", {"rounds": 3, **accuracy, "comm/bytes_up": sent})
+        of_cells.append({"row": row, "column": column, "config": "", "overrides": {}, "paper": "", "folder": f"{row}{column}"})
+    write_json(tmp_path / "b10" / "1" / "summary.json", {"rounds": 2})  # not finished: this cell has no point
+    content = {"name": "s", "about": "A figure", "command": "", "machine": "", "versions": {}, "cells": of_cells}
+
+    def pictures(x):
+        write_json(tmp_path / "sweep.json", content | {"x": x})
+        found = runs.find([tmp_path]).runs
+        sweeps, problems = cells.find(found)
+        made_from = sections.source(groups.group(found, (), sweeps[0].places), sweeps, (), problems, "rounds", None)
+        return [one for one in sections.build(made_from, ())[0].items if isinstance(one, Picture)]
+
+    (picture,) = pictures("labels")
+    of_accuracy = "test accuracy, %: a from 5.5 to 55; b from 5.5 to 55"
+    assert (picture.name, picture.alt) == ("sweep_s_along", f"A figure. {of_accuracy}. MB up: a from 1 to 1; b from 1 to 100.")
+    assert pictures("") == []
 
 
 @pytest.mark.parametrize(

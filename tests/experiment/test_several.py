@@ -94,7 +94,7 @@ FASTER = (0.01, 0.1, 0.03)
         slow(("fixmatch",), values(RATE, *FASTER), 1),
         slow(("fixmatch",), values("method.confidence", 0.12, 0.2), 1),
         # Numbers that zero switches off.
-        pytest.param(("fedprox",), values("method.prox_mu", 0.1, 3.0), 1, marks=pytest.mark.ci),
+        pytest.param(("fedprox",), values("method.prox_mu", 0.1, 3.0), 1, marks=pytest.mark.slow),
         slow(("fedavg",), values(MOMENTUM, 0.1, 0.9), 1),
         slow(("fedavg",), values("client.optimizer.weight_decay", 0.01, 0.3), 1),
         slow(("fedavg",), values("client.optimizer.clip_norm", 0.05, 0.5), 1),

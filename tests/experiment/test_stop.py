@@ -173,8 +173,9 @@ def test_a_second_signal_before_rounds_begin_does_not_disturb_how_the_first_one_
     assert ended
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(one, marks=pytest.mark.ci if one == signal.SIGTERM else pytest.mark.slow) for one in SIGNALS]
+)
 def test_the_first_signal_ends_a_run_whose_data_are_still_read(tmp_path, config, number):
     reads = tmp_path / "reads.py"
     reads.write_text(f"{CONFIG}\n{READS}")

@@ -225,6 +225,7 @@ def test_rows_and_columns_have_words_of_their_own_in_the_config():
         ("columns.a.set = 3", "columns.a.set: got 3, accepted: a group of keys"),
         ("columns.a.data = [3]", "rows, columns and paper: got [3] for a word, accepted: text or a number"),
         ('columns = ["a b", "a-b"]', "rows and columns: got two with the same name"),
+        ('x = "labels"\ncolumns = [10, "some"]', "x: got 'labels', accepted: where all columns, or all rows, have a number in"),
         ("small = 3", "small: got 3, accepted: a group of keys"),
         ("seeds = 1001", "seeds: got 1001, accepted: a whole number >= 1 and <= 1000"),
         ("seed = 1", "seed: unknown key; did you mean seeds?"),

@@ -20,6 +20,8 @@ SWEEP = "sweep.json"
 HEADER = (
     "row", "column", "accuracy, %", "the paper, %", "difference", "pseudo-labels right, %", "MB up", "MB down", "s a run",
 )  # fmt: skip
+NUMBER = re.compile(r"(?P<rest>|.*[ =])(?P<number>\d*\.?\d+)( %)?( \(.*\))?")
+"""A row's or column's name as a place on the axis of a figure: a number, after other words or before words in parentheses."""
 Result = dict[str, Any]
 """A cell: `case` (table, row, column), `config`, `overrides`, `paper`, and `runs`, with the numbers of each or its `error`."""
 LABELS = ("client/threshold", "client/mask_rate", "diagnostics/pseudo_label_accuracy")
@@ -38,13 +40,14 @@ class CellFile(Model):
 
 
 class SweepFile(Model):
-    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything."""
+    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything. `x` is what its numbers are, or ""."""
 
     name: str
     about: str
     command: str
     machine: str
     versions: dict[str, str]
+    x: str = ""
     cells: list[CellFile]
 
 
@@ -56,6 +59,7 @@ class Sweep(NamedTuple):
     source: dict[str, Any]
     results: list[Result]
     places: dict[pathlib.Path, Shown]
+    x: str = ""
 
 
 def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
@@ -87,7 +91,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
         same = sum(sweep.results[0]["case"]["table"] == file.name for sweep in sweeps)
         name = f"{file.name}_{same + 1}" if same else file.name
         source = _source(file, [run for _, own in having for run in own])
-        sweeps.append(Sweep(name, file.about, source, results, _places(having)))
+        sweeps.append(Sweep(name, file.about, source, results, _places(having), file.x))
     if len(sweeps) > 1 or sum(len(one.places) for one in sweeps) < len(runs):  # labels then begin with the sweep
         for one in sweeps:
             for path, (label, figure, curve) in one.places.items():
@@ -139,6 +143,21 @@ def result(run: Run) -> Result:
         "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
         "pseudo_labels": [[int(columns["round"][i]), *(one[i] for one in quality)] for i in at if quality],
     }  # fmt: skip
+
+
+def on_axis(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """The line of each cell in a figure, and its place there: the numbers are in its column's name, or all in its row's.
+
+    Empty where neither all columns nor all rows have one. A cell has `row` and `column`.
+    """
+    for axis, other in (("column", "row"), ("row", "column")):
+        found = [match for one in cells if (match := NUMBER.fullmatch(one[axis]))]
+        if len(found) == len(cells):
+            rests = [match["rest"].strip(" ,=") for match in found]
+            rests = rests if len(set(rests)) > 1 else [""] * len(rests)  # such as `rounds=`
+            lines = [", ".join(filter(None, (one[other], rest))) for one, rest in zip(cells, rests, strict=True)]
+            return [(line, float(match["number"])) for line, match in zip(lines, found, strict=True)]
+    return []
 
 
 def table(name: str, title: str, results: Sequence[Result]) -> Table:

@@ -70,11 +70,12 @@ def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") 
 
 
 def curves(
-    name: str, title: str, parts: Mapping[str, Sequence[Curve]], label: str, level: tuple[str, float] | None = None
-) -> Picture:
+    name: str, title: str, parts: Mapping[str, Sequence[Curve]], label: str, level: tuple[str, float] | None = None,
+    ticks: Sequence[float] = (),
+) -> Picture:  # fmt: skip
     """Curves of a metric, or of several side by side, with one legend; `parts` has their names, the labels of the y-axes.
 
-    `label` is that of the x-axes; `level` (label, y) is a dotted line.
+    `label` is that of the x-axes; `level` (label, y) is a dotted line; `ticks` are those of x, where they are few.
     """
     columns, rows = min(3, len(parts)), math.ceil(len(parts) / 3)
     width, height = (WIDTH, 3.0) if len(parts) == 1 else (3.2 * columns, 2.6 * rows)
@@ -88,6 +89,10 @@ def curves(
                 axes.axhline(level[1], color="#555555", linestyle=(0, (1, 2)), linewidth=1.2, label=level[0])
             axes.set(xlabel=label, ylabel=vertical)
             _whole_ticks(axes, [line.x for line in lines])
+            if ticks:
+                axes.set_xscale("log" if min(ticks) > 0 and max(ticks) > 20 * min(ticks) else "linear")
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axes.minorticks_off()
         for axes in grid[len(parts) :]:
             axes.set_axis_off()
         _add_legend(figure, max(grid, key=lambda axes: len(axes.lines)))

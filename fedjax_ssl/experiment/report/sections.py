@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.experiment.report import cells, extras, figures, results, statistics
+from fedjax_ssl.experiment.report import cells, extras, figures, results, statistics, tables
 from fedjax_ssl.experiment.report.figures import Curve, Picture
 from fedjax_ssl.experiment.report.groups import Group, Grouped, slug
 from fedjax_ssl.experiment.report.page import Code, Item, Section, Words
@@ -147,8 +147,30 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
 
 def _results(made_from: Source) -> list[Item]:
     of_sweeps = [cells.table(one.name, one.about or f"Cells of {one.name}", one.results) for one in made_from.sweeps]
-    tables = [table.without_empty() for table in of_sweeps]
-    return [results.results(made_from.grouped, made_from.target), *tables, results.costs(made_from.grouped)]
+    shown = [table.without_empty() for table in of_sweeps]
+    figures = [one for sweep in made_from.sweeps for one in _along(sweep)]
+    return [results.results(made_from.grouped, made_from.target), *shown, results.costs(made_from.grouped), *figures]
+
+
+def _along(sweep: cells.Sweep) -> Iterator[Picture]:
+    """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
+    having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
+    lines: dict[str, list[tuple[float, cells.Result]]] = {}
+    for (line, x), one in zip(cells.on_axis([one["case"] for one in having]), having, strict=False):
+        lines.setdefault(line, []).append((x, one))
+    parts = {}
+    for key, label, factor in (("accuracy", "test accuracy, %", 100), ("bytes_up", "MB up", 1e-6)):
+        own = []
+        for style, (line, points) in enumerate(lines.items()):
+            points.sort(key=lambda point: point[0])
+            spreads = [tables.spread([factor * run[key] for run in one["runs"]]) for _, one in points]
+            means, sds = (np.array([getattr(one, name) for one in spreads]) for name in ("mean", "sd"))
+            own.append(Curve(line or sweep.name, np.array([x for x, _ in points]), means, sds, style))
+        if key == "accuracy" or any(np.ptp(one.mean) for one in own):
+            parts[label] = own
+    if ticks := sorted({x for points in lines.values() for x, _ in points}):
+        title = sweep.about or f"Accuracy against {sweep.x}"
+        yield figures.curves(f"sweep_{slug(sweep.name)}_along", title, parts, sweep.x, ticks=ticks)
 
 
 def _accuracy(made_from: Source) -> list[Item]:
