@@ -142,7 +142,7 @@ class Experiment:
         For what the dataset takes: uint8 images [N, H, W, ch] or, of one channel, [N, H, W], which are padded as the dataset's
         are, or features float32 [N, D] or [N, V, D]. ValueError, with one line, for anything else.
         """
-        self._check_one(state)
+        self._check(state)
         size, precision = self.layout.batch_size, self.settings.execution.precision
         images = inputs.checked(images, self.stored_shape, self.problem.train.images.shape[1:])
         logits = [np.zeros((0, self.problem.spec.num_classes), np.float32)]
@@ -160,7 +160,7 @@ class Experiment:
 
         The pseudo-labels are those that the round would train on. `state` stays as it is. ValueError for an unknown client.
         """
-        self._check_one(state)
+        self._check(state)
         ids, problem = inspection.cohort_with(client, self.problem), self.problem
         found = self._examples(state, ids, dict(problem.tables[0]), (problem.train, problem.test))
         if "pseudo_label" not in found:
@@ -179,10 +179,14 @@ class Experiment:
         """
         from fedjax_ssl.experiment import export
 
-        self._check_one(state)
+        self._check(state)
         export.save(path, self, state)
 
-    def _check_one(self, state: RunState) -> None:
+    def _check(self, state: RunState) -> None:
+        """Raises ValueError for a state that is gone, or of several runs."""
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            accepted = "the newest, or a copy from before: fedjax_ssl.copied(state)"
+            raise ValueError(f"state: got one that a round has consumed, accepted: {accepted}")
         if np.ndim(state.round):
             one = "experiment.only([i]) and experiment.simulator.split(state)[i]"
             raise ValueError(f"state: got that of {np.size(state.round)} runs, accepted: one run's: {one}")

@@ -35,7 +35,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     folder, *others = run_folders(workdir)
     if folder != pathlib.Path(workdir).expanduser():
         shown = ", ".join(map(str, (folder, *others)))
-        raise ValueError(f"workdir: got {workdir}, which holds runs, accepted: a run's own folder: {shown}")
+        number = f"{1 + len(others)} run{'s' * bool(others)}"
+        raise ValueError(f"workdir: got {workdir}, which holds {number}, accepted: a run's own folder: {shown}")
     settings = settings_of(folder)
     if dataset is None and settings.data.name in IN_MEMORY and not (settings.data.path or path):
         got = f"got {settings.data.name}, which were in memory"

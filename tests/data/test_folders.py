@@ -1,5 +1,7 @@
 """Image folders: pixel for pixel what Pillow reads; `test_odd_inputs` has the wrong ones."""
 
+import logging
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,9 +39,11 @@ def test_cinic10_is_read_in_order_from_its_folders_and_its_validation_part_is_no
     assert (dataset.name, dataset.num_classes, dataset.train_images.shape) == ("cinic10", 10, (30, 32, 32, 3))
 
 
-def test_gray_images_have_one_channel_unless_others_have_color(tmp_path):
+def test_gray_images_have_one_channel_unless_others_have_color(tmp_path, caplog):
     written = write_tree(tmp_path, shape=(5, 4, 1))
-    check_equal(sources.load("image_folder", path=str(tmp_path)), written["train"], written["test"])
+    with caplog.at_level(logging.INFO):
+        check_equal(sources.load("image_folder", path=str(tmp_path)), written["train"], written["test"])
+    assert caplog.messages == [f"{tmp_path}: classes are numbered: 0 = cat, 1 = dog"]
     color = picture(5, 4, 3)
     Image.fromarray(color).save(tmp_path / "test" / "dog" / "z.png")
     dataset = sources.load("image_folder", path=str(tmp_path))

@@ -105,7 +105,7 @@ def test_a_stray_image_beside_folders_of_classes_is_counted_and_ids_with_undersc
     with caplog.at_level(logging.INFO):
         dataset = classes(stray)(tmp_path)
     assert dataset.clients.tolist() == [0, 0, 1, 1, 1, 0]  # cats 1, 3, 5, then dogs 0, 2, 4; int("1_1") would be 11
-    passed_over, numbered = caplog.messages
+    _, passed_over, numbered = caplog.messages
     assert passed_over.startswith(f"{tmp_path}: 1 files or folders are passed over")
     assert numbered == "image_folder: 2 clients are numbered: 0 = 11, 1 = 1_1"
 

@@ -188,6 +188,11 @@ def test_a_saved_model_gives_its_logits_again_with_numpy_and_plain_flax(tmp_path
     for name, array in safetensors.load_file(tmp_path / "model.safetensors").items():
         np.testing.assert_array_equal(array, arrays.pop(name))
     assert not arrays
+    state, _ = experiment.start()
+    next(experiment.rounds(state))
+    for use in (experiment.predict, experiment.inspect):
+        with pytest.raises(ValueError, match=r"^state: got one that a round has consumed, accepted: the newest"):
+            use(state, images)
 
 
 def test_inspect_shows_the_global_models_predictions_where_a_method_makes_no_pseudo_labels(loaded):

@@ -16,7 +16,7 @@ from jaxtyping import Int32, Shaped
 
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part
-from fedjax_ssl.data.sources.labels import clients, from_text
+from fedjax_ssl.data.sources.labels import clients, from_text, numbered
 from fedjax_ssl.data.sources.resplit import with_splits
 from fedjax_ssl.data.sources.tables import columns, rows_of
 
@@ -99,6 +99,8 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[st
     tables = {split: _table(root, folder) for split, folder in folders.items()}
     if not any(tables.values()):
         classes = _classes(next(iter(folders.values())), root)
+        if not by_name:  # else they are numbered, and named, later
+            _log.info("%s: classes are numbered: %s", root, numbered(classes))
         return {split: _of_classes(folder, root, classes, by_name=by_name) for split, folder in folders.items()}
     files = {}
     for split, folder in folders.items():

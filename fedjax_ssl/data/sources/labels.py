@@ -29,7 +29,7 @@ def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[s
         if len(strange := np.setdiff1d(labels, classes)):
             got = f"label {_shown(strange[:1])} occurs in {split} alone"
             raise ValueError(f"{name}: {got}: add training examples of it, or remove it")
-    _log.info("%s: labels are numbered: %s", name, _mapping(classes))
+    _log.info("%s: labels are numbered: %s", name, numbered(classes))
 
     def number(labels: Ids) -> Numbers:
         numbers = np.searchsorted(classes, labels).astype(np.int32)
@@ -63,7 +63,7 @@ def clients(where: str, given: Any, num_examples: int) -> Numbers:
     names = np.unique(ids[~nobody])
     if not len(names):
         raise ValueError(f"{where}: client is -1 for every example: give the ids of whom they belong to")
-    _log.info("%s: %d clients are numbered: %s", where, len(names), _mapping(names))
+    _log.info("%s: %d clients are numbered: %s", where, len(names), numbered(names))
     return np.where(nobody, UNLABELED, np.searchsorted(names, ids)).astype(np.int32)
 
 
@@ -92,7 +92,8 @@ def from_text(values: Sequence[str]) -> Ids:
         return np.array(values, str)
 
 
-def _mapping(names: Ids) -> str:
+def numbered(names: Sequence[Any] | Ids) -> str:
+    """Names with their numbers, in words: the first twenty and the last."""
     shown = [f"{number} = {_shown([name])}" for number, name in enumerate(names[:20])]
     return ", ".join([*shown, *([f"... {len(names) - 1} = {_shown(names[-1:])}"] if len(names) > 20 else [])])
 
