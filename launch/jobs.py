@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import contextlib
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -19,13 +20,16 @@ import tqdm
 
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.owner import owned
+from fedjax_ssl.experiment.provenance import cores
 from fedjax_ssl.experiment.report import cells, runs
 from fedjax_ssl.experiment.report.tables import spread
 from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
+from fedjax_ssl.host_memory import free_bytes
 
 from . import command
 from .programs import Cell, Program, programs
 
+JOB_BYTES = 2_000_000_000  # of memory for a job on a CPU; most need less
 ROOT = pathlib.Path(__file__).resolve().parent.parent if __package__ == "launch" else None  # a checkout's
 
 
@@ -53,7 +57,7 @@ class Queue:
     def __init__(self, cells: Sequence[Cell], seeds: int, folder: pathlib.Path, extra: Sequence[str], jobs: int) -> None:
         self.cells, self.seeds, self.folder, self.extra = cells, seeds, folder, extra
         self._gpus = gpus()
-        self._jobs = max(1, min(jobs or max(len(self._gpus), 1), len(cells)))
+        self._jobs = max(1, min(jobs or len(self._gpus) or _cpu_jobs(), len(cells)))
         self._slots = collections.deque(range(self._jobs))
         self._running: set[subprocess.Popen[bytes]] = set()
         self._starting = threading.Lock()
@@ -243,6 +247,18 @@ def _move(source: pathlib.Path, target: pathlib.Path) -> None:
     source.rename(target)
     with contextlib.suppress(OSError):  # there are more
         source.parent.rmdir()
+
+
+def _cpu_jobs() -> int:
+    """One job for each core, as far as the memory goes: together they do more than one after another on all cores.
+
+    One alone where JAX has a plugin for another device, which a process has for itself.
+    """
+    is_told = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
+    if not is_told and any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins")):
+        return 1
+    free = free_bytes()
+    return max(1, min(cores(), free // JOB_BYTES)) if free else 1
 
 
 def gpus() -> list[str]:

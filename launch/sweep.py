@@ -8,7 +8,7 @@ A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {
 compare with; `x` says what the numbers in names are, for a figure against them; `[small]` has what `--small` puts in its
 place. On the command line the rows are methods, for {method} in the config, and the columns are the product of the values of
 all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run. Seeds, and experiments that differ in one
-number alone, share a program where its method can; each GPU, or each share of the cores, runs one program (`--jobs`).
+number alone, share a program where its method can; each GPU, or each core without one, runs one program (`--jobs`).
 Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
@@ -209,7 +209,7 @@ def _parser() -> arguments.Parser:
     for axis in ("rows", "columns"):
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
-    parser.add_argument("--jobs", type=arguments.whole(0), default=0, help="programs at a time (one for each GPU, else 1)")
+    parser.add_argument("--jobs", type=arguments.whole(0), default=0, help="programs at a time (one for each GPU, or core)")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     return parser

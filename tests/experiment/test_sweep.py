@@ -132,7 +132,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         '".1".set = { "client.optimizer.learning_rate" = 0.1 }\n".01".set = { "client.optimizer.learning_rate" = 0.01 }\n'
         '[paper]\nfedavg = { ".1" = "12.5 ± 1.0" }\n'
     )
-    done = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    done = launch(str(file), f"--workdir={out}", "--jobs=1", *quick, cwd=tmp_path, program=sweep)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg-.01", "fedavg-.1"]
     (log,) = out.glob("*.log")
@@ -142,7 +142,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert launch("--config=digits:fedavg,labels_at=clients", *given).returncode == 0
     assert (alone / "config.json").read_text() == (shared / "config.json").read_text()
     assert rows(shared) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in rows(alone)]
-    again = launch(str(file), f"--workdir={out}", *quick, cwd=tmp_path, program=sweep)
+    again = launch(str(file), f"--workdir={out}", "--jobs=1", *quick, cwd=tmp_path, program=sweep)
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert log.read_text().count("$ ") == 1
 
@@ -190,7 +190,7 @@ def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
 @pytest.mark.slow
 def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path):
     words = ["--config=digits:fedlabel,labels_at=clients", "--set=method.consistency_weight=.05,.5", "--config.rounds=1"]
-    succeeded(*words, "--config.model.name=linear", "--workdir=out", cwd=tmp_path, program=sweep)
+    succeeded(*words, "--config.model.name=linear", "--workdir=out", "--jobs=1", cwd=tmp_path, program=sweep)
     assert sorted(path.name for path in (tmp_path / "out").glob("*/0")) == ["0", "0"]
     (refusal,) = (tmp_path / "out").glob("shared@*.log")
     assert "error: vary: got 'method.consistency_weight', by which the program" in refusal.read_text()

@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.report import runs
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import parse
-from launch import sweep
+from launch import jobs, sweep
 from launch.jobs import Queue
 from launch.programs import Cell
 from launch.table import Table
@@ -128,6 +128,18 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
     assert (len(seen), set(seen)) == (3, expected)  # which of two has the third is a matter of time
 
 
+@pytest.mark.parametrize(
+    ("free", "plugins", "platforms", "expected"),
+    [(10**11, (), "", 3), (5 * 10**9, (), "", 2), (0, (), "", 1), (10**11, ("libtpu",), "", 1)],
+)
+def test_without_a_gpu_each_core_that_has_memory_runs_a_program(monkeypatch, free, plugins, platforms, expected):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(jobs, "free_bytes", lambda: free)
+    monkeypatch.setattr(jobs, "cores", lambda: 3)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in plugins else None)
+    assert jobs._cpu_jobs() == expected
+
+
 def test_rows_and_columns_that_are_named_run_alone(tmp_path, starting):
     seen = []
     starting(lambda popen, line, **given: [seen.append(line[3:5]), failing(popen, line, **given)][1])
@@ -144,9 +156,9 @@ def test_a_program_of_several_values_goes_on_where_it_was_after_one_diverged(tmp
     out, kept = tmp_path / "out", [tmp_path / "out" / f"learning_rate={rate}" / "0" for rate in (".1", ".2")]
     before, until = [[], []], []
     starting(lambda popen, line, **given: popen([*line, f"--stop_after={until[-1]}"], **given))
-    for stop, jobs, logs in ((2, 1, ["shared@learning_rate=.1"]), (4, 1, ["shared@learning_rate=.1"]), (6, 2, [])):
+    for stop, at_once, logs in ((2, 1, ["shared@learning_rate=.1"]), (4, 1, ["shared@learning_rate=.1"]), (6, 2, [])):
         until.append(stop)
-        done = launch(*words, f"--jobs={jobs}", cwd=tmp_path, program=sweep)
+        done = launch(*words, f"--jobs={at_once}", cwd=tmp_path, program=sweep)
         assert "diverged: learning_rate=1e30: seed 0: round 2: " in done.stderr
         assert not list(out.glob("shared*/"))
         for folder, rows_before in zip(kept, before, strict=True):
