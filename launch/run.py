@@ -119,6 +119,8 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
                 return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error) if is_first() else 2
         if options.dry_run:
+            if is_first():
+                print("compiling a round, which tells its memory; with a large network this takes minutes", file=sys.stderr)
             for line in estimate.described(experiment):
                 if is_first():
                     print(line)
