@@ -250,9 +250,10 @@ def _move(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _cpu_jobs() -> int:
-    """One job for each core, as far as the memory goes: together they do more than one after another on all cores.
+    """How many programs run at a time without a GPU: one for each core that has JOB_BYTES of free memory.
 
-    One alone where JAX has a plugin for another device, which a process has for itself.
+    Together they do more than one after another, each on all cores. One alone where the free memory is not known, or JAX has a
+    plugin for another device, which a process has for itself.
     """
     is_told = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
     if not is_told and any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins")):

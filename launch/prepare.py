@@ -73,9 +73,9 @@ def prepared(name: str, data_dir: str | None) -> str:
     return f"{line}; {originals.text_hint(found)}" if DATASETS[name].kind == "text_features" else line
 
 
-def fetch_for(cells: Iterable[DataSettings]) -> None:
-    """Fetches what is missing of the data of runs, once each; FileNotFoundError or OSError where that cannot be."""
-    for name, data_dir in dict.fromkeys((one.name, one.data_dir) for one in cells if one.download and not one.path):
+def fetch_missing(data: Iterable[DataSettings]) -> None:
+    """Fetches the datasets of runs that are not there, once each; FileNotFoundError or OSError where that cannot be."""
+    for name, data_dir in dict.fromkeys((one.name, one.data_dir) for one in data if one.download and not one.path):
         if name in ORIGINALS and tfds.prepared(name, data_dir) is None:
             download.obtain(name, data_dir)
 

@@ -97,7 +97,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
     queue = Queue(cells, seeds, folder, [f"--config.{key}={text}" for key, text in extra.items()], options.jobs)
     queue.recover()
-    prepare.fetch_for(cell.settings.data for cell in cells if not queue.done(cell).has_ended)  # here, where it is seen
+    prepare.fetch_missing(cell.settings.data for cell in cells if not queue.done(cell).has_ended)  # here, where it is seen
     return queue
 
 

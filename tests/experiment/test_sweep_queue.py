@@ -130,8 +130,11 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
 
 @pytest.mark.parametrize(
     ("free", "plugins", "platforms", "expected"),
-    [(10**11, (), "", 3), (5 * 10**9, (), "", 2), (0, (), "", 1), (10**11, ("libtpu",), "", 1)],
-)
+    [
+        (10**11, (), "", 3), (5 * 10**9, (), "", 2), (0, (), "", 1),
+        (10**11, ("libtpu",), "", 1), (10**11, ("jax_plugins",), "", 1), (10**11, ("libtpu",), "cpu", 3),
+    ],
+)  # fmt: skip
 def test_without_a_gpu_each_core_that_has_memory_runs_a_program(monkeypatch, free, plugins, platforms, expected):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(jobs, "free_bytes", lambda: free)
