@@ -107,6 +107,11 @@ def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(
     stale.with_name("own.txt").unlink()
 
 
+def test_a_note_says_that_no_run_has_the_chosen_axis(folder, tmp_path):
+    done = succeeded(str(folder / "fixmatch"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
+    assert done.stderr == "note: --x=simulated: no run has simulated seconds, which come with config.system.*\n"
+
+
 def test_each_command_of_the_page_makes_its_runs(folder, page):
     text = html.unescape(re.sub(r"</?span>", "", page.read_text()))
     lines = [shlex.split(line)[3:] for line in re.findall(r"python -m launch.run [^\n<]*", text)]

@@ -65,6 +65,8 @@ def source(
             problems += [f"{run.name}: {line}" for line in own if line]
             if found is not None and run in group.used:
                 evaluations[group.label].append(found)
+    if x == "simulated" and not any("sim/seconds" in run.columns for group in grouped.groups for run in group.runs):
+        problems.append("--x=simulated: no run has simulated seconds, which come with config.system.*")
     reached = results.default_target(grouped.groups) if target is None else target
     return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached)
 
