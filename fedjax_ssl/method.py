@@ -5,8 +5,6 @@ a loop over clients. `fedjax_ssl.simulation` maps its `client_update` over the c
 The axis letters are those of `fedjax_ssl.arrays`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

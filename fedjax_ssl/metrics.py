@@ -1,7 +1,5 @@
 """Metrics that add up over clients and are divided once, at the end of a round: scalars, or [M] once stacked over clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

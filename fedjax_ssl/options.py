@@ -3,8 +3,6 @@
 A wrong value is a ValueError with one line, `key: got X, accepted: Y`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin

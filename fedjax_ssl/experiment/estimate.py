@@ -4,8 +4,6 @@ Passes are those of a round with a tiny network in place of the experiment's, wh
 decide how many, they differ somewhat. Seconds are the arithmetic over what this machine multiplies in a second: a rough figure.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 All functions are NumPy on plain arrays. Labels below 0 mark examples without a known label; callers leave them out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What `Experiment.predict` takes: examples as the dataset takes them, made into the ones that the network's views take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

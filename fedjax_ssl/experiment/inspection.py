@@ -1,7 +1,5 @@
 """What one client makes of its unlabeled examples: its pseudo-labels, which are accepted, and the true labels."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

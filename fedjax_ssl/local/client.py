@@ -1,9 +1,7 @@
 """What clients of several methods have in common: training from the broadcast model, aggregation weight, metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Bool
@@ -17,17 +15,16 @@ from fedjax_ssl.method import ClientOutput, Shard
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import LabeledRepeats
 
-OptionsT = TypeVar("OptionsT")
 ScheduleT = TypeVar("ScheduleT", Schedule, PairedSchedule)
 
 
-class Setup(NamedTuple, Generic[OptionsT]):
+class Setup(NamedTuple):
     """What a method is made of, as its factory receives it."""
 
     task: Task
     client: Training
     server: Server
-    options: OptionsT
+    options: Any
 
 
 def train_client(

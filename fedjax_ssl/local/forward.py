@@ -1,7 +1,5 @@
 """Forward passes without training over a client's examples."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Marks in a traced program, for `fedjax_ssl.simulation.costs`: where examples pass through a network, and training steps."""
 
-from __future__ import annotations
-
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float

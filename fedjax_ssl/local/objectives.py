@@ -1,7 +1,5 @@
 """Gradients of the losses that methods share, above all the cross-entropy of labeled examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fedjax_ssl.arrays import Array, Inputs, Key, Labels, Logits, Mask, PerExample, PyTree, Scalar

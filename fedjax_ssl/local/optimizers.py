@@ -1,7 +1,5 @@
 """Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, weight decay on chosen parameters."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

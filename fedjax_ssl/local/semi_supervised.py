@@ -6,8 +6,6 @@ A local step takes one labeled and one unlabeled batch, in a single forward pass
 which sees them together. Where the labels are at the server, there is no labeled batch and L_s = 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

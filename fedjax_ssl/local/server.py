@@ -1,7 +1,5 @@
 """What the server does in a method with one global model: aggregation, training on its labels, batch-norm statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -73,14 +71,14 @@ class ServerState(NamedTuple):
 class ServerWork(NamedTuple):
     """The server's work in a round, of which a method may replace parts.
 
-    Where the server trains in parallel with its clients, `average_with_server` takes the states before and after its training.
+    Where the server trains in `parallel` with its clients, `average_with_server` joins its model with theirs.
     """
 
     step: Callable[[PyTree, Aggregate], PyTree]  # from one state to the next, by the clients' updates
     train: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]]  # one training on the server's labels
     statistics: Callable[[PyTree, ServerData], PyTree]  # gives a state the static batch-norm statistics for the next broadcast
     pretrain: int  # how many trainings come before round 1
-    average_with_server: Callable[[PyTree, PyTree, Aggregate], Aggregate] | None = None  # None: it trains after the clients
+    parallel: bool = False  # else the server trains after the clients
 
     def prepare(self, state: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         """The work before round 1: trainings, each with a key of its own, then the first statistics."""
@@ -90,11 +88,11 @@ class ServerWork(NamedTuple):
 
     def finish_round(self, state: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         """The work at the end of a round: the aggregation step and the training, then the statistics."""
-        if self.average_with_server is None:
-            state, metrics = self.train(self.step(state, aggregate), data, key)
-        else:
+        if self.parallel:
             trained, metrics = self.train(state, data, key)
-            state = self.step(trained, self.average_with_server(state, trained, aggregate))
+            state = self.step(trained, average_with_server(state, trained, aggregate))
+        else:
+            state, metrics = self.train(self.step(state, aggregate), data, key)
         return self.statistics(state, data), metrics
 
     def train_alone(self, state: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
@@ -119,8 +117,7 @@ def server_work(task: Task, server: Server, objective: Callable[[ServerData], Gr
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
 
-    in_parallel = average_with_server if server.training == "parallel" else None
-    return ServerWork(step, train, statistics, server.pretrain, in_parallel)
+    return ServerWork(step, train, statistics, server.pretrain, server.training == "parallel")
 
 
 def train_server(
@@ -160,7 +157,7 @@ def averaging_method(
 
     def init_all(key: Key, spec: DataSpec) -> tuple[ServerState, PyTree]:
         state = init(task, server, key, spec)
-        return state, client.init_clients(state.weights.params, spec.num_clients)
+        return state, optax.tree.batch_shape(client.init(state.weights.params), (spec.num_clients,))
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         rate = client.learning_rate(cohort.round)
@@ -223,8 +220,7 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     change, new_optimizer = server.optimizer.update(d.params, optimizer, weights.params)
     params = optax.apply_updates(weights.params, change)
     stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
-    new, old = (Weights(params, stats), new_optimizer), (weights, optimizer)
-    return jax.tree.map(lambda x, y: jnp.where(aggregate.weight > 0, x, y), new, old)
+    return optax.tree.where(aggregate.weight > 0, (Weights(params, stats), new_optimizer), (weights, optimizer))
 
 
 def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggregate) -> Aggregate:

@@ -1,7 +1,5 @@
 """What a method trains: a network, its views of the data, and its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import itertools

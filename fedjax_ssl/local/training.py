@@ -3,8 +3,6 @@
 The steps change a carry, as a rule a `Fit`: the weights, and what accompanies them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -90,10 +88,6 @@ class Training(NamedTuple):
         """The stored optimizer state before the first training; `()` where none is stored between trainings."""
         return self.optimizer.init(params) if self.persistent else ()
 
-    def init_clients(self, params: PyTree, num_clients: int) -> PyTree:
-        """`init` for each of K clients, with leading axis K."""
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), self.init(params))
-
     def start(self, params: PyTree, stored: PyTree) -> PyTree:
         """The optimizer state that a training of `params` starts from, given the `stored` one."""
         return stored if self.persistent else self.optimizer.init(params)
@@ -165,7 +159,7 @@ def apply_gradients(
     params = jax.tree.map(lambda w, d: w - learning_rate * d, weights.params, direction)
     stepped = Weights(params, task.update_stats(weights.stats, gradients.batch_stats))
     new = Fit(stepped, optimizer, gradients.follow(stepped) if gradients.follow else fit.companions)
-    return new if taken is None else jax.tree.map(lambda x, old: jnp.where(taken, x, old), new, fit)
+    return new if taken is None else optax.tree.where(taken, new, fit)
 
 
 def minimize(

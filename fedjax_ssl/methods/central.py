@@ -6,9 +6,7 @@ code (USB, TorchSSL), evaluation uses the moving average of the parameters, with
 network.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple, Self
 
 import jax
@@ -136,14 +134,15 @@ def _central(
         return CentralState(weights, weights.params, training.init(weights.params), start(spec.num_classes))
 
     def round_(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
-        def step(state: CentralState, inputs: StepInputs, _: jax.Array) -> tuple[CentralState, Metrics]:
-            gradients, status = gradient(task, unlabeled_loss, data, state, inputs)
+        def step(state: CentralState, inputs: StepInputs, key: jax.Array) -> tuple[CentralState, Metrics]:
+            gradients, status = gradient(task, unlabeled_loss, data, state, inputs, key)
             fit = apply_gradients(task, training, Fit(state.weights, state.optimizer), gradients, inputs.learning_rate)
             average = ema.update(state.average, fit.weights.params, options.ema_decay)
             return CentralState(fit.weights, average, fit.optimizer, status), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
-        end, metrics, *_ = train(begun, step, step_inputs(training, options.mu, data, key), key)
+        *batch_keys, step_key = jax.random.split(key, 3)
+        end, metrics, *_ = train(begun, step, step_inputs(training, options.mu, data, batch_keys), step_key)
         stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
         end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))
         return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
@@ -161,12 +160,11 @@ def _evaluated(state: CentralState) -> Weights:
 
 
 class StepInputs(NamedTuple):
-    """The batches of B labeled and mu B unlabeled examples, the learning rate and the key of a step; of S steps with axis S."""
+    """The batches of B labeled and mu B unlabeled examples, and the learning rate, of a step; of S steps with axis S."""
 
     labeled: Batch
     unlabeled: Batch
     learning_rate: jax.Array
-    key: jax.Array
 
     @property
     def steps(self) -> int:
@@ -178,35 +176,33 @@ class StepInputs(NamedTuple):
         """How many examples a step has."""
         return self.labeled.real + self.unlabeled.real
 
-    def take(self, step: jax.Array) -> StepInputs:
+    def take(self, step: jax.Array) -> Self:
         """The inputs of one step."""
         return jax.tree.map(lambda x: x[step], self)
 
 
-def step_inputs(training: Training, mu: int, data: ServerData, key: jax.Array) -> StepInputs:
+def step_inputs(training: Training, mu: int, data: ServerData, keys: Sequence[jax.Array]) -> StepInputs:
     """The inputs of a round's S steps: full batches, and the learning rate at time round + s / S for step s.
 
     S is `training.steps`, or the number of batches in `training.epochs` over the labeled examples.
     """
-    labeled_key, unlabeled_key, step_key = jax.random.split(key, 3)
     size = training.batch_size
     number = training.steps or training.epochs * -(-data.labeled.index.shape[0] // size)
     at = jnp.arange(number)
     return StepInputs(
-        batching.stream(labeled_key, data.labeled.mask, size, number),
-        batching.stream(unlabeled_key, data.unlabeled.mask, mu * size, number),
+        batching.stream(keys[0], data.labeled.mask, size, number),
+        batching.stream(keys[1], data.unlabeled.mask, mu * size, number),
         jax.vmap(training.learning_rate)(data.round + at / number),
-        jax.vmap(lambda s: jax.random.fold_in(step_key, s))(at),
     )
 
 
 def gradient(
-    task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs
+    task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs, key: jax.Array
 ) -> tuple[Gradients, PyTree]:
     """The gradient of a step's loss, and the new status, of labeled, weak and strong views together."""
-    labels, (labeled, unlabeled, *_) = data.labeled.labels, inputs
+    labels, (labeled, unlabeled, _) = data.labeled.labels, inputs
     assert labels is not None
-    labeled_key, weak_key, strong_key = jax.random.split(inputs.key, 3)
+    labeled_key, weak_key, strong_key = jax.random.split(key, 3)
     images = data.unlabeled.take(unlabeled.positions)
     examples = task.views.labeled(labeled_key, data.labeled.take(labeled.positions))
     views = (examples, task.views.weak(weak_key, images), task.views.strong(strong_key, images))
@@ -214,7 +210,7 @@ def gradient(
 
     def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree, Metrics]]:
         weights = state.weights._replace(params=params)
-        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(inputs.key), fixed=1)
+        logits, batch_stats = task.train_logits_together(weights, views, masks, dropout_key(key), fixed=1)
         of_labeled, of_weak, of_strong = logits
         supervised = losses.masked_mean(losses.cross_entropy(of_labeled, labels[labeled.positions]), labeled.mask)
         probs = jax.nn.softmax(of_weak)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training
+from fedjax_ssl.local import Broadcast, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.method import ClientOutput, Method, Shard
@@ -19,25 +19,13 @@ class FedAvgOptions(LabeledRepeats):
     """Settings of federated averaging."""
 
 
-def fedavg(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size."""
-    return _fedavg(Setup(task, client, server, options), task.views.labeled)
+def fedavg(
+    *, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions(), view: View | None = None
+) -> Method:
+    """FedAvg (McMahan et al. 2017): clients minimize the cross-entropy of labeled examples, and are averaged by data size.
 
-
-def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedAvg++ (FedSiam, Section 4.1): FedAvg on weakly augmented examples, whatever `data.labeled` is."""
-    return _fedavg(Setup(task, client, server, options), task.views.weak)
-
-
-def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
-    """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 in the local objective, for mu = `method.prox_mu` > 0."""
-    if not is_on(client.prox_mu):
-        raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
-    return fedavg(task=task, client=client, server=server, options=options)
-
-
-def _fedavg(setup: Setup[FedAvgOptions], view: View) -> Method:
-    task, client, server, options = setup
+    They see their examples in a `view`; None: in that of `data.labeled`.
+    """
     if "clients" not in task.labels_at:
         accepted = "clients, or server with data.reveal_labels=True"
         raise ValueError(f"data.labels_at: got server for clients that train on labels alone, accepted: {accepted}")
@@ -51,3 +39,15 @@ def _fedavg(setup: Setup[FedAvgOptions], view: View) -> Method:
         return local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
     return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+
+
+def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
+    """FedAvg++ (FedSiam, Section 4.1): FedAvg on weakly augmented examples, whatever `data.labeled` is."""
+    return fedavg(task=task, client=client, server=server, options=options, view=task.views.weak)
+
+
+def fedprox(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:
+    """FedProx (Li et al. 2020, Eq. 2): FedAvg with mu/2 ||w - w_t||^2 in the local objective, for mu = `method.prox_mu` > 0."""
+    if not is_on(client.prox_mu):
+        raise ValueError(f"method.prox_mu: got {client.prox_mu} with method.name=fedprox, accepted: a number > 0")
+    return fedavg(task=task, client=client, server=server, options=options)

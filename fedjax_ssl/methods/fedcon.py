@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -96,7 +97,7 @@ def client_update(
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     received = shared.weights
-    target = jax.tree.map(lambda last, new: jnp.where(own.seen, last, new), own.target, received.params)
+    target = optax.tree.where(own.seen, own.target, received.params)
     gradient = client_gradient(task, options, shard.unlabeled)
     start = Fit(received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer, (target,))
     schedule, takes_part = client.schedule(order_key, shard.unlabeled.mask), shard.unlabeled.count > 0

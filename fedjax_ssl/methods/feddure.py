@@ -48,8 +48,9 @@ class FedDureOptions(Options):
     largest_batch_size: Size = Field(default=0, description="Limit of that rule's batch sizes; 0: none.")
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
-        """The options with the largest unlabeled batch size of a client."""
-        return self.model_copy(update={"largest_batch_size": self.largest_batch_size or largest_batch(counts, batch_size)})
+        """The options with the largest unlabeled batch size, at least 1, of clients with `counts` int32 [K, 2] examples."""
+        own = own_batch_size(counts[:, 0], counts[:, 1], batch_size)
+        return self.model_copy(update={"largest_batch_size": self.largest_batch_size or max(int(np.max(own)), 1)})
 
 
 class FedDureClientState(NamedTuple):
@@ -134,11 +135,6 @@ def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Store
     size = unlabeled // xp.where(n <= 2, 4, n)
     size = xp.where(size >= 400, size // 4, size)
     return xp.where(size == 0, unlabeled, size)
-
-
-def largest_batch(counts: np.ndarray, batch_size: int) -> int:
-    """The largest `own_batch_size`, at least 1, of clients with `counts` int32 [K, 2] of labeled and unlabeled examples."""
-    return max(int(np.max(own_batch_size(counts[:, 0], counts[:, 1], batch_size))), 1)
 
 
 def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:
@@ -237,7 +233,7 @@ def regulate(
         meta = f_reg.meta_gradient(loss, w, logits, change, options.eta_s)
         direction, state = optax.scale_by_adam().update(meta, w_optimizer, w)
         new = f_reg.gradient_step(w, direction, options.eta_w), state
-        w, w_optimizer = jax.tree.map(lambda new, old: jnp.where(step.both, new, old), new, (w, w_optimizer))
+        w, w_optimizer = optax.tree.where(step.both, new, (w, w_optimizer))
     if options.regulators == "no_c":
         return Regulators((), (), w, w_optimizer), jnp.zeros(())
     (grad,) = pullback(jax.grad(loss, 1)(w, logits))

@@ -35,7 +35,7 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.options import Fraction, Options, Phase, Rate, Steps, Weight
-from fedjax_ssl.ssl import experts, losses, pseudo_labels
+from fedjax_ssl.ssl import experts, losses
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
 
@@ -230,13 +230,8 @@ def decide(
     """The decision of the experts on a view [B, H, W, ch], and the target [B, C] of KL; one expert alone agrees with itself."""
     which = {"both": (anchor, expert), "local": (expert,), "global": (anchor,)}[options.experts]
     logits = [task.eval_logits(weights, view, mask) for weights in which]
-    if options.experts == "both":
-        decision = experts.decide(logits[0], logits[1], options.measure)
-        return decision, decision.other if options.consistency_target == "other" else logits[1]
-    label, confidence = pseudo_labels.harden(jax.nn.softmax(logits[0]))
-    is_local = jnp.full_like(mask, options.experts == "local")
-    alone = experts.Decision(label, confidence, is_local, jnp.ones_like(mask), jnp.ones_like(confidence), logits[0])
-    return alone, logits[0]
+    decision = experts.decide(logits[0], logits[-1], options.measure)
+    return decision, decision.other if options.consistency_target == "other" else logits[-1]
 
 
 def _counted(gradients: Gradients, batch: Batch, used: jax.Array, n: int) -> Gradients:

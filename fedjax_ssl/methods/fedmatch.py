@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -88,9 +89,9 @@ def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, Fed
     parts, k = decomposed.split(params), spec.num_clients
     optimizer = server.optimizer.init(parts if trains_both(task) else parts.psi)
     fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
-    psi = jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), parts.psi)
-    optimizers = tuple(client.init_clients(part, k) for part in (parts if trains_both(task) else parts[1:]))
-    clients = FedMatchClientState(jnp.zeros(k, bool), jnp.zeros((k, task.num_classes)), psi, optimizers)
+    optimizers = tuple(client.init(part) for part in (parts if trains_both(task) else parts[1:]))
+    first = FedMatchClientState(jnp.zeros((), bool), jnp.zeros(task.num_classes), parts.psi, optimizers)
+    clients = optax.tree.batch_shape(first, (k,))
     return ServerState(Weights(parts, stats), optimizer, fine_tune), clients
 
 
@@ -155,7 +156,7 @@ def client_update(
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.images > 0
-    state = jax.tree.map(lambda x, y: jnp.where(took_part, x, y), new, old)
+    state = optax.tree.where(took_part, new, old)
     weights, weight = Weights(Parts(of_sigma.value, of_psi.value), stats), jnp.where(took_part, 1.0, 0.0)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     update = output.update if trains_both(task) else output.update._replace(params=output.update.params.psi)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -53,7 +54,7 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         new, metrics = method.server_update(state, update, data, key)
         first_phase = data.round < options.labeled_rounds  # in which the labeler is the global model
-        labeler = jax.tree.map(lambda x, y: jnp.where(first_phase, x, y), new.weights, state.own)
+        labeler = optax.tree.where(first_phase, new.weights, state.own)
         return new._replace(own=labeler), metrics
 
     return method._replace(init=init, server_update=server_update)
@@ -71,11 +72,8 @@ def client_update(
     unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
     probs = local.class_probabilities(task, shared.own, unlabeled, None)
     pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
-    repeats = options.labeled_repeats, local.own_repeats(options, shard)
-    examples = mix(shard.labeled, shard.unlabeled, *repeats, pseudo=pseudo)
-    # The repeats of labeled examples take part in the first phase alone.
-    copies = jnp.arange(len(examples.index)) < (options.labeled_repeats - 1) * len(shard.labeled.index)
-    examples = examples._replace(mask=examples.mask & ~(copies & second_phase))
+    own = jnp.where(second_phase, 1, local.own_repeats(options, shard))  # labels are repeated in the first phase alone
+    examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, own, pseudo=pseudo)
     gradient, schedule = local.supervised_gradient(task, examples), client.schedule(order_key, examples.mask)
     weight = jnp.where(jnp.any(examples.mask), 1.0, 0.0)
     output = local.train_client(task, client, gradient, schedule, shared, state.optimizer, weight=weight, key=train_key)

@@ -27,7 +27,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights, networks
+from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
@@ -54,6 +54,26 @@ class FedSiamMTOptions(FedSiamPiOptions):
 
     alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.999, description="The largest decay alpha of the target.")
     alpha_counts: Literal["steps", "epochs"] = Field(default="steps", description="What alpha rises with (`released`: epochs).")
+
+
+class Networks(NamedTuple):
+    """Two networks that train as one; each is the weights, parameters or statistics of both.
+
+    A `Weights` whose two fields are Networks is broadcast, subtracted and averaged as one network is.
+    """
+
+    online: PyTree
+    target: PyTree
+
+
+def join(online: Weights, *target: Weights) -> Weights:
+    """Two networks as one `Weights`, or one network as it is."""
+    return Weights(*map(Networks, online, *target)) if target else online
+
+
+def each(weights: Weights) -> tuple[Weights, ...]:
+    """The `Weights` of the online network and of the target, or those of one network alone."""
+    return tuple(map(Weights, *weights)) if isinstance(weights.params, Networks) else (weights,)
 
 
 class FedSiamClientState(NamedTuple):
@@ -98,7 +118,7 @@ def method_of(
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         state, optimizers = method.init(key, spec)
         if paired:
-            weights = networks.join(state.weights, state.weights)
+            weights = join(state.weights, state.weights)
             state = state._replace(weights=weights, optimizer=server.optimizer.init(weights.params))
         zeros = jnp.zeros(spec.num_clients, jnp.int32)
         return state, FedSiamClientState(zeros, zeros, optimizers)
@@ -107,7 +127,7 @@ def method_of(
         return finish(*train_client(setup, shared, state, shard, key), shared.own > 0)
 
     def predict(which: int) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
-        return lambda state, images, mask: task.predict(networks.each(state.weights)[which], images, mask)
+        return lambda state, images, mask: task.predict(each(state.weights)[which], images, mask)
 
     method = local.averaging_method(
         task,
@@ -138,11 +158,11 @@ def train_client(
         so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
         return ema.warm_decay(so_far + 1, shared.own)
 
-    online, *targets = networks.each(shared.weights)
+    online, *targets = each(shared.weights)
     gradient, start = client_gradient(task, options, examples, epochs, alpha), Fit(online, state.optimizer, tuple(targets))
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     new, optimizer, new_targets = trained.carry
-    weights = networks.join(new, *new_targets)
+    weights = join(new, *new_targets)
     taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
     state = FedSiamClientState(state.steps + taken.steps, state.epochs + batching.num_epochs(taken), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
@@ -200,15 +220,25 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
 def following(
     task: Task, targets: tuple[Weights, ...], batch_stats: PyTree, alpha: jax.Array
 ) -> Callable[[Weights], tuple[Weights, ...]]:
-    """How the target follows the online network, as `networks.follow` says, where there is one."""
-    return lambda online: tuple(networks.follow(task, target, online, batch_stats, alpha) for target in targets)
+    """How targets follow the online network in a step: theta_t <- alpha theta_t + (1 - alpha) theta_s (Eqs. 3 and 9).
+
+    `batch_stats` are the norm statistics of the target's own batch, `()` without one. Where alpha is 0 the target is the online
+    network, with its statistics.
+    """
+
+    def follow(target: Weights, online: Weights) -> Weights:
+        own = task.update_stats(target.stats, batch_stats) if batch_stats != () else target.stats
+        stats = jax.tree.map(lambda mine, other: jnp.where(alpha > 0, mine, other), own, online.stats)
+        return Weights(ema.update(target.params, online.params, alpha), stats)
+
+    return lambda online: tuple(follow(target, online) for target in targets)
 
 
 def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
     """The server's work: the average (Eq. 2), training where it has labels (Eqs. 8, 9), and statistics of every network."""
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        online, *targets = networks.each(state.weights)
+        online, *targets = each(state.weights)
 
         def gradient(steps: jax.Array, online: Weights, batch: Batch, key: jax.Array, *targets: Weights) -> Gradients:
             alpha = ema.warm_decay(data.round * steps + batch.step + 1, alpha_max(data.round + 1))
@@ -217,10 +247,10 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
 
         start = Fit(online, state.fine_tune, tuple(targets))
         end, metrics = local.train_server(task, server, lambda steps: partial(gradient, steps), start, data, key)
-        return state._replace(weights=networks.join(end.weights, *end.companions), fine_tune=end.optimizer), metrics
+        return state._replace(weights=join(end.weights, *end.companions), fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
-        each = (with_statistics(task, server.static_norm, one, data) for one in networks.each(state.weights))
-        return state._replace(weights=networks.join(*each))
+        new = (with_statistics(task, server.static_norm, one, data) for one in each(state.weights))
+        return state._replace(weights=join(*new))
 
     return local.server_work(task, server)._replace(train=train, statistics=statistics)

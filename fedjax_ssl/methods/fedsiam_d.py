@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from pydantic import Field
 
 from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
-from fedjax_ssl.local.networks import Networks, each
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
-from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, method_of
+from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, Networks, each, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import Count, Fraction, Phase, rounds_of
 from fedjax_ssl.ssl import siamese
@@ -34,13 +33,16 @@ class FedSiamDOptions(FedSiamMTOptions):
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
 
     def for_rounds(self, rounds: int) -> Self:
-        """The options with `pi_rounds` and `end_round` as numbers of rounds, checked for the rectangle."""
+        """The options with `pi_rounds` and `end_round` as numbers of rounds."""
         linear = self.curve == "linear"
         pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
         last = max(rounds + 1, int(self.end_round) if linear else 0)
         end_round = rounds_of("end_round", self.end_round, rounds, maximum=last)
         if not linear:
-            check_rectangle(pi_rounds, end_round, self.saved, rounds)
+            first = pi_rounds + (1 - self.saved) * rounds  # the end round with tau = 1 (Eq. 12), which cannot be above 1
+            if end_round <= pi_rounds or end_round < first - 1e-6:
+                accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {first:g}, and > method.pi_rounds"
+                raise ValueError(f"method.end_round: got {end_round}, accepted: {accepted}, where method.curve=rectangle")
         return self.model_copy(update={"pi_rounds": pi_rounds, "end_round": end_round})
 
 
@@ -76,14 +78,6 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         return state, {**metrics, **sent}
 
     return method._replace(init=init, server_update=server_update, aggregator="stack")
-
-
-def check_rectangle(pi_rounds: int, end_round: int, saved: float, rounds: int) -> None:
-    """Raises ValueError if the rectangle (Eq. 12) would need a share tau above 1."""
-    first = pi_rounds + (1 - saved) * rounds  # the end round with tau = 1
-    if end_round <= pi_rounds or end_round < first - 1e-6:
-        accepted = f"a number >= method.pi_rounds + (1 - method.saved) rounds = {first:g}, and > method.pi_rounds"
-        raise ValueError(f"method.end_round: got {end_round}, accepted: {accepted}, where method.curve=rectangle")
 
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from pydantic import Field
 
 from fedjax_ssl import local
@@ -108,7 +109,7 @@ def client_update(
     gradient = local.supervised_gradient(task, shard.labeled)
     schedule = client.schedule(order_key, shard.labeled.mask & (~second_phase | ~state.seen))
     on_labels = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=step_key)
-    last = _where(state.seen, state.last, on_labels.carry.weights)
+    last = optax.tree.where(state.seen, state.last, on_labels.carry.weights)
     tuned = fine_tune(task, client, shared, last, shard, second_phase, tune_key)
     joined = tuned.carry.weights
     new = pseudo_label(task, (last, joined, shared.weights), shard, state.pseudo, shared)
@@ -116,12 +117,14 @@ def client_update(
     weighed = state.weighed | (jnp.sum(gained) >= ENOUGH)
     on_both = train_on_both(setup, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
 
-    uploaded = _where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
+    uploaded = optax.tree.where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
     weights, optimizer, _ = uploaded.carry
     took_part = uploaded.images > 0
-    state = FedTriNetClientState(state.seen | took_part, _where(took_part, weights, state.last), new, weighed, optimizer)
+    state = FedTriNetClientState(
+        state.seen | took_part, optax.tree.where(took_part, weights, state.last), new, weighed, optimizer
+    )
     trained = uploaded._replace(images=on_labels.images + tuned.images + on_both.images)
-    weights, weight = _where(took_part, weights, shared.weights), jnp.where(took_part, 1.0, 0.0)
+    weights, weight = optax.tree.where(took_part, weights, shared.weights), jnp.where(took_part, 1.0, 0.0)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
     metrics = {
@@ -135,19 +138,16 @@ def client_update(
     return output._replace(metrics=metrics)
 
 
-def splice(task: Task, shared: Weights, last: Weights) -> Weights:
-    """The joined network: the first blocks of `shared` and all other layers of `last`, with their statistics."""
-    names = task.model.first_blocks()
-    return join(task.split(shared, names)[0], task.split(last, names)[1])
-
-
 def fine_tune(
     task: Task, client: Training, shared: Broadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
 ) -> Trained:
-    """The joined network after E epochs on a client's labels with frozen first blocks; no steps unless `trains`."""
+    """The joined network after E epochs on a client's labels with frozen first blocks; no steps unless `trains`.
+
+    It begins as the first blocks of the `shared` network and all other layers of the `last` one, with their statistics.
+    """
     order_key, train_key = jax.random.split(key)
     names = task.model.first_blocks()
-    frozen, rest = task.split(splice(task, shared.weights, last), names)
+    (frozen, _), (_, rest) = task.split(shared.weights, names), task.split(last, names)
     of_all = local.supervised_gradient(task, shard.labeled)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
@@ -233,7 +233,3 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
         return local.gradients(loss, weights)
 
     return gradient
-
-
-def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

@@ -5,8 +5,6 @@ in any loop (jax issue 12868), on a GPU with a kernel per client. In bfloat16 ev
 rounded once, whatever the form.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Parameters as a sum of two parts, theta = sigma + psi, and messages that carry the changed entries alone (FedMatch)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

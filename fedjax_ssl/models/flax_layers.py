@@ -1,7 +1,5 @@
 """Flax's own layers in a federated simulation: batch norm without padded examples, convolutions that are fast in a loop."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How a network's parameters start: the defaults of PyTorch and of Flax, and what the papers' own code sets by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The layers that networks share: convolution by a lowering, max pooling, dropout, linear."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The package's networks as modules, and any `flax.linen` module as pure functions that know of padded examples."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

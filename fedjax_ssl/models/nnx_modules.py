@@ -1,7 +1,5 @@
 """`flax.nnx` modules as networks: `register_model(name, from_nnx(MyModule))`."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -5,8 +5,6 @@ drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or over
 `start`, `add`, `finish`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

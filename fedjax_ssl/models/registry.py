@@ -1,7 +1,5 @@
 """The networks by name, and how to add one's own."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

@@ -5,13 +5,11 @@ looks for are the marks that `fedjax_ssl.local` sets, in a Task and in `train`; 
 counts while the program runs, it can also end a training when an allowance is used up.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +33,13 @@ class Passes(NamedTuple):
         """The forward passes that have as much arithmetic: a backward pass counts as two."""
         return self.forward + 2 * self.backward
 
-    def plus(self, other: Passes) -> Passes:
+    def plus(self, other: Self) -> Self:
         """Both together."""
-        return Passes(self.forward + other.forward, self.backward + other.backward)
+        return self._replace(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
-    def arrays(self) -> Passes:
+    def arrays(self) -> Self:
         """As int32 scalars, which loops can carry."""
-        return Passes(jnp.asarray(self.forward, jnp.int32), jnp.asarray(self.backward, jnp.int32))
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), self)
 
 
 def with_passes(

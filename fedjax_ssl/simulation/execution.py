@@ -3,10 +3,8 @@
 A method's `client_update` is written for one client. How it is mapped changes time, memory, and results by rounding alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +42,7 @@ class Execution(NamedTuple):
             return None
         return Mesh(np.array(jax.devices()[: self.runs_at_once * self.devices]).reshape(shape), (RUNS, CLIENTS))
 
-    def smaller(self, cohort_size: int) -> Execution | None:
+    def smaller(self, cohort_size: int) -> Self | None:
         """The next execution that takes less memory: runs not vmapped, else chunks of half the size; None if there is none."""
         if self.vmap_runs:
             return self._replace(vmap_runs=False)

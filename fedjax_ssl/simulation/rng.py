@@ -3,14 +3,9 @@
 So a client draws the same numbers whoever else takes part, on whatever device, and after a resume.
 """
 
-import zlib
-
 import jax
 
-
-def stream(key: jax.Array, name: str) -> jax.Array:
-    """The key of a named stream (`init`, `prepare`, `cohort`, `client`, `dropout`, `server`), from a run's root key."""
-    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+from fedjax_ssl.local.task import substream as stream  # of a run's key: init, prepare, cohort, client, dropout, server
 
 
 def round_key(key: jax.Array, name: str, round: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
@@ -199,7 +200,7 @@ def run_round(
     new = RunState(server, output.client_states, state.round + 1, state.key)
     if stop:
         is_sound = jnp.all(output.metrics[FAULT][0] == 0)
-        new = jax.tree.map(lambda after, before: jnp.where(is_sound, after, before), new, state)
+        new = optax.tree.where(is_sound, new, state)
     return new, metrics
 
 

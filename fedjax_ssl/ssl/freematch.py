@@ -3,8 +3,6 @@
 Both read moving averages over batches of unlabeled data. q_b is the softmax output on the weak view of example b.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import chex

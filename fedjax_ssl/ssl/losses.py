@@ -1,7 +1,5 @@
 """Losses per example, and the masked mean that reduces them; masked quantiles."""
 
-from __future__ import annotations
-
 import chex
 import jax
 import jax.numpy as jnp

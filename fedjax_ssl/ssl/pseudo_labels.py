@@ -1,7 +1,5 @@
 """Hard pseudo-labels of softmax outputs, and diagnostics of their quality."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -12,8 +12,6 @@ With the outputs z = f(u; phi) of which G is a function, their Jacobian J and v 
 where only the small network is differentiated twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import chex

@@ -1,7 +1,5 @@
 """Sharpness-aware perturbations of parameters (SAM, ASAM), and the consistency gradient of (FL)^2 that uses them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A layer is all parameters of one module, such as kernel and bias of a convolution; J is their number. Rounds count from 1.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import chex

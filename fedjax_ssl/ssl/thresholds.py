@@ -1,7 +1,5 @@
 """Thresholds that decide which pseudo-labels are accepted."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import chex

@@ -9,7 +9,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Task, Trained, Weights, networks, output_of, server
+from fedjax_ssl.local import Task, Trained, Weights, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
@@ -231,7 +231,7 @@ def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():
     data = ServerData(Examples(jnp.asarray(images), jnp.arange(7), jnp.int32(7), None), None, None, None, jnp.int32(0))
     settings = server.Server(None, None, 0, server.StaticNorm("labeled", "examples", 7, 7))
     scales = (2.0, -0.5)  # of the online network and of the target
-    state = server.ServerState(networks.join(*map(norm_weights, scales)), (), ())
+    state = server.ServerState(fedsiam.join(*map(norm_weights, scales)), (), ())
     got = fedsiam.server_work(norm_task("server"), settings, lambda _: 0.99).statistics(state, data).weights
     for stats, scale in zip(got.stats, scales, strict=True):
         inputs = scale * images.reshape(7, 3)

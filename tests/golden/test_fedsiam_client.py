@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
-from fedjax_ssl.local import Server, Training, Weights, networks
+from fedjax_ssl.local import Server, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS, fedsiam, options_class
@@ -89,7 +89,7 @@ class Data:
     def weights(self, *nets, stats=({}, {})) -> Weights:
         """Weights of one network or of a pair."""
         given = [Weights(lc.named(network), lc.float32(its)) for network, its in zip(nets, stats, strict=False)]
-        return given[0] if len(given) == 1 else networks.join(*given)
+        return given[0] if len(given) == 1 else fedsiam.join(*given)
 
     def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
         labeled = lc.examples(self.pool, self.labeled, num_labeled, self.labels[self.labeled])
@@ -218,7 +218,7 @@ def test_a_client_update_is_what_the_equations_say(case):
     )
     update = output.update.weights if name == "fedsiam_d" else output.update
     update = update if norm else update._replace(stats=sent.stats)  # none travel
-    local = (2 * networks.each(jax.tree.map(jnp.subtract, sent, update)))[:2]
+    local = (2 * fedsiam.each(jax.tree.map(jnp.subtract, sent, update)))[:2]
     for got, params, its in zip(local, (online, online if name == "fedsiam_pi" else target), stats or [{}] * 2, strict=True):
         close(got.params, params)
         close(got.stats, its)

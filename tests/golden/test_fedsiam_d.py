@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.local import ServerState, Weights
-from fedjax_ssl.local.networks import Networks
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
+from fedjax_ssl.methods.fedsiam import Networks
 from fedjax_ssl.methods.fedsiam_d import FedSiamDOptions, Upload, choose, upload_share
 from fedjax_ssl.ssl import siamese
 from tests import toy

@@ -18,7 +18,7 @@ from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedtrinet import FedTriNetClientState, FedTriNetOptions, fine_tune, splice
+from fedjax_ssl.methods.fedtrinet import FedTriNetClientState, FedTriNetOptions, fine_tune
 from fedjax_ssl.ssl import thresholds
 from tests import toy
 from tests.golden import linear_clients as lc
@@ -282,9 +282,9 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
     message = Broadcast(shared, jnp.float32(RATE))
     first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
-    joined = splice(task, shared, last)
-    run = jax.jit(lambda: fine_tune(task, training, message, last, Shard(labeled, None, None), True, jax.random.key(3)))
-    tuned = run().carry.weights
+    shard = Shard(labeled, None, None)
+    run = jax.jit(lambda trains: fine_tune(task, training, message, last, shard, trains, jax.random.key(3)))
+    joined, tuned = run(False).carry.weights, run(True).carry.weights
     for got, start, of_shared, of_last in zip(tuned, joined, shared, last, strict=True):
         assert set(got) == set(of_shared)
         for layer, leaves in got.items():

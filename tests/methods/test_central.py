@@ -93,7 +93,7 @@ def test_with_batch_norm_one_pass_sees_labeled_weak_and_strong_views_with_a_drop
 def test_epochs_are_those_of_the_labeled_data():
     server = Server("fixmatch_central", server__epochs=2, server__steps=0, server__batch_size=8)  # 20 labels
     training = _server(server.experiment.settings).fine_tune
-    inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.key(0)))
+    inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.split(jax.random.key(0))))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
     assert inputs.unlabeled.positions.shape == (2 * 3, 16)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.local import Training
-from fedjax_ssl.methods.feddure import FedDureOptions, largest_batch, own_batch_size
+from fedjax_ssl.methods.feddure import FedDureOptions, own_batch_size
 from fedjax_ssl.simulation.cohort import sample
 from tests import engine, tiny
 from tests.methods.clients import flat, recorded_passes
@@ -36,8 +36,8 @@ def test_a_clients_own_batch_size_is_the_released_codes_rule(labeled, unlabeled,
 
 def test_the_shape_of_unlabeled_batches_is_the_largest_clients():
     counts = np.array([[50, 450], [20, 400], [110, 1100], [10, 0]])
-    assert largest_batch(counts, 10) == FedDureOptions().for_clients(counts, 10).largest_batch_size == 100
-    assert largest_batch(np.array([[5, 0]]), 10) == 1
+    assert FedDureOptions().for_clients(counts, 10).largest_batch_size == 100
+    assert FedDureOptions().for_clients(np.array([[5, 0]]), 10).largest_batch_size == 1
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.local import Weights, networks
+from fedjax_ssl.local import Weights
+from fedjax_ssl.methods import fedsiam
 from tests import engine, tiny
 from tests.golden.test_fedsiam_client import TASK
 from tests.methods.clients import Client, norm, same
@@ -23,7 +24,7 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     rows = []
     for state, row in experiment.rounds():
         rows.append(row)
-        online, target = (2 * networks.each(state.server.weights))[:2]  # one network is its own target
+        online, target = (2 * fedsiam.each(state.server.weights))[:2]  # one network is its own target
         assert same(online, target) == (row["round"] < 3)
         assert (row["eval/accuracy"] == row["eval/accuracy_online"]) == (row["round"] < 3)
     assert [row["client/upload_fraction"] for row in rows] == [0, 0, 1]
@@ -65,7 +66,7 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
     target = Weights({"w": jnp.zeros(2)}, {"mean": jnp.ones(2)})
     batch_stats, task = {"mean": jnp.full(2, 11.0)}, TASK._replace(norm="running")
     for alpha, stats, params, mean in ((0.75, batch_stats, 0.25, 2), (0.75, (), 0.25, 1), (0.0, batch_stats, 1, 3)):
-        got = networks.follow(task, target, online, stats, jnp.float32(alpha))
+        (got,) = fedsiam.following(task, (target,), stats, jnp.float32(alpha))(online)
         np.testing.assert_allclose(got.params["w"], params)
         np.testing.assert_allclose(got.stats["mean"], mean)
 
