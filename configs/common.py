@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS, options_class
-from fedjax_ssl.models import default_options
+from fedjax_ssl.models import MODELS
 
 
 def base(method: str, model: str, **model_options: Any) -> ConfigDict:
@@ -16,7 +16,7 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     config = Settings().to_dict()
     options = options_class(METHODS[method])().model_dump()
     config["method"] = {**MethodSettings(name=method).model_dump(), **options}
-    config["model"] = {**ModelSettings(name=model).model_dump(), **default_options(model), **model_options}
+    config["model"] = {**ModelSettings(name=model).model_dump(), **dict(MODELS[model].options()), **model_options}
     return ConfigDict(config)
 
 

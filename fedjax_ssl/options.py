@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, ge
 
 import numpy as np
 import pydantic
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -17,15 +17,6 @@ ModelT = TypeVar("ModelT", bound="Model")
 MANY, HUGE, TINY = 2**31 - 1, 1e38, 1e-37
 """The largest whole number, and the largest and the smallest positive number, of a setting: int32 and float32 have them."""
 
-
-def _as_tuple(value: object) -> object:
-    """A list as a tuple, and one number as a tuple of one, which is what a command line gives."""
-    if isinstance(value, list):
-        return tuple(value)
-    return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-AsTuple = BeforeValidator(_as_tuple)
 
 Count = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[int, Field(ge=1, le=MANY)]
@@ -37,7 +28,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=HUGE)]
 Rate = Annotated[float, Field(ge=TINY, le=HUGE)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Numbers = Annotated[tuple[Annotated[float, Field(ge=-HUGE, le=HUGE)], ...], AsTuple]
+Numbers = tuple[Annotated[float, Field(ge=-HUGE, le=HUGE)], ...]
 
 REPEATS = "a factor of the examples of a training"
 Repeats = Annotated[int, Field(ge=1, le=1_000), REPEATS]
@@ -73,15 +64,19 @@ class Model(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-
-class Options(Model):
-    """The base of a method's own options."""
-
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _as_tuples(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """A list, as JSON has it, or one number, as a command line has it, for a field that is a tuple."""
-        return _as_tuple(value) if get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple else value
+        if get_origin(cls.model_fields[str(info.field_name)].annotation) is not tuple:
+            return value
+        if isinstance(value, list):
+            return tuple(value)
+        return (value,) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class Options(Model, arbitrary_types_allowed=True):
+    """The base of a method's, or a network's, own options."""
 
     def for_rounds(self, rounds: int) -> Self:
         """The options of a run of so many rounds: each `Phase` is a number of them."""

@@ -199,10 +199,10 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     other, model = (overrides or {}).get("model.name", ""), tree.get("model")
     if other and isinstance(model, dict) and other != model.get("name", other):  # another network has other options
         from fedjax_ssl.experiment.settings import ModelSettings
-        from fedjax_ssl.models import MODELS, default_options
+        from fedjax_ssl.models import MODELS
 
         common = {key: value for key, value in model.items() if key in ModelSettings.model_fields}
-        tree["model"] = common | (default_options(other) if other in MODELS else {})
+        tree["model"] = common | (dict(MODELS[other].options()) if other in MODELS else {})
     known = _keys(tree)
     for key, text in (overrides or {}).items():
         if key not in known:

@@ -147,7 +147,7 @@ def keys() -> dict[str, list[str]]:
     """The keys of all configs, with the few words that each accepts, if it does."""
     kinds: list[tuple[Any, str]] = [(Settings, ""), (MethodSettings, "method."), (ModelSettings, "model.")]
     kinds += [(methods.options_class(made), "method.") for made in methods.METHODS.values()]
-    kinds += [(models.options_class(name), "model.") for name in models.MODELS]
+    kinds += [(model.options, "model.") for model in models.MODELS.values()]
     found = {"data.name": dict.fromkeys([*DATASETS, *GENERIC, "synthetic"])}
     for kind, prefix in kinds:
         for key, field in fields_of(kind):

@@ -81,7 +81,6 @@ def main(argv: Sequence[str]) -> int:
             if options.save:
                 write_json(folder / EVALUATION, report)
     except command.WRONG_INPUT as error:
-        waiting.buffer.clear()
         return command.refuse(error)
     waiting.setTarget(logging.StreamHandler())
     waiting.flush()

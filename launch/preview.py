@@ -27,7 +27,6 @@ def main(argv: list[str]) -> int:
         drawn = build.drawn_runs(settings)
         build.assembled(drawn)  # what a run refuses is refused here
     except command.WRONG_INPUT as error:
-        waiting.buffer.clear()
         return command.refuse(error)
     waiting.setTarget(logging.StreamHandler())
     waiting.flush()

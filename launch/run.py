@@ -93,9 +93,9 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
     from fedjax_ssl.experiment import hosts
 
     try:
-        with stop.connecting():
-            client = hosts.connected(place)
-            stop.begin()  # from here on processes agree on where they end
+        stop.is_connecting = True
+        client = hosts.connected(place)
+        stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
         return command.refuse(error)
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
@@ -109,12 +109,10 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
 
-    waiting.setTarget(AboveTheBar())
     with contextlib.ExitStack() as until_the_end:
         try:
             experiment, workdir = _accepted(config, options, until_the_end)
         except command.WRONG_INPUT as error:
-            waiting.buffer.clear()
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error) if is_first() else 2
@@ -125,6 +123,7 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
                 if is_first():
                     print(line)
             return 0
+        waiting.setTarget(AboveTheBar())
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
         rounds = experiment.settings.rounds

@@ -30,11 +30,6 @@ class Table(NamedTuple):
     index: Int32[Array, "K n"]
     count: Int32[Array, " K"]
 
-    @property
-    def mask(self) -> Bool[Array, "*K n"]:
-        """Which entries of `index` are real."""
-        return jnp.arange(self.index.shape[-1]) < self.count[..., None]
-
 
 class FederatedData(NamedTuple):
     """A dataset, split: the training pool with index tables into it, and the test pool."""
@@ -47,11 +42,6 @@ class FederatedData(NamedTuple):
     client_data: Table  # all examples of each client, each once, its labeled ones first
     pooled: Table  # every unlabeled training example, also those that no client has, one row
     profiles: Profiles | None = None  # the clients' devices; None: all alike
-
-    @property
-    def num_clients(self) -> int:
-        """K."""
-        return self.unlabeled.count.shape[0]
 
 
 TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")

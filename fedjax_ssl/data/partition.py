@@ -13,7 +13,7 @@ from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, Rows, 
 
 
 class Scheme(NamedTuple):
-    """A partition, see `shares`, and the names of its own parameters: keys of `split.Split`, or `clients`, the dataset's."""
+    """A partition, see `shares`, and the names of its own parameters: keys of `DataSettings`, or `clients`, the dataset's."""
 
     function: Callable[..., Partition]
     parameters: tuple[str, ...] = ()

@@ -1,6 +1,5 @@
 """From a dataset to federated data: which client, or the server, has which labeled and unlabeled examples."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,41 +9,11 @@ from numpy.random import Generator
 
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
 from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels, share_of_classes, stratified_labels
+from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows
 from fedjax_ssl.data.sources import Dataset
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """How a training set is split: keys of a config's `data`, which `experiment.settings.DataSettings` describes and checks.
-
-    Labels are at the server, or at the clients: jointly (`is_joint`), as a share of what each client gets by one partition of
-    all examples, or apart, as a labeled set with a partition of its own.
-    """
-
-    num_clients: int = 100
-    labels_at: str = "server"
-    num_labels: int = 40
-    labeled_fraction: tuple[float, ...] = ()
-    label_selection: str = "balanced"
-    exclude_labeled: bool = True
-    labels_first: bool = True
-    reveal_labels: bool = False
-    partition: str = "iid"
-    labeled_partition: str = ""
-    unlabeled_partition: str = ""
-    alpha: float = 0.3
-    min_size: int = 10
-    shards_per_client: int = 2
-    classes_per_client: int = 2
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether one partition covers all examples, and each client has a share of labels within its own."""
-        apart = self.labeled_partition or self.unlabeled_partition
-        return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
 
 
 class Assignment(NamedTuple):
@@ -71,7 +40,7 @@ def training_of(dataset: Dataset) -> Training:
     return Training(dataset.train_labels, dataset.num_classes, dataset.clients)
 
 
-def draw(training: Training, how: Split, seed: int) -> Assignment:
+def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
     """Draws a split of a training set; ValueError if the request cannot be met. No example of unknown class is labeled."""
     _check_natural(training, how)
     labels = training.labels
@@ -135,12 +104,12 @@ def tables(dataset: Dataset, assignment: Assignment, by_class: Sequence[str] = (
     )
 
 
-def uses_natural(how: Split) -> bool:
+def uses_natural(how: DataSettings) -> bool:
     """Whether a partition of the split is `natural`."""
     return "natural" in (how.partition, how.labeled_partition, how.unlabeled_partition)
 
 
-def _check_natural(training: Training, how: Split) -> None:
+def _check_natural(training: Training, how: DataSettings) -> None:
     """Raises ValueError where a natural split is asked for and the clients are unknown, or more or fewer than asked for."""
     if not uses_natural(how):
         return
@@ -161,7 +130,7 @@ def _union(labeled: Positions, unlabeled: Positions) -> Positions:
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: Split, what: str, name: str, training: Training, indices: Positions, rng: Generator) -> Partition:
+def _share(how: DataSettings, what: str, name: str, training: Training, indices: Positions, rng: Generator) -> Partition:
     """The partition `name` of some examples; an error says `what` they are.
 
     Examples of unknown class are shared equally at random where the partition is by class.
@@ -184,7 +153,7 @@ def _share(how: Split, what: str, name: str, training: Training, indices: Positi
     return shared._replace(rows=[np.concatenate(rows) for rows in zip(shared.rows, more, strict=True)])
 
 
-def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positions, Positions]:
+def _labeled_set(training: Training, how: DataSettings, rng: Generator) -> tuple[Positions, Positions]:
     """The labeled set and the rest; a share, of examples of known class, is rounded, down to a multiple of C if balanced."""
     labels, num_classes = training.labels, training.num_classes
     num_labels = how.num_labels
@@ -200,7 +169,7 @@ def _labeled_set(training: Training, how: Split, rng: Generator) -> tuple[Positi
     return (stratified_labels if how.label_selection == "stratified" else random_labels)(labels, num_labels, rng)
 
 
-def _label_within(rows: Rows, labels: Labels, how: Split, rng: Generator) -> tuple[Rows, Rows]:
+def _label_within(rows: Rows, labels: Labels, how: DataSettings, rng: Generator) -> tuple[Rows, Rows]:
     """Labeled and unlabeled examples of every client: a random share of those of known class is labeled, rounded half up.
 
     With `stratified` it is a share of each class, rounded half to even, as in FedSiam's released code.

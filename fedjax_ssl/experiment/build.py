@@ -149,8 +149,8 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)
         size = data.image_size
-        if not size and not dataset.holds_features and max(dataset.train_images.shape[1:3]) < models.image_size(model):
-            size = models.image_size(model)
+        if not size and not dataset.holds_features and max(dataset.train_images.shape[1:3]) < models.MODELS[model].image_size:
+            size = models.MODELS[model].image_size
         if size:
             sizes.check_images(dataset, size)
             dataset = sources.padded(dataset, size)
@@ -182,7 +182,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(own.resolved(run, config.vary) for run, own in zip(runs, plans, strict=True))
     with naming("data"):
-        assignments = [split.draw(split.training_of(own.dataset), own.settings.data.split, own.settings.seed) for own in plans]
+        assignments = [split.draw(split.training_of(own.dataset), own.settings.data, own.settings.seed) for own in plans]
     return Drawn(config, runs, plans, assignments)
 
 

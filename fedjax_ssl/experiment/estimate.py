@@ -33,14 +33,11 @@ WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
 
 
 class Estimate(NamedTuple):
-    """What an experiment costs. Counts are of one run, `flops` and `seconds` of all runs together, without compilation."""
+    """What an experiment costs."""
 
-    round: Passes  # examples in one round, at clients and server
-    prepare: Passes  # examples before round 1
-    evaluation: int  # examples that one evaluation passes forward
-    forward_flops: float  # of one example
-    flops: float
-    seconds: float
+    round: Passes  # examples in one round of one run, at clients and server
+    forward_flops: float  # floating-point operations of one example
+    seconds: float  # of all runs together, without compilation
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -53,7 +50,7 @@ def estimate(experiment: Experiment) -> Estimate:
     forward = _forward_flops(experiment)
     flops = len(experiment.runs) * examples * forward
     seconds = flops / (products_per_s() * SHARE.get(jax.default_backend(), 0.1))
-    return Estimate(of_round, before, evaluation, forward, flops, seconds)
+    return Estimate(of_round, forward, seconds)
 
 
 def may_be_long(experiment: Experiment) -> bool:

@@ -118,7 +118,9 @@ def processor() -> str:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    first = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    first: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        first.setdefault(key.strip(), value.strip())
     if "model name" not in first:
         return platform.machine()
     return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -226,8 +227,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                     if of_clients:
                         ClientsLog(folder.path).append(done, of_clients)
                     folder.log.append(row)
+                    finite = {key: float(value) for key, value in row.items() if key != "round" and math.isfinite(value)}
                     for tracker in board:
-                        tracker.add(done, {key: value for key, value in row.items() if key != "round"})
+                        tracker.add(done, finite)
                 elif not folder.diverged:
                     write_json(folder.path / DIVERGED, row)
             if rows:

@@ -1,6 +1,5 @@
 """The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -9,9 +8,7 @@ import pydantic
 from pydantic import Field
 
 from fedjax_ssl import models
-from fedjax_ssl.data.partition import PARTITIONS
-from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
-from fedjax_ssl.data.split import Split
+from fedjax_ssl.data.settings import Clients, DataSettings
 from fedjax_ssl.experiment.files import CHECKSUM
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
@@ -35,83 +32,8 @@ from fedjax_ssl.options import (
 )
 
 Seed = Annotated[int, Field(ge=0, le=MANY)]
-Clients = Annotated[int, Field(ge=1, le=10_000_000)]
-Scheme = Annotated[str, Known(PARTITIONS)]
-OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
 TRACKERS = ("wandb", "mlflow")
 MOST_RUNS = 1_000  # in one program
-
-
-class DataSettings(Model):
-    """The dataset, its split and its views."""
-
-    name: str = Field(default="cifar10", description="A name of `launch.explain datasets`, or another of TFDS.")
-    data_dir: str = Field(
-        default="",
-        description="The folder of datasets, as TFDS prepared them or in original files; empty: FEDJAX_SSL_DATA, else "
-        "~/.cache/fedjax_ssl/data and TFDS's own.",
-    )
-    download: bool = Field(default=True, description="Whether a dataset that is not there is fetched, once, from its authors.")
-    path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
-    resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
-    renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")
-    num_clients: Clients = Field(default=100, description="K, the clients.")
-    labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
-    num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
-    labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
-    label_selection: Literal["balanced", "random", "stratified"] = Field(
-        default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
-    )
-    exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
-    labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
-    reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
-    partition: Scheme = Field(default="iid", description="How examples are spread over clients.")
-    labeled_partition: OtherScheme = Field(default="", description="How the labeled set is spread; empty: as `partition`.")
-    unlabeled_partition: OtherScheme = Field(default="", description="How other examples are spread; empty: as `partition`.")
-    alpha: Rate = Field(default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
-    min_size: Count = Field(default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
-    shards_per_client: Positive = Field(default=2, description="Shards of a client, for `shards`.")
-    classes_per_client: Positive = Field(default=2, description="Classes of a client, for `class_shards` and `random_classes`.")
-    mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
-    std: Numbers = Field(default=(), description="Standard deviation, likewise.")
-    weak: Annotated[str, Known(WEAK_VIEWS, ("default",))] = Field(
-        default="default", description="The weak view; `default`: the dataset's own."
-    )
-    strong: Annotated[str, Known(STRONG_VIEWS, ("default",))] = Field(
-        default="default", description="The strong view; `default`: the dataset's own."
-    )
-    labeled: Annotated[str, Known(LABELED_VIEWS, ("default",))] = Field(
-        default="default", description="The view of labeled examples; `default`: the weak view."
-    )
-    image_size: Annotated[int, Field(ge=0, le=512)] = Field(
-        default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
-    )
-
-    @property
-    def split(self) -> Split:
-        """How the training set is split."""
-        return Split(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Split)})
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        apart = {key: got for key in ("labeled_partition", "unlabeled_partition") if (got := getattr(self, key))}
-        for key, got in apart.items():
-            if self.labels_at != "clients":
-                given = f"got {got!r} with data.labels_at={self.labels_at}"
-                raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
-        fractions, per_client = self.labeled_fraction, self.labels_at == "clients" and not apart
-        if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
-            accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"
-            raise ValueError(f"data.labeled_fraction: got {len(fractions)} numbers, accepted: {accepted}")
-        if fractions and not (all(0 <= f <= 1 for f in fractions) and sum(fractions) > 0):
-            shown = f"({', '.join(map(str, fractions[:5]))}{', ...' if len(fractions) > 5 else ''})"
-            raise ValueError(f"data.labeled_fraction: got {shown}, accepted: numbers in [0, 1], not all 0")
-        for key, values, accepted in (("mean", self.mean, "numbers in [0, 1]"), ("std", self.std, "numbers > 0")):
-            if not all(0 <= value <= 1 if key == "mean" else value > 0 for value in values):
-                raise ValueError(f"data.{key}: got {values}, accepted: {accepted}, for images scaled to [0, 1]")
-        if len(self.mean) != len(self.std):
-            raise ValueError(f"data.mean, data.std: got {len(self.mean)} and {len(self.std)} values, accepted: as many of both")
-        return self
 
 
 class OptimizerSettings(Model):
@@ -331,7 +253,7 @@ class Settings(Model):
 
     def model_options(self) -> Options:
         """The network's own options; ValueError for an unknown key or a wrong value."""
-        return parse(models.options_class(self.model["name"]), self._own("model"), "model.")
+        return parse(models.MODELS[self.model["name"]].options, self._own("model"), "model.")
 
     def _own(self, group: str) -> dict[str, Any]:
         """The keys of `method` or `model` that not every method or network has."""

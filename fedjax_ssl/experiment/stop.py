@@ -29,22 +29,13 @@ class Stop:
 
     def begin(self) -> None:
         """Call it as rounds begin, after which there is something to save."""
-        self.has_begun = True
+        self.has_begun, self.is_connecting = True, False
 
     def agreed(self) -> bool:
         """Whether any process has a signal, which then all have. All processes have to ask at the same point."""
         if number := largest(self.signal or 0):
             self.signal = number
         return number > 0
-
-    @contextlib.contextmanager
-    def connecting(self) -> Iterator[None]:
-        """Within it, a signal ends the process at once."""
-        self.is_connecting = True
-        try:
-            yield
-        finally:
-            self.is_connecting = False
 
     @classmethod
     @contextlib.contextmanager

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import importlib.util
 import logging
-import math
 import os
 import pathlib
 import time
@@ -27,7 +26,7 @@ class Tracker(Protocol):
     """What receives a run's metrics."""
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a round."""
+        """Adds the metrics of a round, which are finite."""
 
     def close(self) -> None:
         """Writes what is left."""
@@ -35,7 +34,7 @@ class Tracker(Protocol):
 
 def trackers(settings: Settings, folder: pathlib.Path, start_round: int) -> list[Tracker]:
     """The trackers of a run's folder, of which `start_round` rounds are done; a resumed run goes on in the same place."""
-    others = [Forgiving(name, functools.partial(OTHERS[name], settings, folder)) for name in names(settings.log_to)]
+    others = [_Forgiving(name, functools.partial(OTHERS[name], settings, folder)) for name in names(settings.log_to)]
     return [TensorBoard(folder, start_round), *others]
 
 
@@ -48,21 +47,18 @@ def names(log_to: str) -> list[str]:
     return found
 
 
-class Forgiving:
+class _Forgiving:
     """A tracker that may fail, as one on a network does: its first error is a warning, and the run goes on without it."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
-        """Opens the tracker that `make` returns."""
         self._name = name
         self._tracker: Tracker | None = self._tried(make)
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a round."""
         if tracker := self._tracker:
             self._tried(lambda: tracker.add(round, metrics))
 
     def close(self) -> None:
-        """Writes what is left."""
         if tracker := self._tracker:
             self._tried(tracker.close)
 
@@ -75,11 +71,10 @@ class Forgiving:
             return None
 
 
-class WandB:
+class _WandB:
     """Weights & Biases: offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path) -> None:
-        """Opens the run, whose id is that of its folder."""
         import wandb
 
         self._run = wandb.init(
@@ -90,19 +85,16 @@ class WandB:
         )  # fmt: skip
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the finite metrics of a round."""
-        self._run.log(_finite(metrics), step=round)
+        self._run.log(dict(metrics), step=round)
 
     def close(self) -> None:
-        """Ends the process that writes them."""
         self._run.finish()
 
 
-class MLflow:
+class _MLflow:
     """MLflow: a database in the run's folder, unless MLFLOW_TRACKING_URI names another place."""
 
     def __init__(self, settings: Settings, folder: pathlib.Path) -> None:
-        """Opens the run that has the tag of its folder, or makes one."""
         from mlflow.tracking import MlflowClient
 
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
@@ -121,18 +113,16 @@ class MLflow:
             self._client.log_param(self._id, key, value)
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the finite metrics of a round."""
         from mlflow.entities import Metric
 
         now, self._done = int(1000 * time.time()), round
-        self._client.log_batch(self._id, [Metric(key, value, now, round) for key, value in _finite(metrics).items()])
+        self._client.log_batch(self._id, [Metric(key, value, now, round) for key, value in metrics.items()])
 
     def close(self) -> None:
-        """Marks the run as finished, or as killed where rounds are left."""
         self._client.set_terminated(self._id, "FINISHED" if self._done >= self._rounds else "KILLED")
 
 
-OTHERS: dict[str, Any] = {"wandb": WandB, "mlflow": MLflow}
+OTHERS: dict[str, Any] = {"wandb": _WandB, "mlflow": _MLflow}
 
 
 def _title(settings: Settings, folder: pathlib.Path) -> str:
@@ -143,7 +133,3 @@ def _identity(settings: Settings, folder: pathlib.Path) -> str:
     """An id that a resumed run has again, also with more rounds, and another experiment in the same folder has not."""
     config = {key: value for key, value in identity(flattened(settings.to_dict())).items() if key != "rounds"}
     return hashlib.sha256(f"{folder.absolute()} {config}".encode()).hexdigest()[:16]
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

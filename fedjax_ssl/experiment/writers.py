@@ -32,9 +32,8 @@ class TensorBoard:
         self._write(step=start_round + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Adds the scalars of `round` that are finite."""
-        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-        values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in finite.items()]
+        """Adds the scalars of `round`."""
+        values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step=round, summary=summary_pb2.Summary(value=values))
 
     def _write(self, **content: Any) -> None:

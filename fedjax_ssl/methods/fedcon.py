@@ -29,7 +29,7 @@ from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
-from fedjax_ssl.models import predictor
+from fedjax_ssl.models import Predictor, pure
 from fedjax_ssl.options import Fraction, Options, Positive, Size
 from fedjax_ssl.ssl import ema, losses
 
@@ -74,7 +74,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         backbone, _ = task.split(weights)
         image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
-        head, _ = predictor(options.head_hidden or 3 * num_features).init(jax.random.fold_in(key, 1), (num_features,))
+        head, _ = pure(Predictor(options.head_hidden or 3 * num_features)).init(jax.random.fold_in(key, 1), (num_features,))
         optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
         state = ServerState(weights, *optimizers, own=Teacher(weights.params, jnp.zeros((), jnp.int32)))
         optimizer = client.init({"backbone": backbone.params, "head": head})
@@ -123,7 +123,7 @@ def client_gradient(task: Task, options: FedConOptions, examples: Examples) -> G
         def loss(weights: Weights) -> tuple[jax.Array, PyTree, Metrics]:
             backbone = weights._replace(params=weights.params["backbone"])
             features, batch_stats = _both(task.train_features, backbone, views, batch.mask, keys)
-            head = predictor(options.head_hidden or 3 * t1.shape[-1]).apply
+            head = pure(Predictor(options.head_hidden or 3 * t1.shape[-1])).apply
             p1, p2 = (head(weights.params["head"], {}, f, mask=batch.mask, train=True)[0] for f in features)
             value, metric = local.mean_loss((losses.negative_cosine(p1, t2) + losses.negative_cosine(p2, t1)) / 2, batch.mask)
             return value, batch_stats, {"loss": metric}

@@ -13,7 +13,7 @@ from flax import linen as nn
 from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.layers import DTYPES, Conv
-from fedjax_ssl.models.mlp import MLP, Linear, Predictor
+from fedjax_ssl.models.mlp import MLP, Linear
 from fedjax_ssl.models.network import ModelFns, arguments, pure
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
@@ -27,6 +27,11 @@ class Model(NamedTuple):
     module: type[nn.Module]
     image_size: int = 0  # the side of the images it is made for, to which smaller ones are padded; 0: it takes any
     features: bool = False  # whether it takes vectors [B, D] too
+
+    @property
+    def options(self) -> type[Options]:
+        """The class of its own options, `model.*`."""
+        return _options_class(self.module)  # type: ignore[arg-type]
 
 
 MODELS: dict[str, Model] = {
@@ -73,28 +78,21 @@ def build(
 
     `conv` is a key of LOWERINGS (`resolve_conv` gives a platform's fast one). `dtype` is that of the arithmetic and
     the activations, one of DTYPES; the last layer of our own networks, parameters, statistics and logits are float32 always.
-    `default_options` names the options. ValueError for unknown arguments, an option's value that its annotation excludes, or a
-    module that is not as `register_model` describes.
+    `MODELS[name].options` has the options. ValueError for unknown arguments, an option's value that its annotation excludes,
+    or a module that is not as `register_model` describes.
     """
     _check_known("conv", conv, LOWERINGS)
     _check_known("dtype", dtype, DTYPES)
-    model = _find(name) if isinstance(name, str) else Model(name)
+    if isinstance(name, str):
+        _check_known("name", name, MODELS)
+    model = MODELS[name] if isinstance(name, str) else Model(_checked(name))
     if type(num_classes) is not int or num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes!r}, accepted: a whole number >= 1")
-    own = dict(parse(_options_class(_checked(model.module)), options))
+    own = dict(parse(model.options, options))
     execution = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
     given = {f.name: execution[f.name] for f in dataclasses.fields(model.module) if f.name in execution}
     module = model.module(num_classes=num_classes, **given, **own)
     return pure(module, num_classes=num_classes, conv=conv, dtype=dtype)
-
-
-class NetworkOptions(Options, arbitrary_types_allowed=True):
-    """The base of a network's own options."""
-
-
-def options_class(name: str) -> type[Options]:
-    """The class of the own options of network `name` of MODELS; ValueError for an unknown name."""
-    return _options_class(_checked(_find(name).module))
 
 
 def name_of(module: type[nn.Module]) -> str:
@@ -107,24 +105,9 @@ def name_of(module: type[nn.Module]) -> str:
     return name
 
 
-def default_options(name: str) -> dict[str, Any]:
-    """The options of network `name` of MODELS, with their defaults; ValueError for an unknown name."""
-    return dict(options_class(name)())
-
-
-def image_size(name: str) -> int:
-    """The side of the images that network `name` is made for; 0: any."""
-    return MODELS[name].image_size if name in MODELS else 0
-
-
 def feature_models() -> tuple[str, ...]:
     """The networks that take vectors of features as well as images: they have no convolutions."""
     return tuple(name for name, model in MODELS.items() if model.features)
-
-
-def predictor(hidden: int) -> ModelFns:
-    """BYOL's predictor (`Predictor`), with features [B, F] where networks have images: `init` takes the shape (F,)."""
-    return pure(Predictor(hidden))
 
 
 def _checked(module: object) -> Any:
@@ -154,12 +137,7 @@ def _options_class(module: Any) -> type[Options]:
         default = field.default_factory() if field.default is missing else field.default  # type: ignore[operator]
         kind: Any = Positive if hints[field.name] is int else hints[field.name]
         options[field.name] = (kind, default)
-    return pydantic.create_model(module.__name__, __base__=NetworkOptions, **options)  # type: ignore[call-overload]
-
-
-def _find(name: str) -> Model:
-    _check_known("name", name, MODELS)
-    return MODELS[name]
+    return pydantic.create_model(module.__name__, __base__=Options, **options)  # type: ignore[call-overload]
 
 
 def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:

@@ -143,7 +143,7 @@ def test_every_share_of_feddures_labels_can_be_drawn(dataset, examples, split, g
     labels = np.random.default_rng(0).permutation(np.arange(examples) % 10)
     for share in (0.02, 0.04, 0.1, 0.15, 0.2):
         given = settings(f"feddure_{dataset}", f"split={split},labels={round(share * examples)},gamma={gamma}")
-        holdings = draw(Training(labels, 10), given.data.split, 0)
+        holdings = draw(Training(labels, 10), given.data, 0)
         least = 1 if split == "dir_dir" and share == 0.02 else 10
         assert given.data.min_size == least
         assert sum(map(len, holdings.labeled)) == round(share * examples)

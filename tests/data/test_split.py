@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from configs.splits import SPLITS
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
-from fedjax_ssl.data.split import Split, Training
+from fedjax_ssl.data.settings import DataSettings
+from fedjax_ssl.data.split import Training
 from tests.data.common import same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
@@ -19,7 +20,7 @@ fast = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 
 
 def draw(seed=0, labels=LABELS, **keys):
-    return split.draw(Training(labels, 10), Split(**{"num_clients": 20, "num_labels": 200} | keys), seed)
+    return split.draw(Training(labels, 10), DataSettings(**{"num_clients": 20, "num_labels": 200} | keys), seed)
 
 
 def every(rows):
@@ -203,7 +204,7 @@ def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_exam
 
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
     dataset = sources.synthetic(num_train=2005)
-    how = Split(num_clients=20, labels_at="clients", labeled_fraction=(0.2,), partition="batch_imbalanced")
+    how = DataSettings(num_clients=20, labels_at="clients", labeled_fraction=(0.2,), partition="batch_imbalanced")
     drawn = split.draw(split.training_of(dataset), how, 0)
     with caplog.at_level(logging.INFO):
         split.log_notes(drawn, len(dataset.train_labels))
@@ -221,7 +222,7 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
 
 
 def test_what_a_client_holds_counts_once_where_labeled_examples_are_not_excluded():
-    how = Split(num_clients=4, labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
+    how = DataSettings(num_clients=4, labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
     dataset = sources.synthetic(num_train=200)
     data = split.tables(dataset, split.draw(split.training_of(dataset), how, 0))
     assert data.client_data.count.tolist() == data.unlabeled.count.tolist() == [50] * 4

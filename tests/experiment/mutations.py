@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs import digits
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.models import MODELS, default_options
+from fedjax_ssl.models import MODELS
 from fedjax_ssl.simulation.program import Program
 from launch import command, completion
 from tests import tiny
@@ -40,7 +40,7 @@ ODD = st.one_of(
 WORDS = completion.keys()
 TINY = {name: tiny.config(name) for name in METHODS}
 DIGITS = {name: digits.get_config(name).to_dict() for name in METHODS}
-NETWORKS = {name: default_options(name) for name in MODELS} | {"wide_resnet": {"depth": 10}}
+NETWORKS = {name: dict(model.options()) for name, model in MODELS.items()} | {"wide_resnet": {"depth": 10}}
 
 
 def keys(tree: dict, prefix: str = "") -> Iterator[str]:

@@ -88,7 +88,7 @@ def test_a_labeled_share_is_one_number_or_one_per_client():
 @pytest.mark.parametrize("name", splits.SPLITS)
 def test_every_named_split_can_be_drawn(name):
     settings = Settings.from_dict(splits.get_config(name).to_dict() | {"model": {"name": "linear"}})
-    how = settings.data.split
+    how = settings.data
     labels, image = np.arange(50_000, dtype=np.int32) % 10, np.zeros((1, 2, 2, 3), np.uint8)
     dataset = sources.Dataset("cifar10", np.repeat(image, 50_000, 0), labels, np.repeat(image, 10, 0), labels[:10], 10)
     (holdings,) = drawn_runs(settings, dataset).assignments

@@ -9,6 +9,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.local import Task, Trained, Weights, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
@@ -215,7 +216,7 @@ def test_the_servers_data_are_by_class_where_the_codes_are(order):
 def test_batches_by_class_hold_the_classes_that_the_specification_counts():
     """CIFAR-10, 40 labels: of 25 batches of 2,048 unlabeled images 16 hold one class and 9 two; 10 labeled ones hold 3."""
     labels = np.random.default_rng(0).permutation(np.arange(50_000) % 10)
-    drawn = split.draw(split.Training(labels, 10), split.Split(), 0)
+    drawn = split.draw(split.Training(labels, 10), DataSettings(), 0)
     images = np.zeros((50_000, 1, 1, 1), np.uint8)
     dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=np.arange(10))
     tables = split.tables(dataset, drawn, ["server", "pooled"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.local.task import Task, Weights, join
-from fedjax_ssl.models import MODELS, ModelFns, build, predictor
+from fedjax_ssl.models import MODELS, ModelFns, Predictor, build, pure
 from tests.models.test_networks import KEY, MASK, Numpy, batch, network, relu, shapes, weights
 
 
@@ -93,6 +93,6 @@ def test_a_network_of_ones_own_may_be_all_classifier():
 
 
 def test_fedcons_predictor_has_the_papers_size():
-    params, _ = shapes(predictor(3 * 4096), (4096,))
+    params, _ = shapes(pure(Predictor(3 * 4096)), (4096,))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 100_704_256
     assert [params[f"Dense_{i}"]["kernel"].shape for i in (0, 1)] == [(4096, 12288), (12288, 4096)]

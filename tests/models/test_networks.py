@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.models import MODELS, build, default_options
+from fedjax_ssl.models import MODELS, build
 from fedjax_ssl.models.layers import Conv
 from fedjax_ssl.models.network import pure
 from fedjax_ssl.models.resnet import ResidualBlock
@@ -137,13 +137,6 @@ def test_networks_take_the_shapes_they_promise_and_refuse_the_others_in_one_line
         assert "\n" not in str(error.value)
     else:
         assert (logits().shape, logits().dtype) == ((2, 4), jnp.float32)
-
-
-def test_default_options_are_those_of_the_class():
-    assert default_options("resnet9") == {"variant": "feddure", "initialization": "paper"}
-    assert default_options("linear") == {}
-    with pytest.raises(ValueError, match=r"name='resnet10': unknown; .*nearest: 'resnet"):
-        default_options("resnet10")
 
 
 class Numpy:

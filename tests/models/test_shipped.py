@@ -57,7 +57,7 @@ def test_the_readme_counts_parameters_and_names_the_normalization():
         row[0] = row[0] or above[0]
     assert {row[0] for row in rows} == set(registry.BUILT_IN)
     for name in registry.BUILT_IN:
-        for option, field in models.options_class(name).model_fields.items():
+        for option, field in models.MODELS[name].options.model_fields.items():
             assert re.search(rf"`{option}[`=]", text), option
             assert all(re.search(rf"`{word}`|={word}`", text) for word in choices(field) if not word.isdecimal()), option
     for name, _, _, options, shape, count, normalization in rows:

@@ -105,11 +105,13 @@ def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, 
     for cell, own in having:
         methods.setdefault(cell.row, set()).add(own[0].config[METHOD])
     varying = [axis for axis in ("row", "column") if len({getattr(cell, axis) for cell, _ in having}) > 1] or ["row"]
+    by_row = any(len(found) > 1 for found in methods.values())
     places: dict[pathlib.Path, Shown] = {}
     for cell, own in having:
         words = [getattr(cell, axis) or "run" for axis in varying]
-        curve, *figure = reversed(words) if any(len(found) > 1 for found in methods.values()) else words
-        places |= dict.fromkeys((run.path for run in own), Shown(", ".join(words), "".join(figure), curve))
+        curve = words[-1] if by_row else words[0]
+        figure = "".join(word for word in words if word is not curve)
+        places |= dict.fromkeys((run.path for run in own), Shown(", ".join(words), figure, curve))
     return places
 
 
@@ -195,18 +197,12 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
         return [np.nan if run[key] is None else factor * run[key] for run in runs]
 
     accuracy = spread(values("accuracy", 100), 1)
-    given = leading_number(paper)
-    difference = DASH if given is None else f"{accuracy.mean - given:+.2f}"
+    given = re.match(r"\d+(\.\d+)?", paper)  # of a text such as `39.95 ± 1.85`
+    difference = DASH if given is None else f"{accuracy.mean - float(given[0]):+.2f}"
     sizes = [float(np.mean(values(key, 1e-6))) for key in ("bytes_up", "bytes_down")]
     shown = [spread([size], None if 0 < size < 10 else 0) for size in sizes]
     right, seconds = spread(values("pseudo_label_accuracy", 100), 1), spread([np.median(values("seconds"))], 0)
     return (*first, accuracy, paper, difference, right, *shown, seconds)
-
-
-def leading_number(text: str) -> float | None:
-    """The number that a text such as `39.95 ± 1.85` begins with; None: it begins with none."""
-    match = re.match(r"\d+(\.\d+)?", text)
-    return float(match[0]) if match else None
 
 
 def as_json(sweeps: Sequence[Sweep]) -> str:

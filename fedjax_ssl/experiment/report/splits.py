@@ -48,9 +48,10 @@ def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
     of = settings.data
     drawn = (of.resplit or of.name == "synthetic") and settings.seed
     key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, drawn])
-    dataset = datasets.setdefault(key, None) or load_dataset(settings)
-    datasets[key] = dataset
-    assignment = split.draw(split.training_of(dataset), settings.data.split, settings.seed)
+    if key not in datasets:
+        datasets[key] = load_dataset(settings)
+    dataset = datasets[key]
+    assignment = split.draw(split.training_of(dataset), settings.data, settings.seed)
     return preview.preview(assignment, dataset.train_labels, dataset.num_classes)
 
 

@@ -41,9 +41,7 @@ def spread(values: Sequence[float], digits: int | None = None) -> Spread:
     mean, sd = statistics.mean_sd(there) if len(there) else (math.nan, math.nan)
     if digits is None:
         size = abs(float(mean))
-        digits = (
-            0 if math.isnan(size) or size >= 100 else 1 if size >= 10 or size == 0 else min(6, 2 - math.floor(math.log10(size)))
-        )
+        digits = 1 if size == 0 else 0 if math.isnan(size) else min(6, max(0, 2 - math.floor(math.log10(size))))
     return Spread(float(mean), float(sd), digits, len(there), len(values) - len(there))
 
 
