@@ -8,11 +8,10 @@ from flax import linen as nn
 from jaxtyping import Float
 from pydantic import Field
 
-from fedjax_ssl.arrays import Array, Features, Inputs, Logits, Mask
+from fedjax_ssl.arrays import Array, Features, Inputs, Logits
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense, dropout, max_pool
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.norm import BatchNorm
 
 _Dropout = Annotated[Literal["paper", "released"], Field(description="Dropout as in the paper, or as in its released code.")]
 
@@ -26,12 +25,12 @@ class CNN(Network):
     shared_layers = ("Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1")
     width: Annotated[int, Field(ge=1, le=4096, description="Channels of the first convolution.")] = 16
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """The 4 `width` averages over each image."""
         check_images("cnn", images, least=1)
         x = images
         for factor, stride in ((1, 1), (2, 2), (4, 2)):
-            x = nn.relu(BatchNorm()(self.conv(self.width * factor, strides=stride)(x), mask, train))
+            x = nn.relu(nn.BatchNorm(not train)(self.conv(self.width * factor, strides=stride)(x)))
         return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
 
 
@@ -47,7 +46,7 @@ class EmnistCNN(Network):
     variant: Annotated[Literal["paper", "plain"], Field(description="With dropout, or without it.")] = "paper"
     initialization: InitializationName = "torch"
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """Of images with H and W at least 6 (of 32x32: 12,544)."""
         check_images("emnist_cnn", images, least=6)
         init = INITIALIZATIONS[self.initialization]
@@ -76,7 +75,7 @@ class MnistCNN(Network):
     variant: _Dropout = "paper"
     initialization: InitializationName = "torch"
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """Of images with H and W at least 16 (of MNIST: 320)."""
         check_images("mnist_cnn", images, least=16)
         init = INITIALIZATIONS[self.initialization]
@@ -113,14 +112,14 @@ class CifarCNN(Network):
     variant: _Dropout = "paper"
     initialization: InitializationName = "torch"
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """Of images with H and W at least 8 (of 32x32: 4096)."""
         check_images("cifar_cnn", images, least=8)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias)
         x = images
         for pair, (first, second) in enumerate(((32, 64), (128, 128), (256, 256))):
-            x = nn.relu(BatchNorm()(conv(first)(x), mask, train))
+            x = nn.relu(nn.BatchNorm(not train)(conv(first)(x)))
             x = max_pool(nn.relu(conv(second)(x)))
             if pair == 1:
                 x = dropout(self, x, 0.05, per_channel=self.variant == "released")

@@ -5,17 +5,16 @@ from typing import Annotated
 from flax import linen as nn
 from pydantic import Field
 
-from fedjax_ssl.arrays import Features, Inputs, Mask, Outputs
+from fedjax_ssl.arrays import Features, Inputs, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import dense
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.norm import BatchNorm
 
 
 class Linear(Network):
     """Multinomial logistic regression on the flattened input."""
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """The inputs as they are."""
         return images.reshape(images.shape[0], -1)
 
@@ -26,7 +25,7 @@ class MLP(Network):
     shared_layers = ("Dense_0",)
     hidden: Annotated[int, Field(ge=1, le=1_000_000, description="Units of the hidden layer.")] = 64
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """The hidden units."""
         return nn.relu(dense(images.reshape(images.shape[0], -1), self.hidden, INITIALIZATIONS["kaiming"]))
 
@@ -40,8 +39,8 @@ class Predictor(nn.Module):
     hidden: int
 
     @nn.compact
-    def __call__(self, features: Outputs, mask: Mask | None = None, train: bool = False) -> Outputs:
+    def __call__(self, features: Outputs, train: bool = False) -> Outputs:
         """Features float32 [B, F] -> [B, F]."""
         init = INITIALIZATIONS["torch"]
-        x = nn.relu(BatchNorm()(dense(features, self.hidden, init), mask, train))
+        x = nn.relu(nn.BatchNorm(not train)(dense(features, self.hidden, init)))
         return dense(x, features.shape[-1], init)

@@ -28,12 +28,12 @@ class Network(nn.Module):
         return frozenset(self.shared_layers)
 
     @nn.compact
-    def __call__(self, images: Inputs, mask: Mask | None = None, train: bool = False, features_only: bool = False) -> Outputs:
+    def __call__(self, images: Inputs, train: bool = False, features_only: bool = False) -> Outputs:
         """Logits, or the features before the classifier, of images [B, H, W, ch] or, if it takes them, vectors."""
-        x = self.features(images, mask, train)
+        x = self.features(images, train)
         return x.astype(jnp.float32) if features_only else self.classifier(x)
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """What the classifier gets, in the dtype of the activations."""
         raise NotImplementedError
 
@@ -97,8 +97,8 @@ def pure(
 ) -> ModelFns:
     """The functions of a module that is called with (x, train), and with `mask` and `features_only` if it takes them.
 
-    A module that takes `mask` computes in the dtype of x and looks after padded examples itself. Of others the parameters are
-    given in `dtype`; in all, flax's own layers are made aware of padding and of `conv` (see `flax_layers.aware_of`).
+    Flax's own layers are made aware of padded examples and of `conv` (see `flax_layers.aware_of`). A Network, and a module that
+    takes `mask` to look after padded examples itself, compute in the dtype of x; of others the parameters are given in `dtype`.
 
     With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are those that the
     module's method of that name gives, if it has one.
@@ -144,7 +144,7 @@ def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **
         if mask is not None:
             # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
             images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
-        if "mask" not in takes and dtype != "float32":
+        if not (isinstance(module, Network) or "mask" in takes or dtype == "float32"):
             params = jax.tree.map(lambda x: x.astype(dtype), params)
         given: dict[str, Any] = {k: v for k, v in {"mask": mask, "train": train, **only}.items() if k in takes}
         keys = {"dropout": key} if train and key is not None else {}

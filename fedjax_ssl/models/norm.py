@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax import lax
 from jaxtyping import Bool, Float, Float32
 
@@ -58,25 +57,6 @@ def normalize(
         reported = lax.stop_gradient((jnp.where(count > 0, mean, layer.mean), jnp.where(count > 0, unbiased, layer.var)))
     y = (x.astype(jnp.float32) - mean) * (layer.scale * lax.rsqrt(var + layer.epsilon)) + layer.bias
     return jnp.where(real, y, 0.0).astype(x.dtype), *reported
-
-
-class BatchNorm(nn.Module):
-    """`normalize` as a layer: parameters `scale` and `bias`, statistics `mean` and `var` in the collection `batch_stats`."""
-
-    epsilon: float = 1e-5
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B *rest F"], mask: Mask | None, train: bool) -> Float[Array, "B *rest F"]:
-        """Inputs and which examples are real (None: all) -> normalized inputs of the same dtype."""
-        features = (x.shape[-1],)
-        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
-        var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-        y, new_mean, new_var = normalize(x, mask, Norm(mean.value, var.value, scale, bias, self.epsilon), train=train)
-        if train:
-            mean.value, var.value = new_mean, new_var
-        return y
 
 
 def running(stats: PyTree, batch_stats: PyTree, momentum: Number = 0.1) -> PyTree:

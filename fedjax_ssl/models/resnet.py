@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from pydantic import Field
 
-from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
+from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.norm import BatchNorm
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
 
@@ -31,12 +30,12 @@ class ResidualBlock(nn.Module):
     conv: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> NewMaps:
+    def __call__(self, x: Maps, train: bool) -> NewMaps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features, or 4 features]."""
 
         def normed(x: Maps, features: int, size: int, stride: int = 1) -> NewMaps:
             x = self.conv(features, kernel_size=size, strides=stride, padding=size // 2)(x)
-            return BatchNorm()(x, mask, train)
+            return nn.BatchNorm(not train)(x)
 
         out = 4 * self.features if self.bottleneck else self.features
         if self.bottleneck:
@@ -67,16 +66,16 @@ class ResNet(Network):
         """See ModelFns."""
         return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """The 512 averages over each image (50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel)
-        x = nn.relu(BatchNorm()(conv(64)(images), mask, train))
+        x = nn.relu(nn.BatchNorm(not train)(conv(64)(images)))
         for stage, blocks in enumerate(_BLOCKS[self.depth]):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, mask, train)
+                x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, train)
         return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
 
     def classifier(self, x: Features) -> Logits:

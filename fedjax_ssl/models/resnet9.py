@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from pydantic import Field
 
-from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, Mask, NewMaps
+from fedjax_ssl.arrays import Features, Inputs, Logits, Maps, NewMaps
 from fedjax_ssl.models.initializers import INITIALIZATIONS, Initialization
 from fedjax_ssl.models.layers import check_images, dense, max_pool
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.norm import BatchNorm
 from fedjax_ssl.models.wide_resnet import Block
 
 # What each paper's code does: PyTorch's defaults, Keras's VarianceScaling(), Kaiming normal set by hand.
@@ -46,13 +45,13 @@ class ResNet9(Network):
         layers = ("Conv", "BatchNorm") if self.variant == "feddure" else ("Conv",)
         return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """512, of images with H and W at least 8 (the papers': 32)."""
         check_images("resnet9", images, least=8)
         init = self._initialization()
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel, bias_init=init.bias)
         features = self._preactivation if self.variant == "semifl" else self._postactivation
-        return features(conv, images, mask, train)
+        return features(conv, images, train)
 
     def classifier(self, x: Features) -> Logits:
         """A linear layer."""
@@ -62,12 +61,12 @@ class ResNet9(Network):
     def _initialization(self) -> Initialization:
         return INITIALIZATIONS[_PAPER_INITIALIZATION[self.variant] if self.initialization == "paper" else self.initialization]
 
-    def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool) -> Features:
+    def _postactivation(self, conv: Callable[..., nn.Module], x: Maps, train: bool) -> Features:
         normed = self.variant == "feddure"
 
         def layer(x: Maps, features: int) -> NewMaps:
             x = conv(features, use_bias=normed)(x)
-            return nn.relu(BatchNorm()(x, mask, train) if normed else x)
+            return nn.relu(nn.BatchNorm(not train)(x) if normed else x)
 
         x = layer(x, 64)
         x = max_pool(layer(x, 128))
@@ -78,9 +77,9 @@ class ResNet9(Network):
         # The 4x4 pool: at 32x32 it covers the whole image, and so it does here at every size.
         return jnp.max(x, axis=(1, 2))
 
-    def _preactivation(self, conv: Callable[..., nn.Module], x: Maps, mask: Mask | None, train: bool) -> Features:
+    def _preactivation(self, conv: Callable[..., nn.Module], x: Maps, train: bool) -> Features:
         x = conv(64)(x)
         for features, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            x = Block(features, stride, conv)(x, mask, train)
-        x = nn.relu(BatchNorm()(x, mask, train))
+            x = Block(features, stride, conv)(x, train)
+        x = nn.relu(nn.BatchNorm(not train)(x))
         return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from pydantic import Field
 
-from fedjax_ssl.arrays import Features, Inputs, Maps, Mask, NewMaps
+from fedjax_ssl.arrays import Features, Inputs, Maps, NewMaps
 from fedjax_ssl.models.layers import check_images
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.norm import BatchNorm
 
 
 class Block(nn.Module):
@@ -27,11 +26,11 @@ class Block(nn.Module):
     raw_shortcut: bool = False
 
     @nn.compact
-    def __call__(self, x: Maps, mask: Mask | None, train: bool) -> NewMaps:
+    def __call__(self, x: Maps, train: bool) -> NewMaps:
         """[B, H, W, ch] -> [B, H / stride, W / stride, features]."""
-        activated = nn.leaky_relu(BatchNorm()(x, mask, train), self.negative_slope)
+        activated = nn.leaky_relu(nn.BatchNorm(not train)(x), self.negative_slope)
         y = self.conv(self.features, strides=self.stride)(activated)
-        y = self.conv(self.features)(nn.leaky_relu(BatchNorm()(y, mask, train), self.negative_slope))
+        y = self.conv(self.features)(nn.leaky_relu(nn.BatchNorm(not train)(y), self.negative_slope))
         if x.shape[-1] != self.features:
             x = self.conv(self.features, kernel_size=1, strides=self.stride, padding=0)(x if self.raw_shortcut else activated)
         return x + y
@@ -64,7 +63,7 @@ class WideResNet(Network):
         """See ModelFns."""
         return frozenset({"Conv_0", *(f"Block_{i}" for i in range((self.depth - 4) // 6))})
 
-    def features(self, images: Inputs, mask: Mask | None, train: bool) -> Features:
+    def features(self, images: Inputs, train: bool) -> Features:
         """The 64 `width` averages over each image."""
         check_images("wide_resnet", images, least=1)
         slope = 0.1 if self.variant == "fixmatch" else 0.0
@@ -73,6 +72,6 @@ class WideResNet(Network):
             for block in range((self.depth - 4) // 6):
                 stride = 2 if stage > 0 and block == 0 else 1
                 raw_shortcut = self.variant == "fixmatch" and stage > 0
-                x = Block(16 * self.width * 2**stage, stride, self.conv, slope, raw_shortcut)(x, mask, train)
-        x = nn.leaky_relu(BatchNorm()(x, mask, train), slope)
+                x = Block(16 * self.width * 2**stage, stride, self.conv, slope, raw_shortcut)(x, train)
+        x = nn.leaky_relu(nn.BatchNorm(not train)(x), slope)
         return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from fedjax_ssl import models
 from fedjax_ssl.data import sources, split
@@ -13,7 +14,8 @@ from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.local import Task, Trained, Weights, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
-from fedjax_ssl.models.norm import BatchNorm, add, finish, moments, running, start
+from fedjax_ssl.models.flax_layers import aware_of
+from fedjax_ssl.models.norm import add, finish, moments, running, start
 from tests import tiny
 from tests.golden.normalizing import normalize
 
@@ -35,8 +37,13 @@ def layer():
     return params, stats
 
 
+def apply(params, stats, x, mask, train):
+    with nn.intercept_methods(aware_of(mask, "xla")):
+        return nn.BatchNorm(not train).apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+
+
 def train(params, stats, x, mask):
-    out, updated = BatchNorm().apply({"params": params, "batch_stats": stats}, x, mask, True, mutable=["batch_stats"])
+    out, updated = apply(params, stats, x, mask, True)
     return out, updated["batch_stats"]
 
 
@@ -63,7 +70,8 @@ def test_training_normalizes_by_the_real_examples(garbage):
 def test_evaluation_normalizes_by_the_statistics():
     params, stats = layer()
     x = batch()
-    out = BatchNorm().apply({"params": params, "batch_stats": stats}, x, MASK, False)
+    out, updated = apply(params, stats, x, MASK, False)
+    assert updated == {"batch_stats": stats}
     expected = params["scale"] * (x[:REAL] - stats["mean"]) / np.sqrt(stats["var"] + 1e-5) + params["bias"]
     np.testing.assert_allclose(out[:REAL], expected, atol=2e-5)
     np.testing.assert_array_equal(out[REAL:], 0)
@@ -110,7 +118,7 @@ def test_statistics_carry_no_gradient():
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(train(params, stats, x, MASK)[1]))
 
     def evaluated(stats):
-        return jnp.sum(BatchNorm().apply({"params": params, "batch_stats": stats}, x[:REAL], None, False))
+        return jnp.sum(apply(params, stats, x[:REAL], None, False)[0])
 
     np.testing.assert_array_equal(jax.grad(reported)(x), 0)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(jax.grad(evaluated)(stats)))
