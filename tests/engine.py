@@ -31,6 +31,15 @@ def simulate(experiment, strategy="chunked", *, changed=None, rounds=1, start=No
     return simulator, states, rows
 
 
+def assert_goes_on(simulator, states, rows, start):
+    """From the state after `start` rounds the others, of evaluated rows, come again bit for bit."""
+    state = copied(states[start])
+    for row in rows[start:]:
+        state, got = simulator.round(state)
+        assert got | simulator.evaluate(state)[0] == row
+    assert same_bits(state, states[-1])
+
+
 def with_outputs(method, change):
     """The method whose clients return `change` of what they return."""
     return method._replace(client_update=lambda *args: change(method.client_update(*args)))

@@ -23,7 +23,9 @@ WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
 ALIKE = ("fedavg_pp", "fedprox", "fedsiam_mt", "fedsiam_pi", "fixmatch_central", "freematch_central", "uda")
 """Methods that share the code of others, and are left out where every method takes long."""
 CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method, ("server",))]
+WITH_CLIENTS = [case for case in CASES if case[0] not in WITHOUT_CLIENTS]
 ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in METHODS]
+UNLIKE = [case for case in ONE_OF_EACH if case[0] not in ALIKE]
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 
 

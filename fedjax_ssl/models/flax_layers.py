@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 from jaxtyping import Float
@@ -49,12 +50,14 @@ def _batch_norm(
     train = not nn.merge_param("use_running_average", layer.use_running_average, use_running_average)
     scale = layer.get_variable("params", "scale").astype(jnp.float32) if layer.use_scale else 1.0
     bias = layer.get_variable("params", "bias").astype(jnp.float32) if layer.use_bias else 0.0
-    mean: Array = layer.get_variable("batch_stats", "mean")
-    var: Array = layer.get_variable("batch_stats", "var")
-    y, mean, var = normalize(x, real, Norm(mean, var, scale, bias, layer.epsilon), train=train)
+    features = (x.shape[-1],)
+    # What is never evaluated, such as FedCon's predictor, is called without statistics.
+    mean = layer.get_variable("batch_stats", "mean", np.zeros(features, np.float32))
+    var = layer.get_variable("batch_stats", "var", np.ones(features, np.float32))
+    y, *new = normalize(x, real, Norm(jnp.asarray(mean), jnp.asarray(var), scale, bias, layer.epsilon), train=train)
     if train:
-        layer.put_variable("batch_stats", "mean", mean)
-        layer.put_variable("batch_stats", "var", var)
+        for name, value in zip(("mean", "var"), new, strict=True):
+            layer.put_variable("batch_stats", name, value)
     return y if layer.dtype is None else y.astype(layer.dtype)
 
 

@@ -136,8 +136,17 @@ def test_every_method_that_reads_labels_at_the_clients_has_a_config_in_feddures_
     check(settings("feddure_cifar10", f"{method},split=dir_dir"), expected)
 
 
-@pytest.mark.parametrize(("split", "gamma"), [("iid_iid", 0.5), ("iid_dir", 0.3), ("dir_dir", 0.3), ("dir_dir", 0.5)])
-@pytest.mark.parametrize(("dataset", "examples"), [("cifar10", 50_000), ("fashion_mnist", 60_000), ("cinic10", 90_000)])
+FEDDURE_SPLITS = [("iid_iid", 0.5), ("iid_dir", 0.3), ("dir_dir", 0.3), ("dir_dir", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "examples", "split", "gamma"),
+    [
+        *(("cifar10", 50_000, *of) for of in FEDDURE_SPLITS),
+        *(("cinic10", 90_000, *of) for of in FEDDURE_SPLITS),
+        ("fashion_mnist", 60_000, "dir_dir", 0.3),
+    ],
+)
 def test_every_share_of_feddures_labels_can_be_drawn(dataset, examples, split, gamma):
     """2 to 20 % of the training examples; at 2 % no more than one label at every client is asked for."""
     labels = np.random.default_rng(0).permutation(np.arange(examples) % 10)

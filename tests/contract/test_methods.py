@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.build import build
 from tests import engine, tiny
 from tests.golden.linear_clients import ratios
 
@@ -46,7 +45,7 @@ OWN = {
 
 
 LONG = [("fedmatch", "server"), ("feddure", "clients"), ("fedcon", "server"), ("semifl", "server")]  # to compile
-SHORT = [one for one in tiny.ONE_OF_EACH if one not in LONG and one[0] not in tiny.ALIKE]
+SHORT = [one for one in tiny.UNLIKE if one not in LONG]
 
 
 @pytest.fixture(scope="module", params=tiny.params(fast=SHORT, ci=LONG))
@@ -63,11 +62,7 @@ def ran(request):
 
 def test_going_on_from_a_state_gives_the_same_bits(ran):
     _, simulator, states, rows, _ = ran
-    state = engine.copied(states[2])
-    for row in rows[2:]:
-        state, got = simulator.round(state)
-        assert got | simulator.evaluate(state)[0] == row
-    assert engine.same_bits(state, states[4])
+    engine.assert_goes_on(simulator, states, rows, 2)
 
 
 def test_it_is_traced_once_learns_and_keeps_its_states_structure(ran):
@@ -145,7 +140,5 @@ def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ra
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "running", "static"])
 def test_every_batch_norm_mode_learns(norm):
-    config = tiny.config("fixmatch", model__norm=norm, rounds=3)
-    config["model"] = {"name": "cnn", "norm": norm, "width": 4}
-    rows = [row for _, row in build(config).rounds()]
+    rows = [row for _, row in tiny.experiment("fixmatch", network="cnn", model__norm=norm, rounds=3).rounds()]
     assert rows[-1]["eval/accuracy"] > 0.35  # chance is 0.1

@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_ssl.data import download
 from fedjax_ssl.data.catalog import ORIGINALS
-from fedjax_ssl.experiment import build, provenance, run
+from fedjax_ssl.experiment import build, provenance
 from launch import command, prepare
 from tests.data import archives
 from tests.data.common import message_of, picture
@@ -230,10 +230,8 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):
     tree["model"] = {"name": "linear"}
     tree["data"]["download"] = False
     assert "data.download is false" in message_of(FileNotFoundError, build.build, tree)
-    tree["data"] |= {"download": True, "data_dir": f"{kept}/mistyped"}
-    assert "data.data_dir=" in message_of(FileNotFoundError, build.build, tree)
     assert small.asked == []
-    tree["data"]["data_dir"] = ""
+    tree["data"]["download"] = True
     experiment = build.build(tree)
     assert experiment.problem.train.images.shape == (200, 32, 32, 3)
     assert len(small.asked) == 1
@@ -257,44 +255,21 @@ def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys, monkeypa
 
 
 @pytest.mark.slow
-def test_two_processes_that_fetch_at_once_fetch_once(small, kept):
-    path = pathlib.Path(kept, "originals", "cifar10", NAME)
-    path.parent.mkdir(parents=True)
-    argv = [sys.executable, "-m", "launch.prepare", "cifar10"]
-    with download._alone(path):  # so that both are there before either begins
-        both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        said = [process.stderr.readline() + process.stderr.readline() + process.stderr.readline() for process in both]
-    assert all("another process fetches it: waiting" in text for text in said), said
-    assert [process.communicate(timeout=60) and process.returncode for process in both] == [0, 0]
-    assert len(small.asked) == 1
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_what_the_next_one_goes_on_with(server, kept, monkeypatch, tmp_path):
-    entry = archives.serve(server, "cifar10", {NAME: CONTENT * 10})[0]
-    table = {f"cifar10/{NAME}": {"size": entry.size, "checksum": entry.checksum}}
-    (tmp_path / "checksums.json").write_text(json.dumps(table))
-    monkeypatch.setenv(download.CHECKSUMS, str(tmp_path / "checksums.json"))
-    monkeypatch.setenv(download.DATA, kept)
-    server.between = lambda: time.sleep(0.05)
+def test_a_killed_process_leaves_what_the_next_one_goes_on_with(small, kept, monkeypatch):
+    monkeypatch.setattr("tests.data.server._PIECE", 1 << 19)  # of 750 kB
+    killed = threading.Event()
+    small.between = lambda: killed.wait(60)  # after the first piece
     argv = [sys.executable, "-m", "launch.prepare", "cifar10"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    part = download.part_of(pathlib.Path(kept, "originals", "cifar10", NAME))
+    path = pathlib.Path(kept, "originals", "cifar10", NAME)
+    part = download.part_of(path)
     while not (part.exists() and part.stat().st_size):
+        assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    server.between = lambda: None
+    killed.set()
     assert names(kept) == [f".{NAME}.part"]
     assert subprocess.run(argv, capture_output=True).returncode == 0
-    assert server.asked[1][1].startswith("bytes=")
-    assert pathlib.Path(kept, "originals", "cifar10", NAME).read_bytes() == CONTENT * 10
-
-
-def test_where_data_lie_is_no_part_of_a_run_and_other_settings_are(tmp_path):
-    tree = command.read("fl2_cifar10", {}).tree
-    run.open_workdir(tmp_path, tree, overwrite=False)
-    moved = tree | {"data": tree["data"] | {"data_dir": "/elsewhere", "download": False, "path": "x"}}
-    run.open_workdir(tmp_path, moved, overwrite=False)
-    other = tree | {"data": tree["data"] | {"alpha": 0.7}}
-    assert "data.alpha is 0.3 there and 0.7 here" in message_of(ValueError, run.open_workdir, tmp_path, other, overwrite=False)
+    assert small.asked[1][1].startswith("bytes=")
+    assert path.read_bytes() == (small.folder / "cifar10" / NAME).read_bytes()

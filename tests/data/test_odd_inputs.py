@@ -47,6 +47,13 @@ def features(**changes):
     return lambda folder: sources.from_features(**given | changes)
 
 
+def damaged(folder):
+    """Loads a file of which a part is overwritten."""
+    npz()(folder)
+    content = (folder / "data.npz").read_bytes()
+    return npz(content=content[:200] + bytes(200) + content[400:])(folder)
+
+
 def zipped():
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -191,6 +198,7 @@ ODD = {
     "an empty npz": npz(content=b""),
     "a table as npz": npz(content=b"x_train,y_train\n1,2\n"),
     "an npz of texts": npz(content=zipped()),
+    "a damaged npz": damaged,
     "features as float64": features(train_features=np.zeros((20, 5))),
     "features of two axes": features(test_features=np.zeros((8, 5, 1), np.float32)),
     "other test features": features(test_features=np.zeros((8, 4), np.float32)),

@@ -91,11 +91,6 @@ def test_a_table_beside_folders_of_classes_says_whose_the_images_are(tmp_path, i
     dataset = classes(owned(table))(tmp_path)
     assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3
     assert dataset.clients.tolist() == [0, 1, 1, 0, 1, -1]  # cats 1, 3, 5, then dogs 0, 2, 4
-    config = tiny.config("fixmatch", data__name="image_folder", data__path=str(tmp_path), data__partition="natural")
-    config["data"]["num_clients"], config["data"]["num_labels"], config["cohort_size"] = 2, 2, 2
-    table = build(config).problem.data.unlabeled
-    for k, (row, count) in enumerate(zip(table.index, table.count, strict=True)):
-        assert set(dataset.clients[row[:count]]) == {k}
 
 
 def test_a_stray_image_beside_folders_of_classes_is_counted_and_ids_with_underscores_are_names(tmp_path, caplog):

@@ -9,7 +9,6 @@ from fedjax_ssl.data import augment, presets
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.settings import Settings
 from tests.data.common import in_memory, many, message_of, picture, windows
 
 
@@ -142,23 +141,6 @@ def test_feddures_labeled_view_is_a_crop_with_a_square_of_zeros_once_normalized(
         candidates = (np.frombuffer(one, np.uint8).reshape(32, 32, 3) for one in crops)
         assert any(np.array_equal(raw[~cut], one[~cut]) for one in candidates)
     assert 16 in sides
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"weak": "flip_crop"}, "data.weak: got 'flip_crop', accepted: default, none, crop1"),
-        ({"strong": "usbb"}, "(did you mean 'usb'?)"),
-        ({"labeled": "fedure"}, "(did you mean 'feddure'?)"),
-        ({"mean": (129.3,), "std": (1.0,)}, "data.mean: got (129.3,), accepted: numbers in [0, 1]"),
-        ({"mean": (0.5,), "std": (0.0,)}, "data.std: got (0.0,), accepted: numbers > 0"),
-        ({"mean": ("0.5",), "std": (0.5,)}, "data.mean: got '0.5', accepted: numbers"),
-        ({"mean": (0.5,)}, "data.mean, data.std: got 1 and 0 values, accepted: as many of both"),
-        ({"image_size": -1}, "data.image_size: got -1"),
-    ],
-)
-def test_settings_refuse_what_is_no_view(given, expected):
-    assert expected in message_of(ValueError, Settings.from_dict, {"data": given})
 
 
 @pytest.mark.parametrize(("weak", "strong", "key"), [("default", "default", "strong"), ("fedsiam", "none", "weak")])

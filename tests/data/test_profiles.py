@@ -12,9 +12,18 @@ RATES = "client,examples_per_s,up_bytes_per_s,down_bytes_per_s\n1,20,2e3,4000\n0
 
 
 def written(folder, text):
+    """The path of a file with this text, in Latin-1; None: of a pipe, which may never end."""
     path = folder / "clients.csv"
-    path.write_text(text, encoding="utf-8")
+    os.mkfifo(path) if text is None else path.write_text(text, encoding="latin-1")
     return str(path)
+
+
+def windows_of(path):
+    return profiles.read_windows(path, 4, 86_400)
+
+
+def rates_of(path):
+    return profiles.read_rates(path, 2)
 
 
 def test_a_clients_numbers_are_lognormal_and_depend_on_seed_and_id_alone():
@@ -43,7 +52,7 @@ def test_diurnal_windows_begin_around_the_evening():
 
 
 def test_a_trace_of_a_file(tmp_path):
-    windows = profiles.read_windows(written(tmp_path, TRACE), 4, 86_400)
+    windows = windows_of(written(tmp_path, TRACE))
     expected = np.zeros((4, 2, 2), np.float32)
     expected[0, 0], expected[2] = (3600, 7200), [(0, 100), (80_000, 90_000.5)]
     np.testing.assert_array_equal(windows, expected)
@@ -66,55 +75,32 @@ def test_rates_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("read", "text", "says"),
     [
-        ("", "got the header nothing, accepted: client,start,end"),
-        ("client,end,start\n", "got the header client,end,start, accepted: client,start,end"),
-        (TRACE + "4,0,1\n", "row 5: got 4,0,1, accepted: a client from 0 to 3, then 0 <= start < 86400"),
-        (TRACE + "-1,0,1\n", "row 5"),
-        (TRACE + "1.5,0,1\n", "row 5"),
-        (TRACE + "1,0\n", "row 5: got 1,0, accepted"),
-        (TRACE + "1,0,1,2\n", "row 5"),
-        (TRACE + "1,nan,1\n", "row 5"),
-        (TRACE + "1,5,5\n", "row 5"),
-        (TRACE + "1,86400,86401\n", "row 5"),
-        (TRACE + "1,5,86406\n", "row 5"),
-        (TRACE + "one,5,6\n", "row 5: got one,5,6"),
-        (TRACE + "\n\none,5,6\n", "row 7: got one,5,6"),
+        (windows_of, "", "got the header nothing, accepted: client,start,end"),
+        (windows_of, "client,end,start\n", "got the header client,end,start, accepted: client,start,end"),
+        (windows_of, TRACE + "4,0,1\n", "row 5: got 4,0,1, accepted: a client from 0 to 3, then 0 <= start < 86400"),
+        (windows_of, TRACE + "-1,0,1\n", "row 5"),
+        (windows_of, TRACE + "1.5,0,1\n", "row 5"),
+        (windows_of, TRACE + "1,0\n", "row 5: got 1,0, accepted"),
+        (windows_of, TRACE + "1,0,1,2\n", "row 5"),
+        (windows_of, TRACE + "1,nan,1\n", "row 5"),
+        (windows_of, TRACE + "1,5,5\n", "row 5"),
+        (windows_of, TRACE + "1,86400,86401\n", "row 5"),
+        (windows_of, TRACE + "1,5,86406\n", "row 5"),
+        (windows_of, TRACE + "one,5,6\n", "row 5: got one,5,6"),
+        (windows_of, TRACE + "\n\none,5,6\n", "row 7: got one,5,6"),
+        (windows_of, None, "clients.csv, which is no file, accepted: a CSV file in UTF-8"),
+        (rates_of, RATES + "0,1,1,1\n", "got 2 rows of client 0, accepted: one of each client"),
+        (rates_of, RATES.replace("0,10,1e3,2000\n", ""), "got 0 rows of client 0"),
+        (rates_of, RATES.replace(",2000", ",0"), "row 3: got 0,10,1e3,0, accepted: a client from 0 to 1, then numbers in [1"),
+        (rates_of, RATES.replace(",2000", ",inf"), "row 3"),
+        (rates_of, TRACE, "accepted: client,examples_per_s,up_bytes_per_s,down_bytes_per_s"),
+        (rates_of, "\xff\xfe\0client", "accepted: a CSV file in UTF-8"),
     ],
 )
-def test_what_a_bad_trace_says(tmp_path, text, says):
+def test_what_is_wrong_in_a_file_is_one_line(tmp_path, read, text, says):
     with pytest.raises(ValueError) as error:
-        profiles.read_windows(written(tmp_path, text), 4, 86_400)
+        read(written(tmp_path, text))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (RATES + "0,1,1,1\n", "got 2 rows of client 0, accepted: one of each client"),
-        (RATES.replace("0,10,1e3,2000\n", ""), "got 0 rows of client 0"),
-        (RATES.replace(",2000", ",0"), "row 3: got 0,10,1e3,0, accepted: a client from 0 to 1, then numbers in [1e-09, 1e+30]"),
-        (RATES.replace(",2000", ",inf"), "row 3"),
-        (TRACE, "accepted: client,examples_per_s,up_bytes_per_s,down_bytes_per_s"),
-    ],
-)
-def test_what_bad_rates_say(tmp_path, text, says):
-    with pytest.raises(ValueError) as error:
-        profiles.read_rates(written(tmp_path, text), 2)
-    assert says in str(error.value)
-
-
-def test_a_pipe_which_may_never_end_is_not_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(ValueError, match=r"pipe.csv, which is no file, accepted: a CSV file in UTF-8"):
-        profiles.read_windows(str(tmp_path / "pipe.csv"), 2, 10)
-
-
-def test_what_a_missing_or_binary_file_says(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere.csv .*accepted: a CSV file in UTF-8"):
-        profiles.read_rates(str(tmp_path / "nowhere.csv"), 2)
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00client")
-    with pytest.raises(ValueError, match="accepted: a CSV file in UTF-8"):
-        profiles.read_rates(str(tmp_path / "binary.csv"), 2)

@@ -91,15 +91,6 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
     assert not np.array_equal(dataset.test_images, other.test_images)
 
 
-def test_npz_that_is_damaged_cannot_be_read(tmp_path):
-    path = tmp_path / "data.npz"
-    np.savez_compressed(path, **medmnist())
-    content = bytearray(path.read_bytes())
-    content[200:400] = bytes(200)
-    path.write_bytes(content)
-    assert "cannot be read as plain arrays" in message_of(ValueError, sources.load, "npz", path=str(path))
-
-
 def test_arguments_of_npz_are_refused_elsewhere():
     message = message_of(ValueError, sources.load, "digits", path="a.npz")
     assert "path='a.npz' is for npz, image_folder, text_features and their kind, got name='digits'" in message
@@ -108,16 +99,9 @@ def test_arguments_of_npz_are_refused_elsewhere():
         assert "resplit=[1] is for datasets of images that are stored" in message
 
 
-def test_medmnist_is_read_from_its_file_and_resplit(tmp_path):
-    arrays = medmnist((80, 16, 24), 8, (28, 28, 3))  # RGB
-    dataset = load_npz(tmp_path, arrays, "bloodmnist")
-    check_contract(dataset)
-    assert (dataset.name, dataset.num_classes) == ("bloodmnist", 8)
-    assert np.array_equal(dataset.train_images, arrays["train_images"])
-    assert np.array_equal(dataset.test_labels, arrays["test_labels"][:, 0])
-    again = load_npz(tmp_path, arrays, "bloodmnist", resplit=RESPLIT)
-    assert np.bincount(again.train_labels).tolist() == [12] * 8
-    assert len(again.test_labels) == 18
+def test_medmnist_is_read_in_color_and_has_all_its_classes(tmp_path):
+    arrays = medmnist((80, 16, 24), 8, (28, 28, 3))
+    assert np.array_equal(load_npz(tmp_path, arrays, "bloodmnist").train_images, arrays["train_images"])
     message = message_of(ValueError, load_npz, tmp_path, medmnist((80, 16, 24), 5, (28, 28, 3)), "bloodmnist")
     assert message == "bloodmnist: got 5 classes, and it has 8: check that these are all its data"
 
@@ -138,14 +122,6 @@ def test_a_missing_file_says_what_to_give_or_to_fetch(tmp_path, name):
 
 
 TRAIN, TEST = tagged(10, 0), tagged(6, 10)
-
-
-def test_arrays_in_memory_are_a_dataset():
-    dataset = in_memory(TRAIN, TEST, name="mine")
-    check_contract(dataset)
-    assert (dataset.name, dataset.num_classes) == ("mine", 2)
-    assert np.array_equal(dataset.train_images, TRAIN[0][..., None])
-    assert np.array_equal(in_memory((TRAIN[0], TRAIN[1].tolist()), TEST).train_labels, dataset.train_labels)
 
 
 def test_padding_puts_zeros_all_round():

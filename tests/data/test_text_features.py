@@ -51,10 +51,6 @@ def test_features_may_say_whose_they_are(tmp_path):
     memory = sources.from_features(**arrays(), clients=[np.flatnonzero(owners == k) for k in range(4)])
     assert np.array_equal(file.clients, owners)
     assert np.array_equal(memory.clients, owners)
-    natural = config(data__partition="natural")
-    natural["data"]["num_clients"], natural["data"]["num_labels"], natural["cohort_size"] = 4, 3, 2
-    table = build(natural, file).problem.data.unlabeled
-    assert all(set(owners[row[:count]]) == {k} for k, (row, count) in enumerate(zip(table.index, table.count, strict=True)))
 
 
 def test_a_file_without_features_says_what_is_needed(tmp_path):

@@ -47,7 +47,7 @@ def assert_same_rounds(experiment, strategy, states, rows, start=None):
 
 
 # Chunks on several devices have all that is in either. Other strategies, and methods that share others' code, are slow tests.
-METHODS = [case for case in tiny.ONE_OF_EACH if case[0] not in (*tiny.WITHOUT_CLIENTS, *tiny.ALIKE)]
+METHODS = [case for case in tiny.UNLIKE if case in tiny.WITH_CLIENTS]
 
 
 @pytest.mark.ci

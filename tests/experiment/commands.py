@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import os
 import pathlib
 import subprocess
 import sys
@@ -93,3 +94,9 @@ def wait_for_rounds(workdir, number, jobs):
         assert all(job.poll() is None for job in jobs), [job.communicate() for job in jobs]
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def run_at_start(monkeypatch, folder: pathlib.Path, text: str) -> None:
+    """Python processes that are started from now on run this text first."""
+    (folder / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
+from tests.experiment.commands import content
 from tests.experiment.test_checkpoint import assert_same, folders, restore, save_all, state_of
 
 pytestmark = pytest.mark.reliability
@@ -122,10 +123,10 @@ def test_all_corrupt_is_an_error_and_nothing_is_touched(tmp_path):
     save_all(tmp_path, 1, 2)
     for name in ("1", "2"):
         DAMAGES["bit of the data"](tmp_path / "checkpoints" / name)
-    before = data_files(tmp_path)
+    before = content(tmp_path)
     with pytest.raises(
         ValueError, match=r"every checkpoint in .* is corrupt \(2, 1\); put the file back, or start anew with --overwrite"
     ) as error:
         restore(tmp_path)
     assert "\n" not in str(error.value)
-    assert data_files(tmp_path) == before
+    assert content(tmp_path) == before

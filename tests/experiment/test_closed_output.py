@@ -31,19 +31,20 @@ def closed():
         os.close(writing)
 
 
-@pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    succeeded(config, f"--workdir={folder}")
-    return folder
-
-
-@pytest.mark.parametrize("words", [["launch.run", "--help"], ["launch.main", "explain", "configs"]])
-@pytest.mark.parametrize("also_errors", [False, True])
-def test_a_closed_pipe_ends_a_command_without_a_word(closed, words, also_errors):
-    errors = closed if also_errors else subprocess.PIPE
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=closed, stderr=errors, text=True, check=False)
-    assert (done.returncode, done.stderr) == (141, None if also_errors else "")
+@pytest.mark.parametrize(
+    ("words", "output", "status", "said"),
+    [
+        (["launch.run", "--help"], "closed", 141, None),  # standard error too
+        (["launch.main", "explain", "configs"], "closed", 141, ""),
+        (["launch.run", "--help"], "full", 1, "error: standard output: No space left on device\n"),
+    ],
+)
+def test_a_closed_pipe_ends_a_command_without_a_word_and_a_full_disk_with_one_line(closed, words, output, status, said):
+    errors = closed if said is None else subprocess.PIPE
+    with open("/dev/full", "w") as full:
+        output = {"closed": closed, "full": full}[output]
+        done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=output, stderr=errors, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 @pytest.mark.parametrize("reader", ["gone", "full"])
@@ -64,13 +65,6 @@ def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkey
         _, said = process.communicate(timeout=300)
         assert process.returncode == (143 if signal_number else 0), said
         assert b"error" not in said
-
-
-def test_a_full_disk_in_the_place_of_the_output_is_one_line():
-    with open("/dev/full", "w") as full:
-        words = [sys.executable, "-m", "launch.run", "--help"]
-        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +165,7 @@ def assert_full(workdir, done):
     assert all(line.startswith("round ") for line in before)
 
 
-def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
+def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, finished):
     with disk.failing(tmp_path / "all", 10**9, only="write") as writes:
         launch(config, f"--workdir={tmp_path / 'all'}")
     for number in range(len(writes))[3 :: len(writes) // 2]:
@@ -180,18 +174,18 @@ def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, whole):
             done = launch(config, f"--workdir={workdir}")
         assert_full(workdir, done)
         succeeded(config, f"--workdir={workdir}")
-        assert rows(workdir) == rows(whole)
+        assert rows(workdir) == rows(finished)
     folder = tmp_path / "killed"
     succeeded(config, f"--workdir={folder}", "--stop_after=3")
     with (folder / "metrics.jsonl").open("ab") as log:  # a row that no checkpoint has
-        log.write((whole / "metrics.jsonl").read_bytes().splitlines(keepends=True)[3])
+        log.write((finished / "metrics.jsonl").read_bytes().splitlines(keepends=True)[3])
     with disk.failing(folder, 1, errno.ENOSPC, only="write"):  # the first is the owner's, which a run can do without
         assert_full(folder, launch(config, f"--workdir={folder}"))
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("size", [4, 16, 40, 64, 80])
-def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, config, whole, size):
+def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, config, finished, size):
     """A real one of so many KiB, which TensorStore writes to as well."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(tmp_path)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -200,7 +194,7 @@ def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, c
         assert_full(tmp_path / "run", launch(config, f"--workdir={tmp_path / 'run'}"))
         subprocess.run(["mount", "-o", "remount,size=4m", str(tmp_path)], check=True)
         succeeded(config, f"--workdir={tmp_path / 'run'}")
-        assert rows(tmp_path / "run") == rows(whole)
+        assert rows(tmp_path / "run") == rows(finished)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 

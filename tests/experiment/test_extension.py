@@ -61,11 +61,13 @@ def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, ov
     assert dependence(before, after) == what
 
 
-def test_a_command_refused_for_other_data_leaves_config_json_as_it_was(tmp_path, config):
+@pytest.mark.reliability
+def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_path, config):
     arrays = {f"{kind}_{part}": value for part, size in (("train", 60), ("test", 20)) for kind, value in data_of(size).items()}
     np.savez(tmp_path / "own.npz", **arrays)
     np.savez(tmp_path / "moved.npz", **arrays)
-    np.savez(tmp_path / "other.npz", **arrays | {"x_train": arrays["x_train"][::-1]})
+    arrays["x_train"][7, 3, 3] ^= 1
+    np.savez(tmp_path / "other.npz", **arrays)
     arguments = (config, "--config.data.name=npz", f"--workdir={tmp_path / 'run'}", *CONSTANT)
     own, moved, other = (f"--config.data.path={tmp_path / name}.npz" for name in ("own", "moved", "other"))
     written = tmp_path / "run" / "config.json"
@@ -74,10 +76,12 @@ def test_a_command_refused_for_other_data_leaves_config_json_as_it_was(tmp_path,
     for rounds in (2, 4):  # finished, and to go on
         done = launch(*arguments, other, f"--config.rounds={rounds}")
         assert done.returncode == 2
-        assert "its run began with other data" in done.stderr.splitlines()[-1]
+        line = f"error: {tmp_path / 'run'}: its run began with other data than these; put them back, or use --overwrite"
+        assert done.stderr.splitlines()[-1] == line
         assert written.read_bytes() == before
     for rounds in (2, 4):
-        succeeded(*arguments, moved, f"--config.rounds={rounds}")
+        done = succeeded(*arguments, moved, f"--config.rounds={rounds}")
+        assert ("going on after round 2" in done.stderr) == (rounds == 4)
         assert json.loads(written.read_text())["data"]["path"].endswith("moved.npz")
 
 

@@ -1,12 +1,9 @@
 """Several processes of one job, on this machine: they agree, end together, and go on in any other number."""
 
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -18,7 +15,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import BEFORE
 from fedjax_ssl.method import Requires
 from tests import hosts
-from tests.experiment.commands import CONFIG, rows, succeeded, wait_for_rounds
+from tests.experiment.commands import CONFIG, rows, run_at_start, succeeded, wait_for_rounds
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
 LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
@@ -129,15 +126,12 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_with_one_line(tmp_path, number):
+def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_with_one_line(tmp_path, monkeypatch, number):
     patience = f"hosts.GIVEN_UP_AFTER = {600 if number else 1}"
-    (tmp_path / "sitecustomize.py").write_text(f"from fedjax_ssl.experiment import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(hosts.ROOT)]), "JAX_NUM_CPU_DEVICES": "1"}
+    run_at_start(monkeypatch, tmp_path, f"from fedjax_ssl.experiment import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")
     words = ["launch.run", "--config=digits:fl2", f"--workdir={tmp_path / 'run'}", "--distributed"]
     words += [f"--coordinator=localhost:{hosts.free_port()}", "--num_processes=2", "--process_id=0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words], env=environment, stderr=subprocess.PIPE, text=True, cwd=hosts.ROOT
-    )
+    (process,) = hosts.started([words], 1)
     assert process.stderr.readline() == "waiting for the other processes\n"
     if number:
         time.sleep(0.5)
@@ -158,11 +152,8 @@ def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_li
         "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda client: None\n    hosts.meet = lambda: os._exit(9)\n"
     )
     of_process_1 = "" if number else dies  # before its first sign of life
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys, time\nfrom fedjax_ssl.experiment import hosts\nmeet = hosts.meet\n"
-        f"hosts.meet = lambda: ({meets})\n{of_process_1}"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(hosts.ROOT)]))
+    imports = "import os, sys, time\nfrom fedjax_ssl.experiment import hosts\nmeet = hosts.meet\n"
+    run_at_start(monkeypatch, tmp_path, f"{imports}hosts.meet = lambda: ({meets})\n{of_process_1}")
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
     assert jobs[0].stdout.readline() == "meets\n"
     if number:
@@ -182,13 +173,14 @@ def test_a_process_that_dies_or_fails_or_gets_a_signal_as_devices_start_ends_all
 ):
     """Devices wait for those of all processes, which know of one another by then."""
     of_process_1 = {"dies": "os._exit(9)", "fails": "jax.config.update('jax_platforms', 'none')", "signal": "time.sleep(6)"}
-    (tmp_path / "sitecustomize.py").write_text(
+    run_at_start(
+        monkeypatch,
+        tmp_path,
         "import os, time, jax\nfrom fedjax_ssl.experiment import hosts\n"
         "initialize, meet = jax.distributed.initialize, hosts.meet\n"
         f"def later(**options):\n    initialize(**options)\n    if options['process_id']:\n        {of_process_1[case]}\n"
-        "jax.distributed.initialize, hosts.meet = later, lambda: (print('begun', flush=True), meet())\n"
+        "jax.distributed.initialize, hosts.meet = later, lambda: (print('begun', flush=True), meet())\n",
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(hosts.ROOT)]))
     began = time.monotonic()
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
     assert jobs[0].stdout.readline() == "begun\n"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from fedjax_ssl.experiment import estimate, run
 from fedjax_ssl.experiment.build import build
 from tests import tiny
-from tests.experiment.commands import launch, launch_process, refused
+from tests.experiment.commands import launch, refused
 from tests.experiment.mutations import command_lines, configs, within_limits
 
 pytestmark = pytest.mark.reliability
@@ -18,10 +18,10 @@ SOME = settings(max_examples=100, deadline=None, derandomize=True, database=None
 MANY = settings(SOME, max_examples=2000, derandomize=False)
 SMALL = ("mlp", "linear", "cnn")
 OVERRIDES = (
-    "clinet.epochs=1", "rounds.x=1", "data.labeled_fraction[0]=1", f"seeds={10**12}", f"data.num_clients={10**20}",
-    f"seed={10**20}", "client.optimizer.learning_rate=inf", "server.learning_rate=1e39", f"model.width={10**10}",
-    "model.width=4096", f"method.prox_mu=1{'0' * 400}", f"client.epochs={2**31 - 1}", f"client.batch_size={2**31 - 1}",
-    "log_to=tensorbord", "rounds=" + "9" * 5000, "data.strong=" + "x" * 5000,
+    f"seeds={10**12}", f"data.num_clients={10**20}", f"seed={10**20}", "client.optimizer.learning_rate=inf",
+    "server.learning_rate=1e39", f"model.width={10**10}", "model.width=4096", f"method.prox_mu=1{'0' * 400}",
+    f"client.epochs={2**31 - 1}", f"client.batch_size={2**31 - 1}", "log_to=tensorbord", "rounds=" + "9" * 5000,
+    "data.strong=" + "x" * 5000,
 )  # fmt: skip
 COMMANDS = (
     "--config=README.md", "--config=confgs/digits.py:fl2 --config.rounds=3", "--config=~nobody/x.py", "--config=" + "9" * 5000,
@@ -99,15 +99,3 @@ def test_what_has_escaped_once_is_one_line(words):
 
 def test_a_number_that_python_does_not_write_is_one_line():
     check_build(tiny.config("fl2") | {"rounds": 10**5000})
-
-
-@pytest.mark.slow
-def test_processes_end_with_one_line():
-    """The same by real processes, at once."""
-    lines = ("--config=digits:fl2 --config.clinet.epochs=1", "--config=digits:fl2 --config.model.width=4096", *COMMANDS[:3])
-    processes = [launch_process(*line.split(" ")) for line in lines]
-    for process in processes:
-        out, errors = process.communicate(timeout=300)
-        assert (process.returncode, out) == (2, "")
-        assert errors.startswith("error: ")
-        check_line(errors.removesuffix("\n"))

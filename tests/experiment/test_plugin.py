@@ -127,15 +127,6 @@ def test_its_terms_are_fedprox_and_the_entropy(plugin):
     assert 0 < low["client/entropy"] < row["client/entropy"] - 0.01
 
 
-@pytest.mark.slow
-def test_it_learns(plugin):
-    config = plugin.get_config()
-    config.rounds = config.eval_every = 12
-    *_, (_, last) = fedjax_ssl.build(config.to_dict()).rounds()
-    assert last["round"] == 12
-    assert last["eval/accuracy"] > 0.35  # chance: .1
-
-
 def test_what_is_no_method_is_refused_and_ones_own_gives_way_to_another_of_its_name(plugin):
     def without_options(*, task, client, server):
         """Lacks an argument."""

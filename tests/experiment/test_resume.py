@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.run import Stop, open_workdir, run
+from fedjax_ssl.experiment.runs import ELSEWHERE, flattened, replaced
 from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
 from tests.experiment.commands import rows
@@ -83,6 +84,19 @@ def test_the_final_checkpoints_are_the_same_bits_and_the_logs_but_for_times(runs
     assert rows(whole) == rows(parts)
     assert [row["round"] for row in rows(whole)] == [1, 2, 3, 4]
     assert [("eval/accuracy" in row) for row in rows(whole)] == [False, True, False, True]
+
+
+ELSE = dict(zip(ELSEWHERE, ("/there", "x", False, "mlflow", "stop"), strict=True))
+
+
+def test_where_data_lie_and_metrics_go_makes_no_other_experiment(tmp_path):
+    config = Settings.from_dict(tiny.config("fedavg")).to_dict()
+    open_workdir(tmp_path, config, overwrite=False)
+    for key, value in ELSE.items():
+        assert flattened(config)[key] != value
+        open_workdir(tmp_path, replaced(config, key.split("."), value), overwrite=False)
+    with pytest.raises(ValueError, match=r"data\.alpha is 0\.3 there and 0\.7 here"):
+        open_workdir(tmp_path, replaced(config, ["data", "alpha"], 0.7), overwrite=False)
 
 
 def test_a_run_of_a_version_without_a_key_goes_on_at_the_keys_default(tmp_path):

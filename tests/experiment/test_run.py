@@ -9,20 +9,14 @@ from tests.experiment.commands import launch, launch_process, refused, rows, suc
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory, config):
-    workdir = tmp_path_factory.mktemp("usual")
-    succeeded(config, f"--workdir={workdir}")
-    return rows(workdir)
-
-
-def test_rounds_of_one_dispatch_are_logged_saved_and_resumed_alike(tmp_path, config, usual):
+def test_rounds_of_one_dispatch_are_logged_saved_and_resumed_alike(tmp_path, config, finished):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     together = "--config.execution.rounds_per_dispatch=2"
     succeeded(config, f"--workdir={whole}", together)
     assert [row["round"] for row in rows(whole)] == list(range(1, 7))
-    assert [set(row) for row in rows(whole)] == [set(row) for row in usual]
-    assert [row["client/loss"] for row in rows(whole)] == pytest.approx([row["client/loss"] for row in usual], rel=1e-3)
+    for row, usual in zip(rows(whole), rows(finished), strict=True):
+        assert set(row) == set(usual)
+        assert row["client/loss"] == pytest.approx(usual["client/loss"], rel=1e-3)
     succeeded(config, f"--workdir={parts}", together, "--stop_after=3")
     assert len(rows(parts)) == 4  # to the end of its dispatch
     succeeded(config, f"--workdir={parts}", together)
@@ -69,7 +63,7 @@ def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_
     assert times() == before
 
 
-def test_a_stopped_run_whose_newest_checkpoint_is_corrupt_goes_on_from_the_one_before(tmp_path, config, usual):
+def test_a_stopped_run_whose_newest_checkpoint_is_corrupt_goes_on_from_the_one_before(tmp_path, config, finished):
     succeeded(config, f"--workdir={tmp_path}", "--stop_after=3")
     assert len(rows(tmp_path)) == 3
     assert not (tmp_path / "summary.json").exists()
@@ -77,7 +71,7 @@ def test_a_stopped_run_whose_newest_checkpoint_is_corrupt_goes_on_from_the_one_b
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     assert "skipped corrupt checkpoint" in succeeded(config, f"--workdir={tmp_path}").stderr
-    assert rows(tmp_path) == usual
+    assert rows(tmp_path) == rows(finished)
     assert newest.with_name("3.corrupt").is_dir()
 
 

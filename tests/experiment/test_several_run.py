@@ -229,19 +229,6 @@ def test_flags_are_noted_but_for_those_that_change_no_result(monkeypatch):
     assert provenance.machine()["optax"] == optax.__version__
 
 
-def test_other_data_than_those_a_run_began_with_are_refused(tmp_path):
-    given = several(seeds=1)
-    experiment = go(given, tmp_path, stop_after=2)
-    problem = experiment.problem
-    images = np.array(problem.train.images)
-    images[0, 0, 0] += 1
-    train = problem.train._replace(images=images)
-    object.__setattr__(experiment, "problem", problem._replace(train=train))
-    with pytest.raises(RefusedError, match="its run began with other data than these"):
-        run_module.run(experiment, tmp_path, Stop())
-    assert len(rows(tmp_path)) == 2
-
-
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch, has_ended):
     append = MetricsLog.append

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl.experiment.stop import BEFORE, ENDED, SIGNALS, STOPPING, Stop
 from launch import STOPPED, command
-from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, succeeded
+from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, run_at_start, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
 
@@ -125,11 +125,10 @@ sys.meta_path.insert(0, Holds())
 
 
 @pytest.mark.parametrize("words", [["-m", "launch.sweep", "--help"], ["-c", INSTALLED]], ids=["module", "program"])
-def test_ctrl_c_while_the_package_is_imported_ends_a_command_with_one_line(tmp_path, words):
-    (tmp_path / "sitecustomize.py").write_text(HOLDS)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+def test_ctrl_c_while_the_package_is_imported_ends_a_command_with_one_line(tmp_path, monkeypatch, words):
+    run_at_start(monkeypatch, tmp_path, HOLDS)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **pipes)
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, **pipes)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == ("", f"{STOPPED}\n")

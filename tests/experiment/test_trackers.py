@@ -6,7 +6,6 @@ from fedjax_ssl.experiment import run as runs
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.files import MetricsLog
 from tests import tiny
-from tests.experiment.commands import refused
 
 
 def run_in_two_parts(folder, monkeypatch, log_to):
@@ -55,11 +54,3 @@ def test_a_server_that_does_not_answer_is_one_warning_and_the_run_goes_on(tmp_pa
     assert [record.message[:50] for record in caplog.records if "log_to" in record.message] == [
         "log_to: mlflow failed and gets no more metrics (AP"
     ]
-
-
-def test_where_metrics_go_makes_no_other_experiment_and_an_unknown_place_is_named(tmp_path):
-    config = tiny.config("supervised", network="linear")
-    runs.open_workdir(tmp_path, config, overwrite=False)
-    runs.open_workdir(tmp_path, config | {"log_to": "mlflow"}, overwrite=False)
-    line = refused("--config=digits:supervised", "--config.log_to=wandbb", cwd=tmp_path)
-    assert line == "error: log_to: got 'wandbb', accepted: wandb, mlflow, separated by commas\n"

@@ -173,11 +173,6 @@ def test_tracked_statistics_are_averaged_alike():
     assert (got.params["w"], got.stats["mean"]) == (3.0, 30.0)
 
 
-def test_a_server_without_labels_has_nothing_to_train_in_parallel():
-    with pytest.raises(ValueError, match=r"server\.training: got parallel with data\.labels_at=clients, accepted: after"):
-        tiny.experiment("fedavg", data__labels_at="clients", server__training="parallel")
-
-
 def test_each_training_before_round_1_has_its_own_key():
     def train(state, data, key):
         number, drawn = state

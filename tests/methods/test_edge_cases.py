@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods import METHODS
 from tests import tiny
 from tests.methods.clients import Client, finite, flat, same
 
-CASES = [case for case in tiny.CASES if case[0] not in ("supervised", "fixmatch_central", "freematch_central")]
-AT_CLIENTS = [case for case in CASES if case[1] == "clients"]
+AT_CLIENTS = [case for case in tiny.WITH_CLIENTS if case[1] == "clients"]
+WITH_LABELS = tiny.params(AT_CLIENTS, fast=[case for case in AT_CLIENTS if case[0] not in tiny.ALIKE])
 LABELS_ALONE = ("fedavg", "fedavg_pp", "fedprox")
 OWN = {
     "fedcon": {"network": "mlp"},
@@ -28,7 +27,7 @@ def client_of(method, labels_at, **more):
     return Client(method, labeled, 18, scale=scale, labels_at=labels_at, **overrides)
 
 
-@pytest.fixture(scope="module", params=tiny.params(CASES, fast=tiny.ONE_OF_EACH))
+@pytest.fixture(scope="module", params=tiny.params(tiny.WITH_CLIENTS, fast=tiny.UNLIKE))
 def client(request):
     return client_of(*request.param)
 
@@ -50,7 +49,7 @@ def test_what_lies_beyond_the_counts_changes_nothing(client):
     assert same((before.update, before.weight, before.client_state), (after.update, after.weight, after.client_state))
 
 
-@pytest.mark.parametrize("client", tiny.params(AT_CLIENTS), indirect=True)
+@pytest.mark.parametrize("client", WITH_LABELS, indirect=True)
 def test_a_client_of_labels_alone_trains_on_them(client):
     output = client(unlabeled=0, round=ROUND)
     assert output.weight > 0
@@ -61,7 +60,7 @@ def test_a_client_of_labels_alone_trains_on_them(client):
         assert output.metrics.get(name, (0, 0)) == (0, 0)
 
 
-@pytest.mark.parametrize("client", tiny.params(AT_CLIENTS), indirect=True)
+@pytest.mark.parametrize("client", WITH_LABELS, indirect=True)
 def test_a_client_without_labels_trains_on_unlabeled_examples_if_the_method_does(client):
     output = client(labeled=0, round=ROUND)
     trains = client.experiment.settings.method["name"] not in LABELS_ALONE
@@ -83,7 +82,3 @@ def test_the_proximal_term_pulls_towards_the_broadcast_model(method):
         np.linalg.norm(flat(client_of(method, labels_at, method__prox_mu=mu)(round=ROUND).update)) for mu in (0.0, 20.0)
     )
     assert 0 < pulled < 0.8 * free
-
-
-def test_every_method_with_clients_is_tested():
-    assert {method for method, _ in CASES} == {name for name in METHODS if tiny.experiment(name).method.requires.clients}

@@ -2,11 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from fedjax_ssl.method import Cohort
-from tests import engine, tiny
+from tests import tiny
 from tests.jaxprs import equations
 from tests.methods.clients import Client, finite, norm, same, traced_round
 
@@ -74,18 +73,6 @@ def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     program = jax.make_jaxpr(update)(at_server.server, at_server.clients, jax.random.key(0))
     conditions = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "cond"]
     assert len(conditions) == 3  # the gather, the outputs of helpers, their bytes
-
-
-def test_helpers_come_in_their_rounds_and_are_paid_for():
-    """Of three rounds with labels at the clients the second has helpers; every prediction is confident."""
-    experiment = tiny.experiment("fedmatch", method__confidence=0.0, **PLAIN, **AT_CLIENTS)
-    _, states, rows = engine.simulate(experiment, rounds=3)
-    assert ["client/consistency_loss" in row for row in rows] == [False, True, False]
-    assert rows[1]["client/consistency_loss"] > 0
-    assert rows[1]["comm/bytes_down"] > rows[0]["comm/bytes_down"]  # a new client's is the most without helpers
-    clients = states[-1].clients
-    assert clients.seen.any()
-    assert not same(clients.psi, jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), clients.psi))
 
 
 @pytest.mark.parametrize(("mode", "overrides"), [("running", AT_CLIENTS), ("static", {})])

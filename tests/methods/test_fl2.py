@@ -1,6 +1,5 @@
 """(FL)^2's client by its edge cases and ablations."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,18 +44,6 @@ def test_a_client_of_one_image_trains_on_it_and_stays_finite():
     assert output.metrics["diagnostics/label_ratio"] == (1, 1)
 
 
-@pytest.mark.ci
-def test_all_clients_dropped_leave_the_round_to_the_server():
-    def dropped(output):
-        return output._replace(weight=jnp.zeros(()), update=jax.tree.map(lambda x: x * jnp.nan, output.update))
-
-    experiment = tiny.experiment("fixmatch", server__momentum=0.5)
-    _, (_, state), (row,) = engine.simulate(experiment, changed=lambda method: engine.with_outputs(method, dropped))
-    assert row["server/non_finite"] == 0
-    assert norm(state.server.optimizer) == 0  # no aggregation: the momentum is untouched
-    assert np.isfinite(row["server/loss"])
-
-
 PROBS = np.array([[0.97, 0.02, 0.01], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.96, 0.03, 0.01], [0.2, 0.2, 0.6]], np.float32)
 
 
@@ -68,18 +55,8 @@ def labeling(monkeypatch, **options):
     return pseudo_label(None, FL2Options(**options), None, shard, None)
 
 
-def test_acceptance_and_confidence_follow_eqs_10_and_11(monkeypatch):
-    # tau = mean(.97, .5, .8, .96) = .8075; pbar = (.6325, .2875, .08), so tau(c) = (.8075, .3670, .1021).
-    got = labeling(monkeypatch)
-    np.testing.assert_allclose(got.tau, 0.8075, rtol=1e-6)
-    assert got.label.tolist()[:4] == [0, 0, 1, 0]
-    assert got.accepted.tolist() == [True, False, True, True, False]
-    assert got.consistent.tolist() == [True, False, False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("on", "expected"), [("confident_accepted", [1, 0, 0, 1, 0]), ("accepted", [1, 0, 1, 1, 0]), ("correct", [1, 0, 0, 0, 0])]
-)
+# tau = mean(.97, .5, .8, .96) = .8075; pbar = (.6325, .2875, .08), so tau(c) = (.8075, .3670, .1021).
+@pytest.mark.parametrize(("on", "expected"), [("accepted", [1, 0, 1, 1, 0]), ("correct", [1, 0, 0, 0, 0])])
 def test_sacr_acts_on_the_chosen_examples(monkeypatch, on, expected):
     assert labeling(monkeypatch, consistency_on=on).consistent.astype(int).tolist() == expected
 

@@ -6,7 +6,7 @@ import pydantic
 import pytest
 
 from fedjax_ssl.methods import METHODS, options_class
-from tests import tiny, toy
+from tests import toy
 
 WEIGHT, RATE, POSITIVE = "a number >= 0", "a number > 0", "a whole number >= 1"
 RANGES = {
@@ -89,32 +89,3 @@ def test_unknown_options_and_later_changes_are_refused(method):
     for name in kind.model_fields:
         with pytest.raises(pydantic.ValidationError, match="frozen"):
             setattr(kind(), name, 0)
-
-
-AT_SERVER = {"labels_at": "server", "data__reveal_labels": False}
-NO_LABELS = (
-    "data.labels_at: got server for clients that train on labels alone, accepted: clients, or server with "
-    "data.reveal_labels=True"
-)
-REFUSED = [
-    *((name, AT_SERVER, NO_LABELS) for name in ("fedavg", "fedavg_pp", "fedprox")),
-    *(
-        (name, {"server__training": "parallel"}, f"server.training: got parallel with method.name={name}, accepted: after")
-        for name in ("fedcon", "fixmatch_central")
-    ),
-    ("freematch_central", {"execution__data": "host"},
-        "execution.data: got host with method.name=freematch_central and server.sbn_data=cohort, whose server reads all "
-        "images, accepted: device"),
-    ("fedcon", {"network": "linear"},
-        "model.name: got a network that is one classifier, with method.name=fedcon, accepted: one with layers before its "
-        "classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"),
-    ("fedprox", {"method__prox_mu": 0.0}, "method.prox_mu: got 0.0 with method.name=fedprox, accepted: a number > 0"),
-    ("fl2", {"method__confidence": 1.5}, "method.confidence: got 1.5, accepted: a number in [0, 1]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("method", "settings", "message"), REFUSED)
-def test_settings_that_do_not_fit_a_method_are_one_line(method, settings, message):
-    with pytest.raises(ValueError) as error:
-        tiny.experiment(method, **settings)
-    assert str(error.value) == message

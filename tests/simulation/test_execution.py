@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.method import ClientOutput
 from fedjax_ssl.metrics import Mean, Sum
 from fedjax_ssl.simulation import round as round_module
 from fedjax_ssl.simulation.cohort import sample
@@ -88,7 +87,7 @@ def test_three_rounds_with_bad_clients_are_what_a_python_loop_computes(name, on_
             row = rows[number][run]
             assert (row["client/non_finite"], row["client/participants"]) == (len(bad), len(used))
             assert row["comm/bytes_up"] == 7 * 4  # bad clients send theirs, too
-            assert np.isfinite(row["client/loss"])
+            assert row["client/loss"] == pytest.approx(w + np.mean([10 * (k + 1) for k in used]))
             said = [line for line in caplog.messages if line.startswith(f"{label}, round {number + 1}: ")]
             assert said[: len(bad)] == [f"{label}, round {number + 1}: client {k} was left out: {REASONS[k]}" for k in bad]
             w += sum(sizes[k] * 10 * (k + 1) for k in used) / sum(sizes[k] for k in used)
@@ -116,44 +115,6 @@ def test_where_a_client_stops_the_run_the_state_is_the_one_before_the_round(name
         assert row[round_module.FAULT] == {4: 1 << round_module.FAULTS.index("a metric")}
         assert engine.same_bits(state, before)
     assert int(state.round) == 2
-
-
-def broken(part: str, value: float) -> ClientOutput:
-    """A client's results with one wrong number in one part."""
-    parts = {"update": 1.0, "weight": 2.0, "client_state": 3.0, "metrics": 4.0, part: value}
-    metrics = {"client/loss": Mean(jnp.float32(parts["metrics"]), jnp.float32(1)), "comm/bytes_up": Sum(jnp.int32(7))}
-    states = {"a": jnp.float32(parts["client_state"]), "b": jnp.int32(5)}
-    return ClientOutput({"w": jnp.float32(parts["update"])}, jnp.float32(parts["weight"]), states, metrics)
-
-
-OLD = {"a": jnp.float32(30), "b": jnp.int32(50)}
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("part", ["update", "weight", "client_state", "metrics"])
-def test_whatever_is_not_finite_leaves_the_whole_client_out(part, value):
-    got = jax.jit(round_module.contain)(broken(part, value), OLD)
-    assert (got.weight, got.update["w"]) == (0, 0)
-    assert got.client_state == OLD
-    assert got.metrics["client/loss"] == Mean(0, 0)
-    assert got.metrics["comm/bytes_up"].total == 7  # which it sent
-    assert got.metrics["client/non_finite"].total == 1
-    assert got.metrics["client/participants"].total == 0
-    at = {"update": 0, "weight": 1, "client_state": 2, "metrics": 3}[part]
-    assert got.metrics[round_module.FAULT].total == 1 << at
-
-
-def test_a_negative_weight_leaves_a_client_out_and_a_weight_of_0_does_not_reset_it():
-    got = round_module.contain(broken("weight", -1.0), OLD)
-    assert (got.weight, got.client_state, got.metrics["client/non_finite"].total) == (0, OLD, 1)
-    assert got.metrics[round_module.FAULT].total == 1 << 4
-    idle = round_module.contain(broken("weight", 0.0), OLD)
-    assert (idle.weight, idle.metrics["client/non_finite"].total, idle.metrics["client/participants"].total) == (0, 0, 0)
-    assert idle.client_state == {"a": 3, "b": 5}
-    assert [x.metrics[round_module.SENT].total for x in (got, idle)] == [1, 0]
-    sound = round_module.contain(broken("weight", 2.0), OLD)
-    assert (sound.weight, sound.update["w"], sound.metrics["client/participants"].total) == (2, 1, 1)
-    assert sound.metrics["client/loss"] == Mean(4, 1)
 
 
 def of_uploads(count) -> dict:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -196,17 +197,8 @@ def test_nan_of_a_client_who_is_not_heard_of_is_no_fault():
 
 
 def test_going_on_from_a_state_gives_the_same_bits():
-    simulator = Simulator(problem_of(SHORTENED), toy.EXECUTIONS["chunked"])
-    state, states, rows = simulator.initialize(), [], []
-    for _ in range(4):
-        states.append(engine.copied(state))
-        state, row = simulator.round(state)
-        rows.append(row)
-    again = engine.copied(states[2])
-    for row in rows[2:]:
-        again, got = simulator.round(again)
-        assert got == row
-    assert engine.same_bits(again, state)
+    shortened = types.SimpleNamespace(problem=problem_of(SHORTENED))
+    engine.assert_goes_on(*engine.simulate(shortened, "chunked", rounds=4), start=2)
 
 
 def test_clients_who_are_not_heard_of_compute_nothing_and_those_who_will_not_be_there_are_not_read():
