@@ -97,6 +97,7 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
         client = hosts.connected(place)
         stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
+        stop.is_connecting = False
         return command.refuse(error)
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
 
@@ -116,6 +117,9 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 return command.refuse(failure(error, pathlib.Path()), status=1)
             return command.refuse(error) if is_first() else 2
+        waiting.setTarget(AboveTheBar())
+        waiting.flush()
+        waiting.flushLevel = logging.NOTSET  # from here on nothing waits
         if options.dry_run:
             if is_first():
                 print("compiling a round, which tells its memory; with a large network this takes minutes", file=sys.stderr)
@@ -123,9 +127,6 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
                 if is_first():
                     print(line)
             return 0
-        waiting.setTarget(AboveTheBar())
-        waiting.flush()
-        waiting.flushLevel = logging.NOTSET  # from here on nothing waits
         rounds = experiment.settings.rounds
         is_done = all(run.is_finished(folder, rounds) for folder in run.folders(experiment, workdir))
         if is_first() and not is_done and estimate.may_be_long(experiment):

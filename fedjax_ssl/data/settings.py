@@ -70,7 +70,7 @@ class DataSettings(Model):
         return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> "DataSettings":
+    def _check(self) -> "DataSettings":  # not Self, which beartype, in tests, takes in decorated classes alone
         apart = {key: got for key in ("labeled_partition", "unlabeled_partition") if (got := getattr(self, key))}
         for key, got in apart.items():
             if self.labels_at != "clients":

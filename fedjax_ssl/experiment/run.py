@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import os
 import pathlib
 import shutil
@@ -22,7 +21,7 @@ from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
-from fedjax_ssl.experiment.trackers import trackers
+from fedjax_ssl.experiment.trackers import tracked, trackers
 from fedjax_ssl.experiment.writers import Progress
 from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
@@ -227,9 +226,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                     if of_clients:
                         ClientsLog(folder.path).append(done, of_clients)
                     folder.log.append(row)
-                    finite = {key: float(value) for key, value in row.items() if key != "round" and math.isfinite(value)}
                     for tracker in board:
-                        tracker.add(done, finite)
+                        tracker.add(done, tracked(row))
                 elif not folder.diverged:
                     write_json(folder.path / DIVERGED, row)
             if rows:

@@ -28,7 +28,7 @@ class Stop:
     is_connecting = False  # whether one ends the process, as what waits for other processes does not let Python in
 
     def begin(self) -> None:
-        """Call it as rounds begin, after which there is something to save."""
+        """Call it as rounds begin, after which there is something to save, and as several processes are connected."""
         self.has_begun, self.is_connecting = True, False
 
     def agreed(self) -> bool:

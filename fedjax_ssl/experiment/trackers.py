@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import pathlib
 import time
@@ -36,6 +37,11 @@ def trackers(settings: Settings, folder: pathlib.Path, start_round: int) -> list
     """The trackers of a run's folder, of which `start_round` rounds are done; a resumed run goes on in the same place."""
     others = [_Forgiving(name, functools.partial(OTHERS[name], settings, folder)) for name in names(settings.log_to)]
     return [TensorBoard(folder, start_round), *others]
+
+
+def tracked(row: Mapping[str, Any]) -> dict[str, float]:
+    """What trackers get of a row of the log: its finite metrics."""
+    return {key: float(value) for key, value in row.items() if key != "round" and math.isfinite(value)}
 
 
 def names(log_to: str) -> list[str]:

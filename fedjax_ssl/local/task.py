@@ -18,7 +18,7 @@ from fedjax_ssl.models import ModelFns, norm
 
 
 def substream(key: Key, name: str) -> Key:
-    """The key of a named part of a training step; the step's first view is drawn from `key` itself."""
+    """The key of a named part of what `key` is for; of a training step the first view is drawn from `key` itself."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 

@@ -184,7 +184,8 @@ class StepInputs(NamedTuple):
 def step_inputs(training: Training, mu: int, data: ServerData, keys: Sequence[jax.Array]) -> StepInputs:
     """The inputs of a round's S steps: full batches, and the learning rate at time round + s / S for step s.
 
-    S is `training.steps`, or the number of batches in `training.epochs` over the labeled examples.
+    S is `training.steps`, or the number of batches in `training.epochs` over the labeled examples. The two `keys` draw labeled
+    and unlabeled batches.
     """
     size = training.batch_size
     number = training.steps or training.epochs * -(-data.labeled.index.shape[0] // size)

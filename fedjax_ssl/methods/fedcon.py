@@ -79,7 +79,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         state = ServerState(weights, *optimizers, own=Teacher(weights.params, jnp.zeros((), jnp.int32)))
         optimizer = client.init({"backbone": backbone.params, "head": head})
         one = FedConClientState(head, backbone.params, jnp.zeros((), bool), optimizer)
-        return state, jax.tree.map(lambda x: jnp.broadcast_to(x, (spec.num_clients, *x.shape)), one)
+        return state, optax.tree.batch_shape(one, (spec.num_clients,))
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()

@@ -57,7 +57,7 @@ class FedSiamMTOptions(FedSiamPiOptions):
 
 
 class Networks(NamedTuple):
-    """Two networks that train as one; each is the weights, parameters or statistics of both.
+    """The weights, parameters or statistics of two networks that train as one: the online network and its target.
 
     A `Weights` whose two fields are Networks is broadcast, subtracted and averaged as one network is.
     """

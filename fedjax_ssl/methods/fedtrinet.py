@@ -77,7 +77,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
-        last = jax.tree.map(lambda x: jnp.broadcast_to(x, (k, *x.shape)), state.weights)
+        last = optax.tree.batch_shape(state.weights, (k,))
         pseudo, no = jnp.full((k, spec.client_rows), -1, jnp.int32), jnp.zeros(k, bool)
         return state._replace(own=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 

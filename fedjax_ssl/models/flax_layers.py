@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax import lax
 from jaxtyping import Float
@@ -50,11 +49,15 @@ def _batch_norm(
     train = not nn.merge_param("use_running_average", layer.use_running_average, use_running_average)
     scale = layer.get_variable("params", "scale").astype(jnp.float32) if layer.use_scale else 1.0
     bias = layer.get_variable("params", "bias").astype(jnp.float32) if layer.use_bias else 0.0
-    features = (x.shape[-1],)
-    # What is never evaluated, such as FedCon's predictor, is called without statistics.
-    mean = layer.get_variable("batch_stats", "mean", np.zeros(features, np.float32))
-    var = layer.get_variable("batch_stats", "var", np.ones(features, np.float32))
-    y, *new = normalize(x, real, Norm(jnp.asarray(mean), jnp.asarray(var), scale, bias, layer.epsilon), train=train)
+    mean: Array
+    var: Array
+    if layer.has_variable("batch_stats", "mean"):
+        mean, var = (layer.get_variable("batch_stats", name) for name in ("mean", "var"))
+    elif train:  # what is never evaluated, such as FedCon's predictor, has no statistics
+        mean, var = jnp.zeros(x.shape[-1]), jnp.ones(x.shape[-1])
+    else:
+        raise ValueError(f"nn.BatchNorm: got no statistics of {layer.name}, accepted: `mean` and `var`, to evaluate with")
+    y, *new = normalize(x, real, Norm(mean, var, scale, bias, layer.epsilon), train=train)
     if train:
         for name, value in zip(("mean", "var"), new, strict=True):
             layer.put_variable("batch_stats", name, value)

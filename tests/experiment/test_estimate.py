@@ -56,13 +56,20 @@ def test_durations_in_words(seconds, words):
 
 def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
     quick = ["--config.model.name=linear", "--config.data.weak=none", "--config.data.strong=none"]  # to compile
-    words = ["--config=digits:fixmatch", *quick, "--config.rounds=2000000000", "--dry_run"]
+    words = [
+        "--config=digits:fixmatch",
+        *quick,
+        "--config.rounds=2000000000",
+        "--config.client.optimizer.learning_rate=11",
+        "--dry_run",
+    ]
     done = succeeded(*words, cwd=tmp_path)
     lines = dict(re.match(r"(\S+(?: round)?) +(.*)", line).groups() for line in done.stdout.splitlines())
     assert list(lines) == ["data", "clients", "server", "network", "a round", "traffic", "layout", "memory", "time"]
     assert lines["data"] == "digits: 1,437 training and 360 test examples, 8 x 8 x 1, 10 classes"
     assert lines["server"] == "40 labeled examples"
     assert re.match(r"1 x 2,000,000,000 rounds: about \d+ (minutes|hours|days)", lines["time"])
+    assert "client.optimizer.learning_rate" in done.stderr  # such a value is hardly ever meant
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import logging
+import math
 import os
 import re
 import struct
@@ -14,9 +15,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
+import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from fedjax_ssl.experiment import writers
+from fedjax_ssl.experiment import trackers, writers
 from fedjax_ssl.experiment.writers import AboveTheBar, Progress, TensorBoard
 
 
@@ -53,6 +55,11 @@ def test_tensorboard_draws_redone_rounds_once(tmp_path, caplog):
     assert drawn(tmp_path)["eval/accuracy"] == [(1, 0.125), (2, 0.25), (3, 0.5), (4, 0.5), (5, 0.5)]
     assert drawn(tmp_path)["client/loss"] == [(1, 1.0)]
     assert caplog.records == []
+
+
+def test_trackers_get_the_finite_metrics_of_a_row():
+    row = {"round": 3, "client/loss": np.float32(0.5), "eval/loss": math.nan, "server/loss": math.inf}
+    assert trackers.tracked(row) == {"client/loss": 0.5}
 
 
 class Clock:

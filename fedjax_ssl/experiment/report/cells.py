@@ -109,9 +109,8 @@ def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, 
     places: dict[pathlib.Path, Shown] = {}
     for cell, own in having:
         words = [getattr(cell, axis) or "run" for axis in varying]
-        curve = words[-1] if by_row else words[0]
-        figure = "".join(word for word in words if word is not curve)
-        places |= dict.fromkeys((run.path for run in own), Shown(", ".join(words), figure, curve))
+        label, curve = ", ".join(words), words.pop(-1 if by_row else 0)
+        places |= dict.fromkeys((run.path for run in own), Shown(label, "".join(words), curve))
     return places
 
 
