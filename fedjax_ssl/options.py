@@ -60,7 +60,7 @@ class Known(NamedTuple):
 
 
 class Model(pydantic.BaseModel):
-    """A frozen model of finite numbers that forbids unknown keys; it converts a list or one number to a tuple, and nothing else."""
+    """A frozen model of finite numbers without unknown keys; only a list, or one number, is converted, to a tuple."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
