@@ -33,7 +33,7 @@ class FedSiamDOptions(FedSiamMTOptions):
     end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
 
     def for_rounds(self, rounds: int) -> Self:
-        """The options with `pi_rounds` and `end_round` as numbers of rounds."""
+        """The options with `pi_rounds` and `end_round` as numbers of rounds; ValueError where a share is above 1."""
         linear = self.curve == "linear"
         pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
         last = max(rounds + 1, int(self.end_round) if linear else 0)

@@ -57,10 +57,10 @@ def _batch_norm(
         mean, var = jnp.zeros(x.shape[-1]), jnp.ones(x.shape[-1])
     else:
         raise ValueError(f"nn.BatchNorm: got no statistics of {layer.name}, accepted: `mean` and `var`, to evaluate with")
-    y, *new = normalize(x, real, Norm(mean, var, scale, bias, layer.epsilon), train=train)
+    y, mean, var = normalize(x, real, Norm(mean, var, scale, bias, layer.epsilon), train=train)
     if train:
-        for name, value in zip(("mean", "var"), new, strict=True):
-            layer.put_variable("batch_stats", name, value)
+        layer.put_variable("batch_stats", "mean", mean)
+        layer.put_variable("batch_stats", "var", var)
     return y if layer.dtype is None else y.astype(layer.dtype)
 
 
