@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.models import MODELS
+from fedjax_ssl.options import did_you_mean
 
 
 def base(method: str, model: str, **model_options: Any) -> ConfigDict:
@@ -26,13 +27,13 @@ def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[
     word = parts.pop(0) if parts and "=" not in parts[0] else words[0]
     if word not in words:
         own = "; a method of your own: give the config file that registers it" if "fl2" in words else ""
-        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}{own}")
+        raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}{did_you_mean(word, words)}{own}")
     values = dict(defaults)
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or key not in defaults:
             accepted = ", ".join(f"{k}=..." for k in defaults) or "nothing after the first word"
-            raise ValueError(f"the config's argument: got {part!r}, accepted: {accepted}")
+            raise ValueError(f"the config's argument: got {part!r}, accepted: {accepted}{did_you_mean(key, defaults)}")
         values[key] = value
     return word, values
 
@@ -40,7 +41,8 @@ def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[
 def one_of(key: str, value: str, accepted: Iterable[str]) -> str:
     """The value of a key in a config's argument, which has to be one of those accepted."""
     if value not in accepted:
-        raise ValueError(f"the config's argument {key}: got {value!r}, accepted: {', '.join(accepted)}")
+        hint = did_you_mean(value, accepted)
+        raise ValueError(f"the config's argument {key}: got {value!r}, accepted: {', '.join(accepted)}{hint}")
     return value
 
 

@@ -151,15 +151,20 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
     got = _shown(first["input"])
     if field is None:
         return f"{key}: got {got}, accepted: {first['msg']}"
-    near = difflib.get_close_matches(got.strip("'"), choices(field), 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
     most, least = (first.get("ctx", {}).get(sign) for sign in ("le", "ge"))
     limit = ""
     if most in (MANY, HUGE):  # which `accepted` leaves out
         limit = f", at most {most}"
     elif least == -HUGE or (least == TINY and first["input"] > 0):
         limit = f", at least {least}"
+    hint = did_you_mean(got.strip("'"), choices(field))
     return f"{key}: got {got}, accepted: {accepted(field)}{limit}{hint}"
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """What ends an error: the one of `words` that a mistyped one may have meant, or nothing."""
+    near = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

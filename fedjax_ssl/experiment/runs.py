@@ -1,10 +1,10 @@
 """The runs that one config asks for: seeds (`seeds`), values of a number (`vary` and `values`), or all values of all seeds."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.options import did_you_mean
 
 GROUPS = ("client", "server", "method", "data")
 """The groups of settings with numbers that can vary between runs of one program."""
@@ -55,9 +55,8 @@ def _check(settings: Settings) -> None:
     flat = flattened(config | {"method": settings.method_options().model_dump() | config["method"]})
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
-        near = difflib.get_close_matches(key, numbers, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         what = f"which is a {type(flat[key]).__name__}, " if key in flat else ""
+        hint = did_you_mean(key, numbers)
         raise ValueError(f"vary: got {key!r}, {what}accepted: the key of a float in {', '.join(GROUPS)}{hint}")
     if len(values) < 2 or len(set(values)) < len(values):
         raise ValueError(f"values: got {values} with vary={key}, accepted: two numbers or more, each once")

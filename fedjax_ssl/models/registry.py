@@ -1,7 +1,6 @@
 """The networks by name, and how to add one's own."""
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple, get_type_hints
@@ -18,7 +17,7 @@ from fedjax_ssl.models.network import ModelFns, arguments, pure
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
-from fedjax_ssl.options import Options, Positive, parse
+from fedjax_ssl.options import Options, Positive, did_you_mean, parse
 
 
 class Model(NamedTuple):
@@ -142,5 +141,4 @@ def _options_class(module: Any) -> type[Options]:
 
 def _check_known(what: str, got: str, accepted: Iterable[str]) -> None:
     if got not in accepted:
-        nearest = difflib.get_close_matches(str(got), accepted, n=1, cutoff=0.0)
-        raise ValueError(f"{what}={got!r}: unknown; accepted: {', '.join(sorted(accepted))}; nearest: {nearest[0]!r}")
+        raise ValueError(f"{what}: got {got!r}, accepted: {', '.join(sorted(accepted))}{did_you_mean(got, accepted)}")

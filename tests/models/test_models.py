@@ -43,10 +43,10 @@ def test_convolutions_have_the_lowering_that_is_asked_for():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "wide_resnt"}, "name='wide_resnt': unknown; .*nearest: 'wide_resnet'"),
+        ({"name": "wide_resnt"}, r"name: got 'wide_resnt', accepted: .* \(did you mean 'wide_resnet'"),
         ({"name": "linear", "width": 8}, "width: unknown key; accepted: none"),
-        ({"name": "cnn", "conv": "auto"}, "conv='auto': unknown"),
-        ({"name": "cnn", "dtype": "float16"}, "dtype='float16': unknown; .*nearest: '.*float"),
+        ({"name": "cnn", "conv": "auto"}, "conv: got 'auto', accepted: "),
+        ({"name": "cnn", "dtype": "float16"}, r"dtype: got 'float16', accepted: .* \(did you mean '.*float"),
         ({"name": "resnet", "depth": 20}, "depth: got 20, accepted: 18, 34, 50"),
         ({"name": "wide_resnet", "depth": 27}, "depth=27 for wide_resnet: accepted: 6 n "),
     ],

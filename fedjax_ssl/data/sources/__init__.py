@@ -3,7 +3,6 @@
 Functions import slow packages (tensorflow_datasets, scikit-learn) themselves, so that other runs do not pay for them.
 """
 
-import difflib
 import os
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, qu
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
 from fedjax_ssl.data.sources.text import Raw, from_features
+from fedjax_ssl.options import did_you_mean
 
 __all__ = ["GENERIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic"]
 
@@ -60,9 +60,8 @@ def load(
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if found is None:
         names = [*GENERIC, "synthetic", *DATASETS]
-        near = difflib.get_close_matches(name.lower(), names, 1)
         accepted = f"{', '.join(names)}, or what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]}"
-        raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{f'; did you mean {near[0]!r}?' if near else ''}")
+        raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{did_you_mean(name.lower(), names)}")
     if about and found.num_classes != about.classes:
         raise ValueError(
             f"{name}: got {found.num_classes} classes, and it has {about.classes}: check that these are all its data"
