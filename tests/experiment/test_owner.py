@@ -3,10 +3,9 @@
 import contextlib
 import contextvars
 import errno
-import fcntl
+import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -15,27 +14,14 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from filelock import SoftFileLease
 
 from fedjax_ssl.experiment import owner, run
 from fedjax_ssl.experiment.files import MetricsLog, read_json
 from fedjax_ssl.experiment.owner import LOCK, OWNER, OwnedError, owned
+from tests.experiment import disk
 from tests.experiment.commands import content, launch, launch_process, refused, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
-OWNS_WITHOUT_LOCKS = """
-import errno, fcntl, pathlib, sys
-from fedjax_ssl.experiment import owner
-
-def flock(*_):
-    raise OSError(errno.ENOSYS, "there are none")
-
-fcntl.flock, owner.BEAT, owner.DEAD_AFTER = flock, 0.02, 0.5
-with owner.owned([pathlib.Path(sys.argv[1])]):
-    print(flush=True)
-    input()
-"""
-ELSEWHERE = "filelock/2\npid=7\nhost=there\nmode=lease\ntoken=another\nduration={seconds}\n"
 
 
 @pytest.fixture
@@ -43,17 +29,26 @@ def no_locks(monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(owner.fcntl, "flock", flock)
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    for name, seconds in (("BEAT", 0.02), ("DEAD_AFTER", 0.5)):
+    for name, seconds in (("BEAT", 0.02), ("DEAD_AFTER", 0.4)):
         monkeypatch.setattr(owner, name, seconds)
 
 
-def pid(folder: pathlib.Path) -> int | None:
-    return SoftFileLease(folder / OWNER).pid
+def named(folder: pathlib.Path) -> dict:
+    return json.loads((folder / OWNER).read_bytes())
+
+
+@contextlib.contextmanager
+def another_process():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.communicate(b"\n")
 
 
 def another_thread(asks, *given, **named):
@@ -72,14 +67,12 @@ def at_once(number: int, does) -> None:
         list(pool.map(lambda _: does(), range(number)))
 
 
-@contextlib.contextmanager
-def full_disk():
-    def write(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "write", write)
-        yield
+def claimed(folder: pathlib.Path, pid: int, **of_owner) -> bytes:
+    """The owner's file as another process of this machine leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    of_process = {"host": "here", "pid": pid, "machine": owner._machine(), "began": owner._began(pid), "token": "another"}
+    (folder / OWNER).write_text(json.dumps(of_process | of_owner))
+    return (folder / OWNER).read_bytes()
 
 
 def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_the_next_goes_on(tmp_path, config):
@@ -97,7 +90,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
     (second,) = (one for one in both if one.poll() is not None)
     (first,) = (one for one in both if one is not second)
     shown, said = second.communicate()
-    host = socket.gethostname()
+    host = named(workdir)["host"]
     line = f"error: --workdir: {workdir} is being written to by process {first.pid} on {host}; wait for it, or stop it\n"
     assert (second.returncode, shown, said) == (2, "", line)
 
@@ -109,7 +102,7 @@ def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_t
     first.kill()
     first.communicate()
     done = len(MetricsLog(workdir).rows())
-    assert pid(workdir) == first.pid  # what it left is in nobody's way
+    assert named(workdir)["pid"] == first.pid  # what it left is in nobody's way
     again = succeeded(*arguments, f"--stop_after={done + 2}")
     assert "going on after round" in again.stderr
     assert [row["round"] for row in MetricsLog(workdir).rows()] == list(range(1, done + 3))
@@ -153,47 +146,34 @@ def test_many_that_want_a_folder_at_once_never_have_it_together_and_nothing_else
     assert not content(tmp_path)
 
 
-def test_without_locks_a_living_owner_is_named_and_a_dead_ones_place_is_taken(tmp_path, config, no_locks, quick):
+def test_without_locks_a_living_owner_is_named_and_a_dead_ones_place_is_taken(tmp_path, config, no_locks):
     workdir = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNS_WITHOUT_LOCKS, workdir], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    process.stdout.readline()
-    before = content(workdir)
-    for more in ((), ("--overwrite",)):
-        said = launch(config, f"--workdir={workdir}", *more).stderr
-        assert f"error: --workdir: {workdir} is being written to by process {process.pid} on" in said
-    assert content(workdir) == before
-    process.kill()
-    process.communicate()
-    assert (workdir / OWNER).exists()
+    with another_process() as process:
+        claimed(workdir, process.pid)
+        before = content(workdir)
+        for more in ((), ("--overwrite",)):
+            assert f"by process {process.pid} on here" in refused(config, f"--workdir={workdir}", *more)
+        assert content(workdir) == before
     succeeded(config, f"--workdir={workdir}")
     assert read_json(workdir / "summary.json")["rounds"] == 6
     assert not (workdir / OWNER).exists()
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, config, request, quick, locks):
+def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_path, config, request, monkeypatch, quick, locks):
     """Also where a lock is had: some file systems keep locks to one machine. The wait is said before it."""
     if not locks:
         request.getfixturevalue("no_locks")
-    (tmp_path / OWNER).write_text(ELSEWHERE.format(seconds=owner.DEAD_AFTER))
-    ended = threading.Event()
-
-    def beats():
-        while not ended.wait(0.05):
-            os.utime(tmp_path / OWNER)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(beats)
+    claimed(tmp_path, 7, host="there", machine="another")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "DEAD_AFTER", 60.0)
+        patched.setattr(owner.time, "sleep", lambda _: os.utime(tmp_path / OWNER))  # a sign of life during each wait
         said = launch(config, f"--workdir={tmp_path}").stderr.splitlines()
-        ended.set()
-    assert said[0] == f"waiting up to 0 s for a sign of life of process 7 on there, which had {tmp_path}"
+    assert said[0] == f"waiting up to 60 s for a sign of life of process 7 on there, which had {tmp_path}"
     assert said[1].startswith(f"error: --workdir: {tmp_path} is being written to by process 7 on there")
-    began = time.monotonic()
+    assert named(tmp_path)["host"] == "there"
     with owned([tmp_path]):
-        assert time.monotonic() - began > owner.DEAD_AFTER
-        assert pid(tmp_path) == os.getpid()
+        assert named(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):
@@ -201,39 +181,78 @@ def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_aga
     folder = tmp_path / "3"
     with owned([folder]):
         run.open_workdir(folder, {}, overwrite=False)
-        assert pid(folder) == os.getpid()
+        assert named(folder)["pid"] == os.getpid()
         for call in (lambda: run.open_workdir(folder, {}, overwrite=True), lambda: run.run(experiment, tmp_path, run.Stop())):
             with pytest.raises(OwnedError, match=f"--workdir: {folder} is being written to by process {os.getpid()} on"):
                 another_thread(call)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_of_a_full_disk_a_process_that_has_the_lock_is_the_owner_and_without_locks_nobody(tmp_path, request, locks):
-    if not locks:
-        request.getfixturevalue("no_locks")
-        with full_disk(), pytest.raises(OSError, match="No space left"):
-            take(tmp_path)
-    else:
-        with full_disk(), owned([tmp_path]), pytest.raises(OwnedError, match="is being written to by another process"):
-            another_thread(take, tmp_path)
+def test_an_owners_file_that_a_full_disk_cut_is_removed(tmp_path):
+    with disk.failing(tmp_path, 0, errno.ENOSPC, only="write"), owned([tmp_path]), pytest.raises(OwnedError):
+        another_thread(take, tmp_path)
     assert not content(tmp_path)
 
 
-@pytest.mark.parametrize("function", ["_lock", "_take", "make_folder"])
-def test_ctrl_c_while_a_process_takes_a_folder_leaves_it_free(tmp_path, monkeypatch, function):
-    whole = getattr(owner, function)
+def test_without_locks_nobody_owns_a_folder_of_a_full_disk(tmp_path, no_locks):
+    with disk.failing(tmp_path, 0, errno.ENOSPC, only="write"), pytest.raises(OSError, match="No space left"):
+        take(tmp_path)
+    assert not content(tmp_path)
 
-    def interrupted(*given):
-        whole(*given)
-        raise KeyboardInterrupt
+
+@pytest.mark.parametrize(
+    ("locks", "module", "function", "number"),
+    [
+        (True, "fcntl", "flock", 1),  # as it has the lock
+        (True, "json", "dumps", 1),  # as it writes who the owner is
+        (True, None, "_claim", 1),  # as it has the folder
+        (False, "json", "dumps", 1),
+        (False, "time", "sleep", 1),  # as it waits for others
+        (False, None, "_read", 2),  # as it looks whether it is still the owner
+        (False, None, "_claim", 1),
+    ],
+)
+def test_ctrl_c_while_a_process_takes_a_folder_leaves_it_free(tmp_path, request, monkeypatch, locks, module, function, number):
+    if not locks:
+        request.getfixturevalue("no_locks")
+    place = getattr(owner, module) if module else owner
+    whole, calls = getattr(place, function), []
+
+    def interrupted(*given, **named):
+        found = whole(*given, **named)
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(owner, function, interrupted)
+        patched.setattr(place, function, interrupted)
         with pytest.raises(KeyboardInterrupt):
             take(tmp_path)
     another_thread(take, tmp_path)
     assert not content(tmp_path)
+
+
+def test_ctrl_c_leaves_the_file_of_a_process_that_took_the_folder_meanwhile(tmp_path, no_locks, monkeypatch):
+    whole = pathlib.Path.open
+
+    def taken_by_another(path, mode="r", **more):
+        if mode != "x":
+            return whole(path, mode, **more)
+        path.write_text("another's")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "open", taken_by_another)
+        with pytest.raises(KeyboardInterrupt):
+            take(tmp_path)
+    assert (tmp_path / owner.OWNER).read_text() == "another's"
+
+
+def test_a_link_to_nowhere_in_the_place_of_an_owners_file_is_removed(tmp_path):
+    (tmp_path / OWNER).symlink_to("nowhere")
+    with owned([tmp_path]):
+        assert named(tmp_path)["pid"] == os.getpid()
 
 
 def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
@@ -246,72 +265,30 @@ def test_an_owner_gives_signs_of_life_for_each_of_its_folders(tmp_path, quick):
             time.sleep(0.01)
 
 
-def cut_short(path):
-    path.write_text("filelock/2\npid=7\nho")
+@pytest.mark.parametrize("left", ["", "null", '{"pid": 7}'])
+def test_an_owners_file_that_nobody_can_read_stands_for_one_that_may_live(tmp_path, no_locks, quick, left):
+    (tmp_path / OWNER).write_text(left)
+    began = time.monotonic()
+    with owned([tmp_path]):
+        assert time.monotonic() - began > owner.DEAD_AFTER
+        with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"):
+            another_thread(take, tmp_path)
 
 
-@pytest.mark.parametrize("make", [pathlib.Path.touch, cut_short, os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])
-@pytest.mark.parametrize("locks", [True, False])
-def test_what_a_power_cut_or_somebody_left_in_place_of_an_owners_file_is_in_nobodys_way(tmp_path, request, quick, make, locks):
-    if not locks:
-        request.getfixturevalue("no_locks")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_has_the_name_of_an_owners_file_and_is_none_does_not_hang(tmp_path, quick, make):
     make(tmp_path / OWNER)
-    if make is os.mkdir and not locks:
-        with pytest.raises(IsADirectoryError):
-            take(tmp_path)
+    if make is os.mkdir:
+        with pytest.raises(ValueError, match=f"--workdir: got {tmp_path / OWNER} .*accepted: a file that can be removed"):
+            another_thread(take, tmp_path)
         return
-    with owned([tmp_path]):
-        assert pid(tmp_path) == (None if make is os.mkdir else os.getpid())
-        with pytest.raises(OwnedError, match="by another process" if make is os.mkdir else f"by process {os.getpid()} on"):
-            another_thread(take, tmp_path)
+    another_thread(take, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
-def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
-    with owned([tmp_path]):
-        (tmp_path / OWNER).unlink()
-        with pytest.raises(OwnedError, match="is being written to by another process"):
-            another_thread(take, tmp_path)
-
-
-@pytest.mark.parametrize("stale", [False, True])
-def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch, stale):
-    """`stale`: the last owner is on another machine of a network file system."""
-    true, calls = fcntl.flock, []
-
-    def late(*given):
-        if not calls:
-            (tmp_path / LOCK).unlink()
-        calls.append(true(*given))
-        if stale and len(calls) == 1:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return calls[-1]
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with owned([tmp_path]):
-        assert (tmp_path / LOCK).exists()
-        assert len(calls) == 2
-
-
-def test_a_lock_whose_file_is_never_the_same_is_one_line(tmp_path, monkeypatch):
-    def stale(*_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(fcntl, "flock", stale)
-    with pytest.raises(ValueError, match=f"--workdir: got {tmp_path} \\(Stale file handle\\), accepted: a folder"):
-        take(tmp_path)
-
-
-@pytest.mark.parametrize("left", [None, ELSEWHERE])
-@pytest.mark.parametrize("locks", [True, False])
-def test_of_many_that_find_no_living_owner_at_once_where_locks_hold_nothing_one_has_the_folder(
-    tmp_path, monkeypatch, request, quick, locks, left
-):
-    if locks:  # of a file system that keeps them to one machine
-        monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    else:
-        request.getfixturevalue("no_locks")
-    if left:
-        (tmp_path / OWNER).write_text(left.format(seconds=owner.DEAD_AFTER))
+def test_without_locks_one_of_many_takes_a_dead_owners_place_whose_id_a_later_process_has(tmp_path, no_locks, monkeypatch):
+    monkeypatch.setattr(owner, "SETTLED_AFTER", 2.0)  # also where one of the threads has to wait for a core
+    claimed(tmp_path, os.getpid(), began="1")
     start, all_asked, had = threading.Barrier(8), threading.Barrier(8), []
 
     def take():
@@ -324,3 +301,72 @@ def test_of_many_that_find_no_living_owner_at_once_where_locks_hold_nothing_one_
 
     at_once(8, take)
     assert had == [1]
+
+
+def test_the_lock_holds_also_where_the_owners_file_is_gone(tmp_path):
+    with owned([tmp_path]):
+        (tmp_path / OWNER).unlink()
+        with pytest.raises(OwnedError, match="is being written to by another process"):
+            another_thread(take, tmp_path)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(("module", "name"), [(owner.fcntl, "flock"), (os, "fstat")])
+def test_a_lock_whose_file_its_last_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch, module, name, stale):
+    """`stale`: the last owner is on another machine of a network file system."""
+    true, calls = getattr(module, name), []
+
+    def late(*given):
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(true(*given))
+        if stale and len(calls) == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return calls[-1]
+
+    monkeypatch.setattr(module, name, late)
+    with owned([tmp_path]):
+        assert (tmp_path / LOCK).exists()
+        assert len(calls) == 2
+
+
+def test_a_lock_whose_file_is_never_the_same_is_one_line(tmp_path, monkeypatch):
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(owner.fcntl, "flock", stale)
+    with pytest.raises(ValueError, match=f"--workdir: got {tmp_path} \\(Stale file handle\\), accepted: a folder"):
+        take(tmp_path)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_two_that_find_no_owner_at_once_where_locks_hold_nothing_one_has_the_folder(tmp_path, monkeypatch, request, locks):
+    """The second one looks before the first one has the folder, and takes it after."""
+    if locks:  # of a file system that keeps them to one machine
+        monkeypatch.setattr(owner.fcntl, "flock", lambda *_: None)
+    else:
+        request.getfixturevalue("no_locks")
+    true, first, thread = owner._me, contextlib.ExitStack(), contextvars.Context()
+
+    def me():
+        monkeypatch.setattr(owner, "_me", true)
+        thread.run(first.enter_context, owned([tmp_path]))
+        return true()
+
+    monkeypatch.setattr(owner, "_me", me)
+    with pytest.raises(OwnedError, match=f"by process {os.getpid()} on"):
+        take(tmp_path)
+    owner.check_owned(tmp_path)
+    thread.run(first.close)
+
+
+@pytest.mark.parametrize("is_heir", [True, False])
+def test_without_locks_the_first_one_whose_file_an_heir_removed_gives_way(tmp_path, monkeypatch, no_locks, is_heir):
+    """Both found a dead owner's file, or the first one none, as an owner's process had ended just then."""
+    if is_heir:
+        claimed(tmp_path, os.getpid(), began="1")
+    with another_process() as second:
+        monkeypatch.setattr(owner.time, "sleep", lambda _: claimed(tmp_path, second.pid))
+        with pytest.raises(OwnedError, match=f"by process {second.pid} on here"):
+            take(tmp_path)
+        assert named(tmp_path)["pid"] == second.pid

@@ -235,10 +235,8 @@ def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_pat
 
     def append_and_lose(log, row):
         append(log, row)
-        file = log.path.parent / ".owner"
-        file.unlink()
-        if not has_ended:
-            file.write_text("filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=another\nduration=30.0\n")
+        file = log.path.parent / ".owner.json"
+        file.unlink() if has_ended else file.write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
 
     monkeypatch.setattr(MetricsLog, "append", append_and_lose)
     line = "taken over meanwhile, by a process that has ended" if has_ended else "is being written to by process 7 on elsewhere"

@@ -159,7 +159,7 @@ def test_what_is_a_users_own_among_checkpoints_is_in_nobodys_way(tmp_path, confi
 def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "clients").mkdir()
     left = [".summary.json.0123456789abcdef.tmp", "clients/.round_000002.npz.fedcba9876543210.tmp"]
-    others = [".mine.tmp", "0123456789abcdef.tmp", ".owners"]
+    others = [".mine.tmp", "0123456789abcdef.tmp", ".owner"]
     for name in (*left, *others):
         (tmp_path / name).touch()
     run_module.open_workdir(tmp_path, {}, overwrite=False)

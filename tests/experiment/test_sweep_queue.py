@@ -62,7 +62,7 @@ def test_a_signal_ends_a_program_that_just_starts_and_no_seed_follows(tmp_path, 
 
 
 def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting, monkeypatch):
-    monkeypatch.setattr(owner, "BEAT", 29.0)  # the first gives no sign of life meanwhile
+    monkeypatch.setattr(owner, "BEAT", 3600.0)  # the first gives no sign of life meanwhile
     starting(failing)
     launch(*DIGITS, cwd=tmp_path, program=sweep)
     out = tmp_path / "out"
