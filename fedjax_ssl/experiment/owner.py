@@ -8,6 +8,7 @@ file for half a minute where names cannot be exchanged, as on NFS.
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ BEAT, DEAD_AFTER, SETTLED_AFTER = 5.0, 30.0, 0.5
 processes that took its place."""
 Owner = dict[str, Any]
 Say = Callable[[str], object]
+Sign = tuple[bytes, int] | None
 _log = logging.getLogger(__name__)
 _claims: dict[pathlib.Path, Owner] = {}  # what this process has written into folders' files
 _had: ContextVar[frozenset[pathlib.Path]] = ContextVar("the folders that are owned here", default=frozenset())
@@ -53,18 +55,25 @@ def owned(folders: Sequence[pathlib.Path], say: Say = _log.info) -> Iterator[Non
     end. `say` gets a line before a wait for another owner's sign of life. ValueError where a folder cannot be made or written
     to.
     """
-    mine: list[tuple[pathlib.Path, Owner]] = []
+    mine, doubtful = list[tuple[pathlib.Path, Owner]](), list[tuple[pathlib.Path, Owner]]()
     new = {path: folder for folder in folders if (path := folder.absolute()) not in _had.get()}
     token = _had.set(_had.get() | new.keys())
     try:
         with contextlib.ExitStack() as stack:
             if new:
                 stack.enter_context(_beating(mine))
+            signs, began = {folder: _sign(folder / OWNER) for folder in new.values()}, time.monotonic()
             for folder in new.values():
                 is_locked, me = stack.enter_context(_locked(folder)), _me()
                 stack.callback(_leave, folder, me)  # also where Ctrl-C comes while it claims the folder
-                _claim(folder, me, say, is_locked=is_locked)
+                is_alive = functools.partial(_is_alive, folder, (signs[folder], began), say, is_locked=is_locked)
+                if _claim(folder, me, is_alive, is_locked=is_locked):
+                    doubtful.append((folder, me))
                 mine.append((folder, me))
+            if doubtful:
+                time.sleep(SETTLED_AFTER)
+            for folder in (folder for folder, me in doubtful if _read(folder) != me):
+                raise _refused(folder)
             yield
     finally:
         _had.reset(token)
@@ -138,10 +147,13 @@ def _is_same(handle: int, path: pathlib.Path) -> bool:
         return False
 
 
-def _claim(folder: pathlib.Path, me: Owner, say: Say, *, is_locked: bool) -> None:
-    """Writes who owns a folder; OwnedError where another owner still lives."""
+def _claim(folder: pathlib.Path, me: Owner, is_alive: Callable[[Owner], bool], *, is_locked: bool) -> bool:
+    """Writes who owns a folder; OwnedError where another owner still lives.
+
+    True: another process, which found no living owner either, may have removed this one's file, and made its own.
+    """
     path, other = folder / OWNER, _read(folder)
-    if other is not None and _is_alive(other, path, say, is_locked=is_locked):
+    if other is not None and is_alive(other):
         raise _refused(folder)
     if other is not None or path.is_symlink():  # a link that leads nowhere
         _remove(path)
@@ -156,14 +168,10 @@ def _claim(folder: pathlib.Path, me: Owner, say: Say, *, is_locked: bool) -> Non
         if is_mine:  # without locks it may be another process's
             path.unlink(missing_ok=True)
         if isinstance(error, OSError) and is_locked:  # which holds without it
-            return
+            return False
         raise
-    # Another process, which found a dead owner's file as well, may have removed this one in its place.
-    if other is not None or not is_locked:
-        time.sleep(SETTLED_AFTER)
-        if _read(folder) != me:
-            raise _refused(folder)
     _claims[folder.absolute()] = me
+    return other is not None or not is_locked
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -256,23 +264,26 @@ def _opened(path: pathlib.Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _is_alive(owner: Owner, path: pathlib.Path, say: Say, *, is_locked: bool) -> bool:
-    """Whether an owner lives: on this machine its process does, on another one it gives a sign of life within a while."""
+def _is_alive(folder: pathlib.Path, seen: tuple[Sign, float], say: Say, owner: Owner, *, is_locked: bool) -> bool:
+    """Whether an owner lives: on this machine its process does, on another one it gives a sign of life within a while.
+
+    `seen` are its last sign, and when that was seen: one wait is enough for many folders.
+    """
     if owner.get("machine") == _machine():
         if owner.get("began"):
             return _began(owner.get("pid")) == owner["began"]
         if is_locked:  # which it would hold
             return False
-    say(f"waiting up to {DEAD_AFTER:.0f} s for a sign of life of {_shown(owner)}, which had {path.parent}")
-    before, deadline = _sign(path), time.monotonic() + DEAD_AFTER
-    while time.monotonic() < deadline:
+    (before, since), path = seen, folder / OWNER
+    deadline = since + DEAD_AFTER
+    if time.monotonic() < deadline:
+        say(f"waiting up to {DEAD_AFTER:.0f} s for a sign of life of {_shown(owner)}, which had {folder}")
+    while (now := _sign(path)) == before and time.monotonic() < deadline:
         time.sleep(min(1.0, DEAD_AFTER / 10))
-        if (now := _sign(path)) != before:
-            return now is not None
-    return False
+    return now not in (before, None)
 
 
-def _sign(path: pathlib.Path) -> tuple[bytes, int] | None:
+def _sign(path: pathlib.Path) -> Sign:
     """Content and date of an owner's file, from an open file, as a network file system may keep a name's date for a minute."""
     try:
         with _opened(path) as file:

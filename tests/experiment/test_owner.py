@@ -176,6 +176,15 @@ def test_an_owner_on_another_machine_lives_while_its_file_gets_new_dates(tmp_pat
         assert named(tmp_path)["pid"] == os.getpid()
 
 
+def test_for_dead_owners_of_many_folders_one_wait_is_enough(tmp_path, quick):
+    folders, said = [tmp_path / str(number) for number in range(8)], []
+    for folder in folders:
+        claimed(folder, 7, host="there", machine="another")
+    with owned(folders, said.append):
+        assert [named(folder)["pid"] for folder in folders] == [os.getpid()] * 8
+    assert len(said) == 1
+
+
 def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_again(tmp_path):
     experiment = types.SimpleNamespace(runs=[types.SimpleNamespace(name="3")], settings=types.SimpleNamespace(rounds=2))
     folder = tmp_path / "3"
