@@ -58,22 +58,6 @@ def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
     assert len(draw(labeled_fraction=(0.0111,)).server) == 30  # balanced: down to a multiple of the classes
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"labeled_fraction": (0.0001,)}, r"^labeled_fraction=0.0001 .*examples is less than one label per class$"),
-        ({"labeled_fraction": (0.0001,), "label_selection": "random"}, r"^labeled_fraction=0.0001 .*is less than one label$"),
-        ({"labeled_fraction": (0.001,), "labels_at": "clients"}, r"^labeled_fraction=0.001 .*labels no example of any"),
-        ({"labels_at": "clients", "labeled_partition": "dirichlet", "num_labels": 100}, r"^labeled examples by dirichlet: 100"),
-        ({"num_labels": 3000, "partition": "dirichlet", "min_size": 0}, r"^unlabeled examples by dirichlet: none are left for"),
-        ({"partition": "class_grid"}, r"^unlabeled examples by class_grid: num_clients=20 does not make a grid"),
-    ],
-)
-def test_an_error_says_which_share_or_examples_could_not_be_given(keys, message):
-    with pytest.raises(ValueError, match=message):
-        draw(**keys)
-
-
 @fast
 @given(SEEDS, st.floats(0.05, 1.0), st.sampled_from(["class_balanced", "dirichlet_classes", "shards"]))
 def test_a_joint_split_labels_a_share_of_each_client(seed, fraction, partition):

@@ -248,22 +248,6 @@ def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys
     assert expected in message
 
 
-def test_the_script_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    assert run(monkeypatch, tmp_path, "--train=nowhere.csv")[0] == 2
-    assert "nowhere.csv: no such file: give a CSV file" in capsys.readouterr().err
-    train = write_csv(tmp_path, "train.csv", AG_NEWS)
-    for more, line in (
-        ((), "--test: missing, accepted: a file, or --per_class, whose other rows of --train are the test part"),
-        (("--per_class=2",), "--per_class: got 2, which leaves no row for the test part, accepted: less"),
-        (("--strong=words", "--train_strong=a.csv"), "--train_strong: not allowed with argument --strong"),
-    ):
-        assert text_features.main(["text_features", f"--train={train}", f"--out={tmp_path / 'a.npz'}", *more]) == 2
-        assert capsys.readouterr().err == f"error: {line}\n"
-    for out in (tmp_path / "nowhere/a.npz", tmp_path):
-        assert run(monkeypatch, tmp_path, f"--out={out}")[0] == 2
-        assert capsys.readouterr().err == f"error: --out: got {out}, accepted: a file in a folder that exists\n"
-
-
 def test_a_missing_encoder_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "torch", None)

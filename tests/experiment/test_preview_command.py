@@ -1,13 +1,11 @@
 """`python -m launch.preview`: text and picture of a config's split, and the keys of a split."""
 
-import inspect
-
 import numpy as np
 import pytest
 
 from configs import common, splits
 from fedjax_ssl.data import sources
-from fedjax_ssl.experiment.build import build, drawn_runs
+from fedjax_ssl.experiment.build import drawn_runs
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from launch import preview
@@ -56,22 +54,6 @@ def test_statistics_that_are_not_static_need_no_data_of_the_clients():
     requires = tiny.experiment("fixmatch", labels_at="clients", server__sbn_data="all", model__norm="running").method.requires
     assert not requires.pool
     assert not requires.next_cohort
-
-
-def test_a_method_that_declares_the_clients_gets_their_labels(monkeypatch):
-    supervised = METHODS["supervised"]
-
-    def both(**parts):
-        method = supervised(**parts)
-        return method._replace(requires=method.requires._replace(labels_at=("server", "clients")))
-
-    both.__signature__ = inspect.signature(supervised)
-    monkeypatch.setitem(METHODS, "both", both)
-    config = tiny.config("both", data__labels_at="clients", data__labeled_fraction=(0.25,))
-    data = build(config).problem.data
-    assert data.server.count.tolist() == [0]
-    assert data.labeled.count.tolist() == [63] * 8  # of 250: 62.5, halves up
-    assert data.unlabeled.count.tolist() == [187] * 8
 
 
 # --- the keys of a split -----------------------------------------------------------------------------------------------

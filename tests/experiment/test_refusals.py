@@ -35,6 +35,7 @@ FILES = {
     "key.py": "def get_config():\n    return {1: 2}",
     "value.py": "class A: ...\ndef get_config():\n    return {'rounds': A()}",
     "exits.py": "def get_config():\n    raise SystemExit(3)",
+    "texts.csv": "1,a\n1,b\n2,c\n2,d\n",
 }
 
 
