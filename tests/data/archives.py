@@ -7,7 +7,6 @@ import struct
 import tarfile
 import zipfile
 
-import cv2
 import numpy as np
 import scipy.io
 
@@ -84,10 +83,6 @@ def cinic10(folder):
     members = {"README": b"", "imagenet-contributors.csv": b"", "train/airplane/._a.png": b"system"}
     paths = sorted(folder.rglob("*.png"), key=lambda path: hashlib.md5(str(path).encode()).digest())
     return {"CINIC-10.tar.gz": tar_gz(members | {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})}
-
-
-def png(image):
-    return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
 
 def serve(server, name, files):

@@ -86,12 +86,3 @@ def serving(folder):
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-if __name__ == "__main__":  # python -m tests.data.server FOLDER: serves it until Ctrl-C
-    import sys
-
-    made = Server(sys.argv[1])
-    print(made.address, flush=True)
-    made.cut = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    made.serve_forever()

@@ -12,6 +12,7 @@ from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals
 from tests.data import archives
 from tests.data.common import as_rows, check_contract, message_of, picture, same
+from tests.data.test_folders import CINIC, write_tree
 from tests.data.test_tfds import NAMED, tiny_dir  # noqa: F401  # datasets that TFDS itself prepared
 
 PACKED = {"cifar100": archives.cifar100, "svhn_cropped": archives.svhn, "emnist/byclass": archives.emnist}
@@ -39,15 +40,9 @@ def test_svhns_further_images_come_after_its_training_images_where_they_are_aske
 
 
 def test_cinic10s_archive_is_its_unpacked_folder(server, kept, tmp_path):
-    names = [f"class{number}" for number in range(10)]
-    for split, size in (("train", 3), ("valid", 3), ("test", 2)):
-        for label, name in enumerate(names):
-            folder = tmp_path / "cinic" / split / name
-            folder.mkdir(parents=True)
-            for i, image in enumerate(picture(size, 32, 32, 3, seed=label)):
-                (folder / f"n{i}_{label}.png").write_bytes(archives.png(image))
+    write_tree(tmp_path / "cinic", classes=CINIC, splits=(("train", 3), ("valid", 3), ("test", 2)), shape=(32, 32, 3))
     gray = cv2.imencode(".png", picture(32, 32))[1].tobytes()  # some of ImageNet's are
-    (tmp_path / "cinic/train/class0/n9.png").write_bytes(gray)
+    (tmp_path / "cinic/train/airplane/n9.png").write_bytes(gray)
     archives.serve(server, "cinic10", archives.cinic10(tmp_path / "cinic"))
     for resplit in (None, (0.5, 0.2, 0.3)):
         got = originals.load("cinic10", kept, resplit, 0)

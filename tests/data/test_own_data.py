@@ -269,14 +269,3 @@ def test_diagnostics_count_examples_of_known_class_alone():
         "correct_wrong_ratio": correct / wrong,
     }
     assert got == pytest.approx({f"diagnostics/{key}": value for key, value in expected.items()})
-
-
-@pytest.mark.slow
-def test_a_run_whose_clients_have_unlabeled_examples_alone_has_no_diagnostics():
-    synthetic = sources.synthetic(num_train=400, num_test=50)
-    labels = np.append(np.full(380, -1), np.arange(20) % 10)
-    config = tiny.config("fixmatch", rounds=1, **tiny.confident("fixmatch"), data__labeled_fraction=(1.0,))
-    images = np.concatenate([synthetic.train_images[20:], synthetic.train_images[:20]])
-    ((_, row),) = build(config, in_memory((images, labels), synthetic[3:5])).rounds()
-    assert not any(key.startswith("diagnostics/") for key in row)
-    assert row["client/mask_rate"] > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedjax_ssl.data import federated, partition
+from fedjax_ssl.data import partition
 from fedjax_ssl.data.partition import PARTITIONS
 from tests.data.common import message_of, same
 
@@ -196,17 +196,6 @@ def test_a_partial_redraw_has_the_law_of_whole_draws_that_succeed():
     assert often > 240  # of 300: a first draw succeeds in one of eight
     # Within 4 standard errors and 1 example: the two laws differ a little, by the coupling that the docstring names.
     assert np.all(np.abs(whole - partial) < 4 * np.sqrt(whole_variance + partial_variance) + 1)
-
-
-@fast
-@given(requests("dirichlet"), SEEDS)
-def test_counts_are_of_every_client_and_class_and_pack_keeps_the_rows(request, seed):
-    labels, indices, num_clients = request
-    rows = share_of("dirichlet", labels, indices, num_clients, seed).rows
-    histogram = partition.class_counts(rows, labels, 5)
-    assert histogram.tolist() == [[sum(labels[i] == c for i in row) for c in range(5)] for row in rows]
-    table = federated.pack(rows)
-    assert same(rows, [table.index[k, : table.count[k]] for k in range(num_clients)])
 
 
 COVERS_ALL = set(PARTITIONS) - {"iid", "random_classes", "batch_imbalanced"}

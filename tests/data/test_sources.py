@@ -1,8 +1,5 @@
 """Sources: every format ends in the same checked arrays, pixel for pixel, and wrong input in one clear line."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -10,6 +7,7 @@ from sklearn.datasets import load_digits
 from fedjax_ssl.data import sources
 from fedjax_ssl.data.catalog import DATASETS
 from tests.data.common import as_rows, check_contract, in_memory, load_npz, message_of, picture, same
+from tests.engine import run_python
 
 
 def test_digits_holds_every_bundled_image_once_scaled_and_stratified():
@@ -138,5 +136,4 @@ def test_padding_puts_zeros_all_round():
 
 def test_importing_sources_imports_nothing_slow():
     code = "import sys, fedjax_ssl.data.sources; print([m for m in ('tensorflow_datasets', 'sklearn') if m in sys.modules])"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == "[]"
+    assert run_python("-c", code) == "[]\n"

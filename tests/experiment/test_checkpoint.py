@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import resource
 import subprocess
@@ -18,8 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedjax_ssl.experiment.checkpoint import Checkpoints
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.experiment.commands import ROOT
 
 
 class Server(NamedTuple):
@@ -205,11 +203,6 @@ def test_sharded_state_keeps_its_mesh(tmp_path):
     assert step._cache_size() == 1
 
 
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-
-
 QUIET = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
@@ -224,7 +217,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 
 def test_terminal_stays_quiet(tmp_path):
     words = [sys.executable, "-W", "default::DeprecationWarning", "-c", QUIET, str(tmp_path)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

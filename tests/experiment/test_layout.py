@@ -3,8 +3,6 @@
 import os
 import pwd
 import re
-import subprocess
-import sys
 import types
 
 import jax
@@ -20,6 +18,7 @@ from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
 from launch import command
 from tests import tiny
+from tests.engine import run_python
 
 ALONE = Requires(clients=False)
 
@@ -212,8 +211,7 @@ def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
         "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
     )
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-    assert int(done.stdout) == CORES
+    assert int(run_python("-c", code, environment=environment)) == CORES
     assert list((tmp_path / "fedjax_ssl").glob("jit_*-cache"))
 
 

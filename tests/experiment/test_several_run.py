@@ -22,7 +22,7 @@ from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
 from tests.experiment.commands import rows, succeeded, without_times
-from tests.experiment.test_resume import assert_same_checkpoint, by_path, restored
+from tests.experiment.test_resume import assert_same_checkpoint, restored
 from tests.experiment.test_writers import drawn
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
@@ -86,17 +86,6 @@ def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_oth
     shutil.copytree(tmp_path / "whole" / "0", tmp_path / "resumed" / "0", dirs_exist_ok=True)
     go(given, tmp_path / "resumed")  # the second run alone, as before
     assert_same_runs(experiment, tmp_path / "whole", tmp_path / "resumed")
-
-
-def test_a_resumed_experiment_gives_the_same_bits_also_where_jax_has_no_cpu(begun, without_cpu, whole):
-    experiment, expected = whole
-    assert all(len(rows(begun / run.name)) == 2 for run in experiment.runs)
-    go(several(), begun)
-    assert_same_runs(experiment, expected, begun)
-    start = by_path(experiment.simulator.split(experiment.simulator.initialize())[1])
-    _, end = restored(single(experiment, 1), begun / "1")
-    assert all(np.any(leaf != start[path]) for path, leaf in end.items() if "params" in path)
-    assert any(np.any(leaf != start[path]) for path, leaf in end.items() if "clients" in path)
 
 
 def killed_between_saves(workdir, whole, patched):
@@ -183,8 +172,9 @@ def change_note(path, **changes):
     write_json(path, noted)
 
 
-def test_a_newer_choice_of_layout_does_not_change_runs_that_have_begun(begun, monkeypatch, whole):
+def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, without_cpu, monkeypatch, whole):
     experiment, expected = whole
+    assert all(len(rows(begun / run.name)) == 2 for run in experiment.runs)
     choose = layout_module.resolve
     monkeypatch.setattr(
         "fedjax_ssl.experiment.build.resolve", lambda *args: choose(*args)._replace(strategy="chunked", chunk_size=2)

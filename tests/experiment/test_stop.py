@@ -1,7 +1,6 @@
 """Signals while XLA computes: the first Ctrl-C is answered at once, a second ends at once; a terminal that is closed."""
 
 import contextlib
-import io
 import os
 import pty
 import signal
@@ -12,7 +11,7 @@ import time
 import pytest
 
 from fedjax_ssl.experiment.stop import BEFORE, ENDED, SIGNALS, STOPPING, Stop
-from launch import STOPPED, command
+from launch import STOPPED
 from tests.experiment.commands import CONFIG, ROOT, content, launch_process, rows, run_at_start, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
@@ -69,16 +68,6 @@ def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_onc
     assert errors.strip() == ENDED
     assert [row["round"] for row in rows(tmp_path / "run")] == [1, 2]
     assert "going on after round 2" in succeeded(*arguments, "--stop_after=2").stderr
-
-
-def test_ctrl_c_while_a_slow_reader_takes_what_is_left_ends_a_command_with_one_line(capfd):
-    class Slow(io.StringIO):
-        def flush(self):
-            raise KeyboardInterrupt
-
-    with contextlib.redirect_stdout(Slow()):
-        assert command.ended(lambda _: 0, []) == 130
-    assert capfd.readouterr().err == f"{STOPPED}\n"
 
 
 @pytest.mark.parametrize("is_read", [True, False])

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_ssl.methods import METHODS, options_class
 from tests import toy
+from tests.data.common import message_of
 
 WEIGHT, RATE, POSITIVE = "a number >= 0", "a number > 0", "a whole number >= 1"
 RANGES = {
@@ -69,16 +70,14 @@ def parsed(text):
 @pytest.mark.parametrize(("word", "accepted"), [(word, accepted) for accepted, all_ in RANGES.items() for word in all_.split()])
 def test_a_value_out_of_its_range_is_named(word, accepted):
     (method, key), value = word.split("=")[0].split("."), parsed(word.split("=")[1])
-    with pytest.raises(ValueError) as error:
-        toy.options(options_class(METHODS[method]), **{key: value})
-    assert str(error.value) == f"method.{key}: got {value!r}, accepted: {accepted}"
+    said = message_of(ValueError, toy.options, options_class(METHODS[method]), **{key: value})
+    assert said == f"method.{key}: got {value!r}, accepted: {accepted}"
 
 
 @pytest.mark.parametrize(("method", "values", "message"), TOGETHER)
 def test_values_that_exclude_each_other_or_the_runs_length_are_named(method, values, message):
-    with pytest.raises(ValueError) as error:
-        toy.options(options_class(METHODS[method]), rounds=4, **values)
-    assert str(error.value) == f"method.{message}"
+    said = message_of(ValueError, toy.options, options_class(METHODS[method]), rounds=4, **values)
+    assert said == f"method.{message}"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,8 +6,6 @@ import math
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,6 +15,7 @@ from fedjax_ssl import models
 from fedjax_ssl.models import registry
 from fedjax_ssl.options import choices
 from fedjax_ssl.simulation.program import ON_CPU
+from tests.engine import run_python
 from tests.models import shipped
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -33,11 +32,8 @@ DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
 )
 def test_a_round_with_the_options_that_ship_equals_the_plain_reference(name):
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # without the tests' own
-    environment |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "tests.models.shipped", name]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    got = json.loads(done.stdout.splitlines()[-1])
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    got = json.loads(run_python("-m", "tests.models.shipped", name, environment=environment).splitlines()[-1])
     assert (got["layout"]["conv"], got["layout"]["strategy"]) == ("cpu", "sharded")
     assert got["compiler"] == ON_CPU
     assert got["moved"] > 1e-4
