@@ -3,7 +3,10 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -235,3 +238,25 @@ def test_two_that_fetch_at_once_fetch_once(server, kept, files, capsys, monkeypa
     with ThreadPoolExecutor(2) as threads:  # whose locks are those of processes
         assert len(set(threads.map(lambda _: obtain(kept), range(2)))) == 1
     assert (len(server.asked), names(kept)) == (1, [NAME])
+    assert "another process fetches it: waiting" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_what_the_next_one_goes_on_with(small, kept, monkeypatch):
+    monkeypatch.setattr("tests.data.server._PIECE", 1 << 19)  # of 750 kB
+    killed = threading.Event()
+    small.between = lambda: killed.wait(60)  # after the first piece
+    argv = [sys.executable, "-m", "launch.prepare", "cifar10"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    path = pathlib.Path(kept, "originals", "cifar10", NAME)
+    part = download.part_of(path)
+    while not (part.exists() and part.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    killed.set()
+    assert names(kept) == [f".{NAME}.part"]
+    assert subprocess.run(argv, capture_output=True).returncode == 0
+    assert small.asked[1][1].startswith("bytes=")
+    assert path.read_bytes() == (small.folder / "cifar10" / NAME).read_bytes()

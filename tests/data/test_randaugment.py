@@ -215,6 +215,12 @@ def test_fedmatch_is_mild():
     np.testing.assert_allclose(magnitude[op == Op.SOLARIZE].min(), np.linspace(256, 231, 10)[4], rtol=1e-5)
 
 
+@functools.cache
+def augmented(name: str):
+    """randaugment(name) on a batch: (keys [B], images [B, H, W, ch]) -> images, jitted."""
+    return jax.jit(jax.vmap(randaugment(name)))
+
+
 IMAGES = np.concatenate([photographs()] * 6)
 
 
@@ -224,8 +230,7 @@ def keys(seed: int) -> jax.Array:
 
 def test_operations_follow_one_another_as_in_pillow():
     """The slots of an image, replayed in Pillow. Differences of 1 may grow in later slots, but few values differ at all."""
-    got = np.asarray(jax.jit(jax.vmap(randaugment("usb")))(keys(1), IMAGES))
-    assert got.dtype == np.float32
+    got = np.asarray(augmented("usb")(keys(1), IMAGES))
 
     def slots(key):
         return jax.vmap(lambda key: draw(key, VARIANTS["usb"], 32, 32))(jax.random.split(key, VARIANTS["usb"].slots))
@@ -236,6 +241,20 @@ def test_operations_follow_one_another_as_in_pillow():
         expected[i] = pillow(Op(drawn.op[i, slot]), float(drawn.magnitude[i, slot]), expected[i])
     assert np.mean(got != expected) < 0.005
     assert np.mean(np.any(got != IMAGES, axis=(1, 2, 3))) > 0.3
+
+
+@pytest.mark.parametrize("name", ["usb", "semifl", "fedmatch"])
+def test_result_depends_on_key_and_image_alone(name):
+    first = np.asarray(augmented(name)(keys(2), IMAGES))
+    assert first.dtype == np.float32
+    np.testing.assert_array_equal(first, augmented(name)(keys(2), IMAGES))
+    np.testing.assert_array_equal(first[::-1], augmented(name)(keys(2)[::-1], IMAGES[::-1]))
+    other = np.asarray(augmented(name)(keys(3), IMAGES))
+    assert np.mean(np.any(first != other, axis=(1, 2, 3))) > 0.3
+    if name == "usb":  # neither on the batch's size nor on an outer map
+        by_client = jax.jit(jax.vmap(jax.vmap(randaugment("usb"))))
+        got = by_client(keys(2).reshape(4, 15), IMAGES.reshape(4, 15, 32, 32, 3))
+        np.testing.assert_array_equal(got.reshape(IMAGES.shape), first)
 
 
 def test_autocontrast_as_released_is_pillows_to_the_bit():

@@ -139,6 +139,15 @@ def test_a_lost_swapped_doubled_or_foreign_row_is_named(tmp_path, lines, round, 
     assert log.path.read_bytes() == damaged
 
 
+@pytest.mark.parametrize("round", [0, 3, 5, 9])
+def test_truncate_drops_later_rounds(tmp_path, round):
+    MetricsLog(tmp_path).truncate(round)
+    assert MetricsLog(tmp_path).rows() == []
+    log = filled(tmp_path)
+    log.truncate(round)
+    assert log.rows() == expected(*range(1, min(round, 5) + 1))
+
+
 def test_a_digest_follows_the_log_and_tells_it_from_another(tmp_path):
     log, other = MetricsLog(tmp_path / "a"), filled(tmp_path / "b", 3)
     assert log.digest() == log.digest(0) == other.digest(0)
