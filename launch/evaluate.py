@@ -11,6 +11,8 @@ Exit status: 0 done; 2 wrong arguments, runs or data.
 """
 
 import argparse
+import csv
+import io
 import json
 import logging
 import math
@@ -98,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--path", default="", help="likewise for its data.path")
     parser.add_argument("--clients", action="store_true", help="also evaluate on each client's own training examples")
     parser.add_argument("--save", action="store_true", help="write what is found into each run's folder, for launch.report")
-    parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")
+    parser.add_argument(
+        "--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label, and the class' name"
+    )
     parser.add_argument("--config", help="a config file that registers the run's method or network")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
@@ -107,9 +111,13 @@ def _parser() -> argparse.ArgumentParser:
 def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
     """The report of one run; its predictions are written to `out`."""
     test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
-    examples = _read(options.data, num_classes) if options.data else Examples(np.asarray(test.images), np.asarray(test.labels))
+    if options.data:
+        examples = _read(options.data, num_classes, experiment.classes)
+    else:
+        examples = Examples(np.asarray(test.images), np.asarray(test.labels))
     logits = experiment.predict(state, examples.images)
     report: Report = {"round": int(state.round), "examples": len(logits)}
+    report |= {"classes": list(experiment.classes)} if experiment.classes else {}
     if examples.labels is not None:
         known = examples.labels >= 0
         report |= evaluation.report(logits[known], examples.labels[known])
@@ -121,12 +129,15 @@ def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None
         clients = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)
         report["clients"] = clients._asdict()
     if out:
-        _write(out, evaluation.predictions(logits), examples.labels)
+        _write(out, evaluation.predictions(logits), examples.labels, experiment.classes)
     return report
 
 
-def _read(where: str, num_classes: int) -> Examples:
-    """The examples in an .npz file or a folder of images; ValueError or FileNotFoundError where there are none."""
+def _read(where: str, num_classes: int, classes: Sequence[str]) -> Examples:
+    """The examples in an .npz file or a folder of images, of the model's `classes`, if they have names.
+
+    ValueError or FileNotFoundError where there are none, or of other classes.
+    """
     path = os.path.expanduser(where)
     if not os.path.isdir(path):
         arrays, names = npz.read(path, [key for pair in KEYS for key in pair])
@@ -135,7 +146,9 @@ def _read(where: str, num_classes: int) -> Examples:
                 return Examples(arrays[images], _checked(where, arrays.get(labels), len(arrays[images]), num_classes))
         accepted = "x_test and y_test, test_images and test_labels, or images and, if known, labels"
         raise ValueError(f"--data: got {where} with {', '.join(names) or 'nothing'}, accepted: {accepted}")
-    part = folders.test_part(path)
+    part, names = folders.test_part(path)
+    if classes and names and list(classes) != names:
+        raise ValueError(f"--data: got {where} with classes {', '.join(names)}, accepted: the model's, {', '.join(classes)}")
     if (number := len(np.unique(part.labels[part.labels != -1]))) != num_classes:
         raise ValueError(f"--data: got {where} with {number} classes, accepted: each of the model's {num_classes} classes")
     return Examples(part.images, _checked(where, part.labels, len(part.images), num_classes))
@@ -156,17 +169,20 @@ def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: in
     return labels
 
 
-def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None) -> None:
+def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None, classes: Sequence[str]) -> None:
     """Writes predictions, the whole file or none; an unknown label is -1."""
     number = len(predicted.label)
     labels = np.full(number, -1) if labels is None else labels
     columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
+    columns |= {"class": np.array(classes)[predicted.label]} if classes else {}
     with replacing(out) as file:
         if out.suffix == ".npz":
             np.savez(file, **columns)
             return
+        text = io.StringIO()
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        file.write("".join(f"{','.join(map(str, row))}\n" for row in (columns, *rows)).encode())
+        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+        file.write(text.getvalue().encode())
 
 
 def _beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:
@@ -212,7 +228,8 @@ def _tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]]) -
             is_shown = len(confusion) <= LARGEST
             matrix = "and how many of its examples are taken for which (the confusion matrix)" if is_shown else "more in --json"
             header = ("class", "accuracy", *(map(str, range(len(confusion))) if is_shown else ()))
-            rows = [(str(c), _spread([one]), *(counts if is_shown else ())) for c, (one, counts) in enumerate(each)]
+            names = tables.of_classes(len(confusion), report.get("classes", ()))
+            rows = [(names[c], _spread([one]), *(counts if is_shown else ())) for c, (one, counts) in enumerate(each)]
             yield Table("classes", f"{folder}, each class: its accuracy, {matrix}", header, tuple(rows))
         if clients := report.get("clients"):
             most = max(1, *clients["histogram"])

@@ -44,6 +44,7 @@ class Experiment:
     num_params: int
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
+    classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
     tiny_method: Callable[[], Method]
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 

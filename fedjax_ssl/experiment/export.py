@@ -48,12 +48,13 @@ def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarra
 
 
 def metadata(experiment: Experiment) -> dict[str, Any]:
-    """What is needed to use the arrays: the network with its options, and how examples become its inputs.
+    """What is needed to use the arrays: the network, its options and classes, and how examples become its inputs.
 
     An image is zero-padded on all sides to `height` x `width`, then its inputs are (pixels / 255 - mean) / std.
     """
     settings, pool = experiment.settings, experiment.problem.train.images
     found: dict[str, Any] = {"model": dict(settings.model), "num_classes": experiment.problem.spec.num_classes}
+    found |= {"classes": list(experiment.classes)} if experiment.classes else {}
     found["input_shape"] = list(experiment.problem.spec.image_shape)
     if pool.dtype == np.uint8:
         ends = jnp.stack([jnp.full(pool.shape[1:], value, jnp.uint8) for value in (0, 255)])

@@ -56,6 +56,7 @@ def test_names_and_any_integers_are_numbered_and_the_mapping_is_logged(tmp_path,
         numbers = in_memory((picture(4, 3, 3), [30, 7, -1, 30]), (picture(1, 3, 3, seed=1), [7]), renumber_labels=True)
     assert (text.train_labels.tolist(), text.test_labels.tolist()) == ([1, 0, 1, -1], [0, 1])
     assert (numbers.train_labels.tolist(), numbers.test_labels.tolist()) == ([1, 0, -1, 1], [0])
+    assert (text.classes, numbers.classes) == (("cat", "dog"), ("7", "30"))
     assert "image_folder: labels are numbered: 0 = cat, 1 = dog" in caplog.messages
     assert "arrays: labels are numbered: 0 = 7, 1 = 30" in caplog.messages
     message = message_of(ValueError, sources.load, "digits", renumber_labels=True)
@@ -70,10 +71,11 @@ def test_folders_of_classes_with_an_unlabeled_folder(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         dataset = classes(add, renumber_labels=True)(tmp_path)
     assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3 + [-1] * 2
+    assert dataset.classes == ("cat", "dog")
     assert same(as_rows(dataset.train_images[6:], [-1, -1]), as_rows(pixels((50, 51)), [-1, -1]))
     assert caplog.messages[0] == "image_folder: labels are numbered: 0 = cat, 1 = dog"
     again = sources.load("image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
-    assert (again.train_labels < 0).sum() == 2
+    assert (again.classes, (again.train_labels < 0).sum()) == (("cat", "dog"), 2)
     assert len(again.test_labels) == 6
     (tmp_path / "unlabeled.csv").write_text("id,client\nb,1\na,0\n")
     assert sources.load("image_folder", path=str(tmp_path)).clients.tolist() == [-1] * 6 + [1, 0]

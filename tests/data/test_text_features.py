@@ -35,6 +35,7 @@ def test_a_file_of_features_is_a_dataset_of_stored_views(tmp_path, strong):
     more = {"metadata": np.array("{}"), "classes": np.array(["a", "b", "c"])}
     dataset = load_npz(tmp_path, given | more, "text_features")
     assert (dataset.name, dataset.num_classes, dataset.holds_features) == ("text_features", 3, True)
+    assert dataset.classes == ("a", "b", "c")
     assert (dataset.train_images.dtype, dataset.train_images.shape) == (np.float32, (12, 1 + strong, 5))
     assert np.array_equal(dataset.train_images[:, 0], given["train_features"])
     assert np.array_equal(dataset.train_images[:, -1], given["train_strong_features" if strong else "train_features"])

@@ -187,6 +187,7 @@ def test_tfds_real_datasets_equal_pillows_decoding_and_have_the_normalization_th
     about = DATASETS[name]
     assert dataset.num_classes == about.classes
     assert len(dataset.train_labels) == {"cifar10": 50_000}.get(name, 60_000)
+    assert dataset.classes[:2] == {"mnist": (), "cifar10": ("airplane", "automobile")}.get(name, ("T-shirt/top", "Trouser"))
     if name != "mnist":
         assert np.bincount(dataset.train_labels).tolist() == [len(dataset.train_labels) // 10] * 10
     for split, images, labels in [("train", *dataset[1:3]), ("test", *dataset[3:5])]:

@@ -8,12 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment import evaluation, export
 from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
 from fedjax_ssl.experiment.report.tables import DASH
-from launch import evaluate
+from launch import evaluate, report
 from tests.experiment.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -160,6 +160,33 @@ def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
     done = launch(str(runs), f"--data={tmp_path / 'one.npz'}", program=evaluate)
     assert (done.returncode, done.stdout.count(DASH)) == (0, 18)
     assert evaluated(runs, f"--data={tmp_path / 'one.npz'}")["all"][str(runs)]["accuracy"]["mean"] in (0, 0.5, 1)
+
+
+def test_classes_with_names(tmp_path):
+    names, pixels = ["ant", "bee, wild", "cat"], np.random.default_rng(0).integers(0, 256, (36, 8, 8), np.uint8)
+    for i, image in enumerate(pixels):
+        folder = tmp_path / "data" / ("train" if i < 24 else "test") / names[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{i}.png"), image)
+    run, out = tmp_path / "run", tmp_path / "p.csv"
+    data = (f"data.path={tmp_path / 'data'}", "data.name=image_folder", "data.num_clients=6", "data.num_labels=6", "rounds=1")
+    (tmp_path / "small.py").write_text(CONFIG)
+    succeeded(f"--config={tmp_path / 'small.py'}", f"--workdir={run}", *(f"--config.{one}" for one in data))
+    shown = launch(str(run), f"--out={out}", "--save", program=evaluate).stdout
+    assert [line.split("  ")[0] for line in shown.splitlines() if " = " in line] == ["0 = ant", "1 = bee, wild", "2 = cat"]
+    with out.open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["class"] for row in table] == [names[int(row["prediction"])] for row in table]
+    assert [names[int(row["label"])] for row in table] == np.repeat(names, 4).tolist()
+    assert evaluated(run)["runs"][str(run)]["classes"] == names
+    assert export.metadata(load(run)[0])["classes"] == names
+    succeeded(str(run), f"--out={tmp_path / 'report.html'}", program=report)
+    with (tmp_path / "report_files" / "per_class.csv").open() as file:
+        assert [row[0] for row in csv.reader(file)][1:] == ["0 = ant", "1 = bee, wild", "2 = cat"]
+    other = shutil.copytree(tmp_path / "data" / "test", tmp_path / "other")
+    (other / "ant").rename(other / "dog")
+    line = f"--data: got {other} with classes bee, wild, cat, dog, accepted: the model's, ant, bee, wild, cat"
+    assert refused(str(run), f"--data={other}", program=evaluate) == f"error: {line}\n"
 
 
 def test_a_method_of_ones_own_needs_its_config(tmp_path):

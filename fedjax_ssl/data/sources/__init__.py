@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, known
 from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
-from fedjax_ssl.data.sources.checks import Dataset, Part, dataset
+from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named
 from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.options import did_you_mean
 
@@ -77,6 +77,7 @@ def from_arrays(
     test_labels: Raw | None = None,
     num_classes: int | None = None,
     clients: Raw | Sequence[Raw] | None = None,
+    classes: Sequence[str] | np.ndarray = (),
     renumber_labels: bool = False,
     name: str = "arrays",
 ) -> Dataset:
@@ -84,7 +85,8 @@ def from_arrays(
 
     Images are uint8 [N, H, W] or [N, H, W, ch], RGB if ch = 3. Labels are integers [N] or [N, 1] in 0..C-1, with every class in
     the training set; C is the largest label + 1 by default. A training label of -1 is unknown: nobody gets such an example as a
-    labeled one. With `renumber_labels`, labels are any integers or text, which become 0..C-1 in sorted order.
+    labeled one. With `renumber_labels`, labels are any integers or text, which become 0..C-1 in sorted order. `classes` are the
+    classes' names, where they have some.
 
     `clients` says whose the training examples are, for `data.partition=natural`: an id for each example, integers or text,
     numbered in sorted order, or K lists of positions, one per client. A `name` of `fedjax_ssl.data.catalog.DATASETS` brings its
@@ -97,8 +99,9 @@ def from_arrays(
     train = splits["train"]
     if clients is not None:
         splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
-    splits = labels.renumbered(name, splits, merged=False) if renumber_labels else splits
-    return quality.warn(dataset(name, splits["train"], splits["test"], num_classes))
+    if renumber_labels:
+        splits, classes = labels.renumbered(name, splits, merged=False)
+    return quality.warn(named(dataset(name, splits["train"], splits["test"], num_classes), classes))
 
 
 def _array(name: str, what: str, given: Raw | None) -> np.ndarray:

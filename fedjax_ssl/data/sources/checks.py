@@ -1,5 +1,6 @@
 """Checks of every dataset, with one line on what is wrong and how to correct it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ class Dataset(NamedTuple):
     num_classes: int
     clients: Classes | None = None
     """Which client each training example belongs to, 0..K-1 or -1 for none, if the dataset says so."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes 0..C-1; empty where they are numbers alone."""
 
     @property
     def holds_features(self) -> bool:
@@ -72,6 +75,15 @@ def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> 
     if num_classes == 1:
         raise ValueError(f"{name}: all labels are {largest}: give examples of two classes or more")
     return Dataset(name, train.images, train.labels, test.images, test.labels, num_classes, train.clients)
+
+
+def named(data: Dataset, classes: Sequence[str] | np.ndarray) -> Dataset:
+    """The dataset with the names of its classes, in their order, or with none; ValueError where each has not one of its own."""
+    names = tuple(map(first_line, np.ravel(classes)))
+    if names and not len(names) == len(set(names)) == data.num_classes:
+        got = f"classes={first_line(list(names))} for {data.num_classes} classes"
+        raise ValueError(f"{data.name}: {got}: give each a name of its own")
+    return data._replace(classes=() if names == tuple(map(str, range(len(names)))) else names)
 
 
 def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> Part:

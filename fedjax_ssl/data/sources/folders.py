@@ -52,7 +52,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
         if missing:
             raise FileNotFoundError(f"path={path} has no folder {missing[0]}/: {_NEEDED}")
         found = {split: found[split] for split in ("train", "test")}
-    files = _files(root, found or {"all": _whole(root)}, by_name=renumber)
+    files, classes = _files(root, found or {"all": _whole(root)}, by_name=renumber)
     if resplit is None:
         files["test"] = files["test"]._replace(clients=None)
     first = next(iter(files))
@@ -66,14 +66,15 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
             "%s: %d images lie elsewhere, and are read through links (first: %s, at %s): remove links that are not meant",
             *(path, len(linked), linked[0], linked[0].resolve()),
         )
-    return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber)
+    return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber, classes=classes)
 
 
-def test_part(path: str) -> Part:
-    """The test images of a folder, or all, where it is not split, and their labels, numbered as in `load`."""
+def test_part(path: str) -> tuple[Part, list[str]]:
+    """The test images of a folder, or all, where it is not split, with labels numbered as in `load`, and the classes' names."""
     root = Path(path)
     folder = _split_folders(root).get("test") or _whole(root)
-    return _read(path, path, _files(root, {"test": folder}, by_name=False))["test"]
+    files, classes = _files(root, {"test": folder}, by_name=False)
+    return _read(path, path, files)["test"], classes
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -94,14 +95,15 @@ def _whole(root: Path) -> Path:
     return inside[0] if (root / "labels.csv").is_file() and len(inside) == 1 else root
 
 
-def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[str, Files]:
-    """The files of each split, all by their folders' names or all by tables; `by_name`: labels are names of classes."""
+def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> tuple[dict[str, Files], list[str]]:
+    """The files of each split, and the classes' names, if labels are numbers of folders, not names, as with `by_name`."""
     tables = {split: _table(root, folder) for split, folder in folders.items()}
     if not any(tables.values()):
         classes = _classes(next(iter(folders.values())), root)
         if not by_name:  # else they are numbered, and named, later
             _log.info("%s: classes are numbered: %s", root, numbered(classes))
-        return {split: _of_classes(folder, root, classes, by_name=by_name) for split, folder in folders.items()}
+        named = {split: _of_classes(folder, root, classes, by_name=by_name) for split, folder in folders.items()}
+        return named, [] if by_name else classes
     files = {}
     for split, folder in folders.items():
         if (table := tables[split]) is None:
@@ -112,7 +114,7 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> dict[st
         rows = rows_of(table, inside.images, folder)
         others = [one for one in (*inside.folders, *inside.others) if one.suffix.lower() != ".csv"] if folder != root else []
         files[split] = Files(inside.images, from_text(rows.labels), rows.clients, others)
-    return files
+    return files, []
 
 
 def _table(root: Path, folder: Path) -> Path | None:

@@ -14,8 +14,8 @@ Ids = Shaped[np.ndarray, " N"]
 Numbers = Int32[np.ndarray, " N"]
 
 
-def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[str, Part]:
-    """The splits with labels, integers or text, numbered 0..C-1 in sorted order; logs which is which. -1 stays -1.
+def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> tuple[dict[str, Part], Ids]:
+    """The splits with labels, integers or text, numbered 0..C-1 in sorted order, and the classes; logs them. -1 stays -1.
 
     The classes are those of the training split, or, where splits are `merged`, of all. ValueError: another split has others.
     """
@@ -35,7 +35,7 @@ def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> dict[s
         numbers = np.searchsorted(classes, labels).astype(np.int32)
         return np.where(labels == unknown, np.int32(UNLABELED), numbers)
 
-    return {split: part._replace(labels=number(given[split])) for split, part in splits.items()}
+    return {split: part._replace(labels=number(given[split])) for split, part in splits.items()}, classes
 
 
 def _flat(what: str, values: np.ndarray) -> Ids:

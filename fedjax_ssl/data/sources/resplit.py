@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset
+from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset, named
 from fedjax_ssl.data.sources.labels import renumbered
 
 
@@ -17,17 +17,19 @@ def with_splits(
     num_classes: int | None = None,
     *,
     renumber: bool = False,
+    classes: Sequence[str] | Shaped[np.ndarray, " C"] = (),
 ) -> Dataset:
     """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
     `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used, and all examples
-    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1.
+    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1, and name the `classes`.
     """
     if resplit is None:
         splits = {split: splits[split] for split in ("train", "test")}
-    splits = renumbered(name, splits, merged=resplit is not None) if renumber else splits
+    if renumber:
+        splits, classes = renumbered(name, splits, merged=resplit is not None)
     if resplit is None:
-        return dataset(name, splits["train"], splits["test"], num_classes)
+        return named(dataset(name, splits["train"], splits["test"], num_classes), classes)
     fractions = tuple(resplit)
     if len(fractions) != 3 or min(fractions) < 0 or not fractions[0] * fractions[2] > 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ValueError(
@@ -44,7 +46,7 @@ def with_splits(
             f"resplit={fractions} of {num_labeled} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
-    return dataset(name, *stratified(pool, num_train, num_test, seed), num_classes)
+    return named(dataset(name, *stratified(pool, num_train, num_test, seed), num_classes), classes)
 
 
 def _merged(name: str, splits: Mapping[str, Part]) -> Part:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from fedjax_ssl.data.sources import npz
-from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join
+from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join, named
 from fedjax_ssl.data.sources.labels import clients as numbered_clients
 
 _NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
@@ -16,8 +16,8 @@ Raw = np.ndarray | Sequence
 
 
 def load(name: str, path: str) -> Dataset:
-    """The dataset in an `.npz` file, whose keys are arguments of `from_features`, and `client`; others are not read."""
-    arrays, names = npz.read(path, (*_NEEDED, STRONG, npz.CLIENT))
+    """The dataset in an `.npz` file, whose keys are arguments of `from_features`, but `client`; others are not read."""
+    arrays, names = npz.read(path, (*_NEEDED, STRONG, npz.CLIENT, npz.CLASSES))
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(
             f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
@@ -35,9 +35,10 @@ def from_features(
     train_strong_features: Raw | None = None,
     num_classes: int | None = None,
     clients: Raw | Sequence[Raw] | None = None,
+    classes: Sequence[str] | np.ndarray = (),
     name: str = "text_features",
 ) -> Dataset:
-    """A dataset of feature vectors, float32 [N, D], checked; labels and clients as in `sources.from_arrays`.
+    """A dataset of feature vectors, float32 [N, D], checked; labels, clients and classes as in `sources.from_arrays`.
 
     `train_features` are the plain and the weak view. `train_strong_features` are the strong view of the same texts, row by row,
     such as the features of their back-translations; by default it is the weak one.
@@ -53,7 +54,7 @@ def from_features(
     owners = None if clients is None else numbered_clients(where, clients, number)
     train = Part(np.stack(views, 1), labels, owners)
     tested = Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test)))
-    return join(name, train, tested, num_classes)
+    return named(join(name, train, tested, num_classes), classes)
 
 
 def _checked(where: str, features: np.ndarray) -> Float32[np.ndarray, "N D"]:

@@ -39,7 +39,8 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
         )
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(f"{name} at {folder} has splits {', '.join(builder.info.splits)}: needed are train and test")
-    return with_splits(name, {split: read(builder, split) for split in ("train", "test")}, resplit, seed, num_classes)
+    splits = {split: read(builder, split) for split in ("train", "test")}
+    return with_splits(name, splits, resplit, seed, num_classes, classes=features["label"].names)
 
 
 def prepared(name: str, data_dir: str | None) -> Any:

@@ -22,6 +22,7 @@ class EvaluationFile(Model, extra="ignore"):
     """What is read of a run in `evaluation.json`, which `launch.evaluate --save` writes; a part that is missing is empty."""
 
     round: Count = 0
+    classes: list[str] = Field(default=[])
     class_accuracy: list[Fraction | None] = Field(default=[])
     confusion: list[list[Count]] = Field(default=[])
     ece: Fraction | None = None
@@ -31,13 +32,14 @@ class EvaluationFile(Model, extra="ignore"):
 class Evaluation(NamedTuple):
     """A model's results as fractions; a part that is missing is empty (`ece`: NaN), NaN a class or client without examples.
 
-    Rows of `confusion` are true classes.
+    Rows of `confusion` are true classes; `classes` are the names of all, if they have some.
     """
 
     per_class: Float[np.ndarray, " C"]
     confusion: Float[np.ndarray, "C C"]
     per_client: Float[np.ndarray, " K"]
     ece: float
+    classes: tuple[str, ...] = ()
 
     @property
     def known(self) -> Float[np.ndarray, " _"]:
@@ -65,7 +67,8 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     except ValueError as error:
         return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]
     per_class, per_client = (np.array(values, float) for values in (found.class_accuracy, found.clients.accuracy))
-    return Evaluation(per_class, confusion, per_client, float("nan") if found.ece is None else found.ece), []
+    ece = float("nan") if found.ece is None else found.ece
+    return Evaluation(per_class, confusion, per_client, ece, tuple(found.classes)), []
 
 
 def records(run: Run) -> tuple[Records | None, list[str]]:

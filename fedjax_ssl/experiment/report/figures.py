@@ -134,11 +134,12 @@ def _ends(parts: Mapping[str, Sequence[Curve]]) -> str:
 
 def heat(
     name: str, title: str, values: Float[np.ndarray, "A B"], labels: tuple[str, str, str], *, numbers: bool = False,
-    caption: str = "", columns: Int[np.ndarray, " B"] | None = None,
+    caption: str = "", columns: Int[np.ndarray, " B"] | None = None, heads: Sequence[str] = (),
 ) -> Picture:  # fmt: skip
     """A heat map, NaN in gray; `labels` are those of rows, columns and values; `numbers` writes them into the cells.
 
-    `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width.
+    `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width. `heads` are the
+    rows' names.
     """
     rows, width = values.shape
     with rc_context({**STYLE, "axes.grid": False}):
@@ -149,6 +150,8 @@ def heat(
         axes.set(ylabel=labels[0], xlabel=labels[1])
         for axis in (axes.yaxis, axes.xaxis):
             axis.set_major_locator(MaxNLocator(10, integer=True))
+        if heads:
+            axes.set_yticks(range(rows), [head if len(head) <= 20 else f"{head[:19]}…" for head in heads])
         if columns is not None:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: str(columns[int(x)]) if 0 <= x < width else ""))
         if numbers:

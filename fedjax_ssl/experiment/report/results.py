@@ -18,7 +18,7 @@ from fedjax_ssl.experiment.report.groups import (
     text_of,
 )
 from fedjax_ssl.experiment.report.runs import Run
-from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Table, spread
+from fedjax_ssl.experiment.report.tables import DASH, Cell, Link, Table, of_classes, spread
 
 ACCURACY = "eval/accuracy"
 Evaluations = dict[str, list[Evaluation]]
@@ -123,9 +123,11 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
     if not having:
         return None
     rows: list[tuple[Cell, ...]] = []
-    for index in range(max(len(part) for parts in having.values() for part in parts)):
+    names = {one.classes for label in having for one in found[label]}
+    number = max(len(part) for parts in having.values() for part in parts)
+    for index, head in enumerate(of_classes(number, names.pop() if len(names) == 1 else ())):
         each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
-        rows.append((str(index), *(spread(values, 1) for values in each)))
+        rows.append((head, *(spread(values, 1) for values in each)))
     errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
     shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
     note = f"Expected calibration error, %: {shown}." if shown else ""

@@ -203,8 +203,8 @@ def _classes(made_from: Source) -> list[Item]:
     table = results.per_class(made_from.grouped.groups, made_from.evaluations)
     items: list[Item] = [table] if table else []
     for group in made_from.grouped.groups:
-        having = [one.confusion for one in made_from.evaluations[group.label] if len(one.confusion)]
-        having = [one for one in having if one.shape == having[0].shape]
+        evaluations = [one for one in made_from.evaluations[group.label] if len(one.confusion)]
+        having = [one.confusion for one in evaluations if one.confusion.shape == evaluations[0].confusion.shape]
         if not having or len(items) > SHOWN:
             continue
         total = np.sum(having, axis=0)
@@ -213,7 +213,8 @@ def _classes(made_from: Source) -> list[Item]:
         title, labels = f"Confusion matrix: {group.label}", ("true class", "predicted class", "%")
         caption = f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}"
         few = len(total) <= 12
-        items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption))
+        heads = tables.of_classes(len(total), evaluations[0].classes) if few else ()
+        items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption, heads=heads))
     return items
 
 

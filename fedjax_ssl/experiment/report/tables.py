@@ -45,6 +45,11 @@ def spread(values: Sequence[float], digits: int | None = None) -> Spread:
     return Spread(float(mean), float(sd), digits, len(there), len(values) - len(there))
 
 
+def of_classes(number: int, names: Sequence[str]) -> list[str]:
+    """The heads of rows of classes: `0 = cat`, or `0` where they have no names."""
+    return [f"{c} = {name}" for c, name in enumerate(names)] if len(names) == number else list(map(str, range(number)))
+
+
 class Link(NamedTuple):
     """A text that links to a part of the page."""
 
