@@ -4,8 +4,8 @@
 
 DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
 and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
-y_test; test_images, test_labels; or images and, if known, labels), or a folder: of classes, or with train/ and test/. The runs
-are only read; with `--save` each gets what was found as `evaluation.json`, which `launch.report` shows.
+y_test; test_images, test_labels; or images and, if known, labels), or a folder: of classes, with train/ and test/, or of images
+without labels. The runs are only read, but for `--save`: each gets what was found as `evaluation.json`, for `launch.report`.
 
 Exit status: 0 done; 2 wrong arguments, runs or data.
 """
@@ -21,11 +21,10 @@ import pathlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.sources import folders, npz
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import plain, replacing, write_json
@@ -36,26 +35,21 @@ from fedjax_ssl.experiment.run import EVALUATION
 from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command
+from .examples import Examples, read
 
-KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", "test_labels"), ("images", "labels"))
+SAID = ("fedjax_ssl.data.split", "fedjax_ssl.experiment.doubts")
+"""Loggers of what a run has said, which is not said again."""
 LARGEST = 20  # classes of a confusion matrix that is printed
 SUMMARIZED = ("accuracy", "ece", "class_accuracy", "clients", "mean", "worst")
 """What has a mean and a standard deviation over runs."""
 Report = dict[str, Any]
 
 
-class Examples(NamedTuple):
-    """What is predicted: images or features, and their labels, or None where they are not known."""
-
-    images: np.ndarray
-    labels: np.ndarray | None
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     waiting.setLevel(logging.WARNING)
-    waiting.addFilter(lambda record: record.name != "fedjax_ssl.data.split")  # what a run has said is not said again
+    waiting.addFilter(lambda record: record.name not in SAID)
     try:
         options = _parser().parse_args(argv[1:])
         out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
@@ -100,9 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--path", default="", help="likewise for its data.path")
     parser.add_argument("--clients", action="store_true", help="also evaluate on each client's own training examples")
     parser.add_argument("--save", action="store_true", help="write what is found into each run's folder, for launch.report")
-    parser.add_argument(
-        "--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label, and the class' name"
-    )
+    parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")
     parser.add_argument("--config", help="a config file that registers the run's method or network")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
@@ -110,11 +102,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None, options: argparse.Namespace) -> Report:
     """The report of one run; its predictions are written to `out`."""
-    test, num_classes = experiment.problem.test, experiment.problem.spec.num_classes
-    if options.data:
-        examples = _read(options.data, num_classes, experiment.classes)
-    else:
-        examples = Examples(np.asarray(test.images), np.asarray(test.labels))
+    test = experiment.problem.test
+    own = Examples(np.asarray(test.images), np.asarray(test.labels))
+    examples = read(options.data, experiment) if options.data else own
     logits = experiment.predict(state, examples.images)
     report: Report = {"round": int(state.round), "examples": len(logits)}
     report |= {"classes": list(experiment.classes)} if experiment.classes else {}
@@ -129,52 +119,22 @@ def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None
         clients = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)
         report["clients"] = clients._asdict()
     if out:
-        _write(out, evaluation.predictions(logits), examples.labels, experiment.classes)
+        _write(out, evaluation.predictions(logits), examples, experiment.classes)
     return report
 
 
-def _read(where: str, num_classes: int, classes: Sequence[str]) -> Examples:
-    """The examples in an .npz file or a folder of images, of the model's `classes`, if they have names.
-
-    ValueError or FileNotFoundError where there are none, or of other classes.
-    """
-    path = os.path.expanduser(where)
-    if not os.path.isdir(path):
-        arrays, names = npz.read(path, [key for pair in KEYS for key in pair])
-        for images, labels in KEYS:
-            if images in arrays and (labels in arrays or images == "images"):
-                return Examples(arrays[images], _checked(where, arrays.get(labels), len(arrays[images]), num_classes))
-        accepted = "x_test and y_test, test_images and test_labels, or images and, if known, labels"
-        raise ValueError(f"--data: got {where} with {', '.join(names) or 'nothing'}, accepted: {accepted}")
-    part, names = folders.test_part(path)
-    if classes and names and list(classes) != names:
-        raise ValueError(f"--data: got {where} with classes {', '.join(names)}, accepted: the model's, {', '.join(classes)}")
-    if (number := len(np.unique(part.labels[part.labels != -1]))) != num_classes:
-        raise ValueError(f"--data: got {where} with {number} classes, accepted: each of the model's {num_classes} classes")
-    return Examples(part.images, _checked(where, part.labels, len(part.images), num_classes))
-
-
-def _checked(where: str, labels: np.ndarray | None, number: int, num_classes: int) -> np.ndarray | None:
-    """The labels int [N], -1 where one is not known."""
-    if labels is None:
-        return None
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.dtype.kind not in "iu" or labels.shape != (number,):
-        got = f"got labels {labels.dtype} {list(labels.shape)} for {number} examples in {where}"
-        raise ValueError(f"--data: {got}, accepted: integers [{number}]")
-    labels = labels.astype(np.int64)
-    if labels.size and not -1 <= labels.min() <= labels.max() < num_classes:
-        got = f"got labels from {labels.min()} to {labels.max()} in {where}"
-        raise ValueError(f"--data: {got}, accepted: 0 to {num_classes - 1}, or -1 where one is not known")
-    return labels
-
-
-def _write(out: pathlib.Path, predicted: Any, labels: np.ndarray | None, classes: Sequence[str]) -> None:
+def _write(out: pathlib.Path, predicted: evaluation.Predictions, examples: Examples, classes: Sequence[str]) -> None:
     """Writes predictions, the whole file or none; an unknown label is -1."""
     number = len(predicted.label)
-    labels = np.full(number, -1) if labels is None else labels
-    columns = {"id": np.arange(number), "prediction": predicted.label, "confidence": predicted.confidence, "label": labels}
-    columns |= {"class": np.array(classes)[predicted.label]} if classes else {}
+    labels = np.full(number, -1) if examples.labels is None else examples.labels
+    columns: dict[str, Any] = {
+        "id": np.arange(number),
+        "prediction": predicted.label,
+        "confidence": predicted.confidence,
+        "label": labels,
+    }
+    columns |= {"predicted_class": np.array(classes)[predicted.label]} if classes else {}
+    columns |= {"file": np.array(examples.files)} if examples.files else {}
     with replacing(out) as file:
         if out.suffix == ".npz":
             np.savez(file, **columns)

@@ -18,6 +18,7 @@ class Known(NamedTuple):
     url: str
     mean: tuple[float, ...] = ()  # of images in [0, 1], per channel or one for all; empty: measured on the training images
     std: tuple[float, ...] = ()  # likewise
+    names: tuple[str, ...] = ()  # of the classes, where they are not numbers
 
 
 class File(NamedTuple):
@@ -30,8 +31,11 @@ class File(NamedTuple):
     size: int = 0  # bytes; 0: as the server says
 
 
+_OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
 _CIFAR10 = Known(
-    "tfds", 10, "flip_crop4", "usb", mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616),
+    "tfds", 10, "flip_crop4", "usb", names=_OBJECTS, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616),
     citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
     terms="none stated; cite the report", url="https://www.cs.toronto.edu/~kriz/cifar.html",
 )  # fmt: skip
@@ -48,7 +52,7 @@ DATASETS: dict[str, Known] = {
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI), its test part",
     ),
     "cifar10": _CIFAR10,
-    "cifar100": _CIFAR10._replace(classes=100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+    "cifar100": _CIFAR10._replace(classes=100, names=(), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
     "svhn_cropped": _SVHN,
     "svhn_cropped/extra": _SVHN,  # trains on its further images, too; always read from the original files
     "mnist": Known(
@@ -57,7 +61,7 @@ DATASETS: dict[str, Known] = {
         terms="CC BY-SA 3.0, as Keras states", url="http://yann.lecun.com/exdb/mnist/",
     ),
     "fashion_mnist": Known(
-        "tfds", 10, "flip_crop4", "usb", mean=(0.286,), std=(0.353,),
+        "tfds", 10, "flip_crop4", "usb", names=_CLOTHES, mean=(0.286,), std=(0.353,),
         citation="Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747",
         terms="MIT", url="https://github.com/zalandoresearch/fashion-mnist",
     ),
@@ -67,7 +71,7 @@ DATASETS: dict[str, Known] = {
         terms="see source", url="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     ),
     "cinic10": Known(  # views and normalization of FedDure
-        "image_folder", 10, "flip_crop4", "randaugment_mc",
+        "image_folder", 10, "flip_crop4", "randaugment_mc", names=_OBJECTS,
         mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835),
         citation="Darlow, Crowley, Antoniou and Storkey 2018, arXiv:1810.03505",
         terms="see source; made of CIFAR-10 and ImageNet pictures", url="https://datashare.is.ed.ac.uk/handle/10283/3192",

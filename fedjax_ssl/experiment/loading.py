@@ -50,7 +50,10 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         settings = settings.model_copy(update={"execution": any_device})
     lacking = _unreadable(settings)
     system = SystemSettings() if lacking else settings.system
-    experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
+    try:
+        experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; for data that have moved, give path or data_dir") from None
     if noted.get("data") not in (None, *provenance.data_digests(experiment)):
         if noted.get("examples") not in provenance.data_digests(experiment, devices=False):
             accepted = "the data that it began with (load's dataset, data_dir or path)"

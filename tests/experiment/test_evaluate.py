@@ -162,31 +162,71 @@ def test_other_data_from_a_file_and_from_a_folder(runs, tmp_path):
     assert evaluated(runs, f"--data={tmp_path / 'one.npz'}")["all"][str(runs)]["accuracy"]["mean"] in (0, 0.5, 1)
 
 
-def test_classes_with_names(tmp_path):
-    names, pixels = ["ant", "bee, wild", "cat"], np.random.default_rng(0).integers(0, 256, (36, 8, 8), np.uint8)
+NAMES = ["ant", "bee, wild", "$c"]
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A folder with images of named classes in color, `data`, and a run of them, `run`."""
+    root, pixels = tmp_path_factory.mktemp("named"), np.random.default_rng(0).integers(0, 256, (36, 8, 8, 3), np.uint8)
     for i, image in enumerate(pixels):
-        folder = tmp_path / "data" / ("train" if i < 24 else "test") / names[i % 3]
+        folder = root / "data" / ("train" if i < 24 else "test") / NAMES[i % 3]
         folder.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / f"{i}.png"), image)
-    run, out = tmp_path / "run", tmp_path / "p.csv"
-    data = (f"data.path={tmp_path / 'data'}", "data.name=image_folder", "data.num_clients=6", "data.num_labels=6", "rounds=1")
-    (tmp_path / "small.py").write_text(CONFIG)
-    succeeded(f"--config={tmp_path / 'small.py'}", f"--workdir={run}", *(f"--config.{one}" for one in data))
+    data = (f"data.path={root / 'data'}", "data.name=image_folder", "data.num_clients=6", "data.num_labels=6", "rounds=1")
+    (root / "small.py").write_text(CONFIG)
+    succeeded(f"--config={root / 'small.py'}", f"--workdir={root / 'run'}", *(f"--config.{one}" for one in data))
+    return root
+
+
+def test_names_of_classes_are_shown_and_stored(named, tmp_path):
+    run, out = named / "run", tmp_path / "p.csv"
+    experiment, _ = load(run)
+    assert (experiment.classes, export.metadata(experiment)["classes"]) == (("$c", "ant", "bee, wild"), sorted(NAMES))
+    heads = ["0 = $c", "1 = ant", "2 = bee, wild"]
     shown = launch(str(run), f"--out={out}", "--save", program=evaluate).stdout
-    assert [line.split("  ")[0] for line in shown.splitlines() if " = " in line] == ["0 = ant", "1 = bee, wild", "2 = cat"]
+    assert [line.split("  ")[0] for line in shown.splitlines() if " = " in line] == heads
     with out.open() as file:
         table = list(csv.DictReader(file))
-    assert [row["class"] for row in table] == [names[int(row["prediction"])] for row in table]
-    assert [names[int(row["label"])] for row in table] == np.repeat(names, 4).tolist()
-    assert evaluated(run)["runs"][str(run)]["classes"] == names
-    assert export.metadata(load(run)[0])["classes"] == names
+    assert [row["predicted_class"] for row in table] == [sorted(NAMES)[int(row["prediction"])] for row in table]
+    assert evaluated(run)["runs"][str(run)]["classes"] == sorted(NAMES)
     succeeded(str(run), f"--out={tmp_path / 'report.html'}", program=report)
     with (tmp_path / "report_files" / "per_class.csv").open() as file:
-        assert [row[0] for row in csv.reader(file)][1:] == ["0 = ant", "1 = bee, wild", "2 = cat"]
-    other = shutil.copytree(tmp_path / "data" / "test", tmp_path / "other")
-    (other / "ant").rename(other / "dog")
-    line = f"--data: got {other} with classes bee, wild, cat, dog, accepted: the model's, ant, bee, wild, cat"
-    assert refused(str(run), f"--data={other}", program=evaluate) == f"error: {line}\n"
+        assert [row[0] for row in csv.reader(file)][1:] == heads
+
+
+def test_labels_of_other_data_are_matched_by_names(named, tmp_path):
+    run, test = named / "run", named / "data" / "test"
+    files = sorted(test.glob("*/*.png"))
+    truth = [sorted(NAMES).index(file.parent.name) for file in files]
+
+    def labels(where):
+        out = tmp_path / "p.csv"
+        launch(str(run), f"--data={where}", f"--out={out}", program=evaluate)
+        with out.open() as file:
+            rows = list(csv.DictReader(file))
+        return [int(row["label"]) for row in rows], [row.get("file") for row in rows]
+
+    assert labels(test) == (truth, [str(file.relative_to(test)) for file in files])
+    some = shutil.copytree(test, tmp_path / "some", ignore=shutil.ignore_patterns("$c"))
+    assert labels(some)[0] == [label for label in truth if label]
+    images = np.stack([cv2.imread(str(file))[..., ::-1] for file in files])
+    order = [2, 0, 1]  # the place of each class in the file's own order
+    own = {"images": images, "classes": [sorted(NAMES)[order.index(i)] for i in range(3)]}
+    np.savez(tmp_path / "own.npz", labels=np.array(order)[truth], **own)
+    assert labels(tmp_path / "own.npz")[0] == truth
+    (flat := tmp_path / "flat").mkdir()
+    for i, image in enumerate(images):
+        cv2.imwrite(str(flat / f"{i:02}.png"), image[..., 0])  # gray
+    assert labels(flat) == ([-1] * 12, [f"{i:02}.png" for i in range(12)])
+    names = [
+        f"{i:02},{file.parent.name}" if "," not in file.parent.name else f'{i:02},"bee, wild"' for i, file in enumerate(files)
+    ]
+    (flat / "labels.csv").write_text("\n".join(["id,label", *names]))
+    assert labels(flat)[0] == truth
+    (some / "ant").rename(some / "dog")
+    line = f"--data: got {some} with class dog, accepted: 0 = $c, 1 = ant, 2 = bee, wild"
+    assert refused(str(run), f"--data={some}", program=evaluate) == f"error: {line}\n"
 
 
 def test_a_method_of_ones_own_needs_its_config(tmp_path):

@@ -66,7 +66,7 @@ def load(
         raise ValueError(
             f"{name}: got {found.num_classes} classes, and it has {about.classes}: check that these are all its data"
         )
-    return found
+    return named(found, about.names) if about and about.names else found
 
 
 def from_arrays(
@@ -100,7 +100,8 @@ def from_arrays(
     if clients is not None:
         splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
     if renumber_labels:
-        splits, classes = labels.renumbered(name, splits, merged=False)
+        splits, found = labels.renumbered(name, splits, merged=False)
+        classes = classes if len(classes) else found
     return quality.warn(named(dataset(name, splits["train"], splits["test"], num_classes), classes))
 
 

@@ -78,12 +78,21 @@ def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> 
 
 
 def named(data: Dataset, classes: Sequence[str] | np.ndarray) -> Dataset:
-    """The dataset with the names of its classes, in their order, or with none; ValueError where each has not one of its own."""
-    names = tuple(map(first_line, np.ravel(classes)))
+    """The dataset with the names of its classes, in their order, or with none; ValueError unless each has a name of its own."""
+    names = names_of(data.name, classes)
     if names and not len(names) == len(set(names)) == data.num_classes:
         got = f"classes={first_line(list(names))} for {data.num_classes} classes"
         raise ValueError(f"{data.name}: {got}: give each a name of its own")
     return data._replace(classes=() if names == tuple(map(str, range(len(names)))) else names)
+
+
+def names_of(where: str, classes: Sequence[str] | np.ndarray) -> tuple[str, ...]:
+    """Names of classes, given as text or integers; ValueError where they are something else."""
+    given = np.asarray(classes)
+    if given.size and (given.ndim != 1 or given.dtype.kind not in "USiu"):
+        raise ValueError(f"{where}: classes have dtype {given.dtype} and shape {given.shape}: give a text for each class")
+    given = np.char.decode(given, "utf-8", "replace") if given.dtype.kind == "S" else given
+    return tuple(str(name).encode("utf-8", "replace").decode() for name in given)  # a folder's name may be no valid text
 
 
 def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> Part:

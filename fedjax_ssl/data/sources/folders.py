@@ -50,7 +50,8 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
     if resplit is None:
         missing = [split for split in ("train", "test") if split not in found]
         if missing:
-            raise FileNotFoundError(f"path={path} has no folder {missing[0]}/: {_NEEDED}")
+            has = ", ".join(one.name for one in images.listing(root).folders[:9] if one not in found.values())
+            raise FileNotFoundError(f"path={path} has no folder {missing[0]}/{has and f', but {has}'}: {_NEEDED}")
         found = {split: found[split] for split in ("train", "test")}
     files, classes = _files(root, found or {"all": _whole(root)}, by_name=renumber)
     if resplit is None:
@@ -69,12 +70,19 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
     return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber, classes=classes)
 
 
-def test_part(path: str) -> tuple[Part, list[str]]:
-    """The test images of a folder, or all, where it is not split, with labels numbered as in `load`, and the classes' names."""
+def test_part(path: str) -> tuple[Part, list[str], list[str]]:
+    """The test images of a folder, or all, where it is not split; the names of its folders of classes; and the images' paths.
+
+    Labels are numbered as in `load`; images without folders of classes and without a table have none.
+    """
     root = Path(path)
-    folder = _split_folders(root).get("test") or _whole(root)
-    files, classes = _files(root, {"test": folder}, by_name=False)
-    return _read(path, path, files)["test"], classes
+    folder, classes = _split_folders(root).get("test") or _whole(root), list[str]()
+    inside = images.listing(folder)
+    if inside.images and not inside.folders and not _tables(root, folder):
+        files = {"test": Files(inside.images, np.full(len(inside.images), UNLABELED), None, inside.others)}
+    else:
+        files, classes = _files(root, {"test": folder}, by_name=False)
+    return _read(path, path, files)["test"], classes, [str(one.relative_to(root)) for one in files["test"].paths]
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -117,17 +125,22 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> tuple[d
     return files, []
 
 
+def _tables(root: Path, folder: Path) -> list[Path]:
+    """The CSV files that may have the labels of a folder of images."""
+    places = [root / f"{folder.name}.csv"] if folder != root else []
+    return [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
+
+
 def _table(root: Path, folder: Path) -> Path | None:
     """The CSV file of a folder's labels, if it is a folder of images."""
     inside = images.listing(folder)
     if not inside.images:
         return None
-    places = [root / f"{folder.name}.csv"] if folder != root else []
-    found = [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
+    found = _tables(root, folder)
     if found and inside.folders and "label" not in columns(found[0]):
         return None  # it says whose the images of the class folders are
     if not found and not inside.folders:
-        where = places[0] if places else root / "labels.csv"
+        where = root / ("labels.csv" if folder == root else f"{folder.name}.csv")
         raise ValueError(
             f"{folder} holds images and no folders: give one folder per class, or {where} with the columns id,label"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset, named
 from fedjax_ssl.data.sources.labels import renumbered
@@ -17,17 +17,19 @@ def with_splits(
     num_classes: int | None = None,
     *,
     renumber: bool = False,
-    classes: Sequence[str] | Shaped[np.ndarray, " C"] = (),
+    classes: Sequence[str] | np.ndarray = (),
 ) -> Dataset:
     """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
     `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used, and all examples
-    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1, and name the `classes`.
+    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1, and are the names of
+    `classes` where these have none.
     """
     if resplit is None:
         splits = {split: splits[split] for split in ("train", "test")}
     if renumber:
-        splits, classes = renumbered(name, splits, merged=resplit is not None)
+        splits, found = renumbered(name, splits, merged=resplit is not None)
+        classes = classes if len(classes) else found
     if resplit is None:
         return named(dataset(name, splits["train"], splits["test"], num_classes), classes)
     fractions = tuple(resplit)

@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "axes.edgecolor": "#888888",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
     "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "lines.linewidth": 1.7,
-    "lines.markersize": 4.5,
+    "lines.markersize": 4.5, "text.parse_math": False,
 }  # fmt: skip
 
 

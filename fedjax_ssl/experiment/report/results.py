@@ -123,15 +123,20 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
     if not having:
         return None
     rows: list[tuple[Cell, ...]] = []
-    names = {one.classes for label in having for one in found[label]}
     number = max(len(part) for parts in having.values() for part in parts)
-    for index, head in enumerate(of_classes(number, names.pop() if len(names) == 1 else ())):
+    for index, head in enumerate(of_classes(number, class_names([one for label in having for one in found[label]]))):
         each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
         rows.append((head, *(spread(values, 1) for values in each)))
     errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
     shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
     note = f"Expected calibration error, %: {shown}." if shown else ""
     return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows), note)
+
+
+def class_names(found: Sequence[Evaluation]) -> tuple[str, ...]:
+    """The names of the classes that all have in common, or none."""
+    names = {one.classes for one in found}
+    return names.pop() if len(names) == 1 else ()
 
 
 def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:

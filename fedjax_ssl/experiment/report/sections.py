@@ -213,7 +213,8 @@ def _classes(made_from: Source) -> list[Item]:
         title, labels = f"Confusion matrix: {group.label}", ("true class", "predicted class", "%")
         caption = f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}"
         few = len(total) <= 12
-        heads = tables.of_classes(len(total), evaluations[0].classes) if few else ()
+        names = results.class_names(evaluations)
+        heads = tables.of_classes(len(total), names) if few and names else ()
         items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption, heads=heads))
     return items
 

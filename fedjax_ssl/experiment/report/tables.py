@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.experiment.report import statistics
+from fedjax_ssl.options import one_line
 
 DASH = "\N{EN DASH}"
 
@@ -47,7 +48,9 @@ def spread(values: Sequence[float], digits: int | None = None) -> Spread:
 
 def of_classes(number: int, names: Sequence[str]) -> list[str]:
     """The heads of rows of classes: `0 = cat`, or `0` where they have no names."""
-    return [f"{c} = {name}" for c, name in enumerate(names)] if len(names) == number else list(map(str, range(number)))
+    return (
+        [f"{c} = {one_line(name)}" for c, name in enumerate(names)] if len(names) == number else list(map(str, range(number)))
+    )
 
 
 class Link(NamedTuple):
