@@ -31,7 +31,7 @@ from fedjax_ssl.experiment.files import plain, replacing, write_json
 from fedjax_ssl.experiment.loading import load, run_folders
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.tables import Spread, Table
-from fedjax_ssl.experiment.run import EVALUATION
+from fedjax_ssl.experiment.run import EVALUATION, diverged
 from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command
@@ -47,7 +47,7 @@ Report = dict[str, Any]
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    waiting = command.logging_that_waits()
+    waiting, log = command.logging_that_waits(), logging.getLogger("fedjax_ssl")
     waiting.setLevel(logging.WARNING)
     waiting.addFilter(lambda record: record.name not in SAID)
     try:
@@ -67,12 +67,15 @@ def main(argv: Sequence[str]) -> int:
         for folder in paths:
             try:
                 experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
-            except command.WRONG_INPUT as error:  # such as a run that diverged: the others have their place
+            except command.WRONG_INPUT as error:  # such as a run without a checkpoint: the others have their place
                 if folder == paths[-1] and not reports:
                     raise
-                logging.getLogger("fedjax_ssl").warning("left out: %s", error)
+                log.warning("left out: %s", error)
                 continue
-            kinds[str(folder)] = os.path.dirname(folder), repr(experiment.settings.model_copy(update={"seed": 0}))
+            if diverged(folder):
+                log.warning("%s has diverged: this is its checkpoint of round %d, which no mean has", folder, int(state.round))
+            else:
+                kinds[str(folder)] = os.path.dirname(folder), repr(experiment.settings.model_copy(update={"seed": 0}))
             reports[str(folder)] = report = plain(_evaluated(experiment, state, out, options))
             if options.save:
                 write_json(folder / EVALUATION, report)

@@ -194,11 +194,11 @@ class Queue:
         return self._in_turn(program, slot, alone) if is_refused and not program.is_shared else (error, is_refused)
 
     def _in_turn(self, program: Program, slot: int, commands: Sequence[Sequence[str]]) -> tuple[str, bool]:
-        """Runs one `launch.run` after another, up to one that is refused; output is appended to the program's log.
+        """Runs one `launch.run` after another; output is appended to the program's log.
 
         Each has further words. Returns (why the first that failed did, or "", whether one was refused).
         """
-        cell, log, error = program.cells[0], self.folder / f"{program.name}.log", ""
+        cell, log, error, is_refused = program.cells[0], self.folder / f"{program.name}.log", "", False
         overrides = [f"--config.{key}={command.as_text(value)}" for key, value in cell.overrides.items()]
         for words in commands:
             line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *overrides, *self.extra, *words]
@@ -215,10 +215,10 @@ class Queue:
                 self._running.discard(process)
             if status and not self._is_stopped:
                 last = log.read_text(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
-                error = error or f"{last or f'exit status {status}'} ({log})"
-            if status == 2:
-                return error, True
-        return error, False
+                why = last if status > 0 else f"ended by {signal.Signals(-status).name}, as where memory is short"
+                error = error or f"{why} ({log})"
+            is_refused |= status == 2
+        return error, is_refused
 
     def _environment(self, slot: int) -> dict[str, str]:
         own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))} if ROOT else {}
@@ -235,7 +235,8 @@ class Queue:
 def _is_of(cell: Cell, seed: int, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run, of dotted keys, is that of a cell with a seed."""
     asked = flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict()))
-    files, others = ([pathlib.PurePath(str(one.get(key, ""))).name for key in CLIENT_FILES] for one in (config, asked))
+    keys = ("data.path", *CLIENT_FILES)
+    files, others = ([pathlib.PurePath(str(one.get(key, ""))).name for key in keys] for one in (config, asked))
     return identity(dict(config)) == identity(asked) and files == others
 
 

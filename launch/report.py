@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         found = runs.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
-        grouped = groups.group(found.runs, [name for name in options.by.split(",") if name], places)
+        grouped = groups.group(found.runs, [name.strip() for name in options.by.split(",") if name.strip()], places)
         made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")

@@ -128,10 +128,11 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
                     print(line)
             return 0
         rounds = experiment.settings.rounds
-        is_done = all(run.is_finished(folder, rounds) for folder in run.folders(experiment, workdir))
-        if is_first() and not is_done and estimate.may_be_long(experiment):
-            seconds = estimate.estimate(experiment).seconds
-            these = f"{rounds} rounds take" if rounds > 1 else "1 round takes"
+        begun = [run.newest(folder) for folder in run.folders(experiment, workdir) if not run.is_finished(folder, rounds)]
+        left = (options.stop_after or rounds) - min(begun, default=rounds)
+        if is_first() and left > 0 and estimate.may_be_long(experiment):
+            seconds = estimate.estimate(experiment).seconds * left / rounds
+            these = f"{left} rounds take" if left > 1 else "1 round takes"
             print(f"{these} about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
@@ -160,7 +161,7 @@ def _accepted(
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
-    def began() -> tuple[Settings, pathlib.Path, Layout | None]:
+    def began() -> tuple[Settings, pathlib.Path, tuple[Layout | None, dict[str, int]]]:
         settings = Settings.from_dict(config.tree)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
@@ -168,11 +169,11 @@ def _accepted(
             say = functools.partial(print, file=sys.stderr)
             until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
         is_new = options.overwrite or not is_first()
-        return settings, workdir, None if is_new else run.noted_layout(workdir, names, settings.rounds)
+        return settings, workdir, (None, {}) if is_new else run.noted(workdir, names, settings.rounds)
 
     settings, workdir, noted = hosts.together(began)
-    noted = exchanged(noted)[0]
-    experiment = hosts.together(lambda: build.build(settings, layout=noted and Layout(*noted)))
+    layout, widths = exchanged(noted)[0]
+    experiment = hosts.together(lambda: build.build(settings, layout=layout and Layout(*layout), widths=widths))
 
     def alike() -> dict[str, Any]:
         here, own = provenance.machine(), identity(flattened(settings.to_dict()))
@@ -184,7 +185,7 @@ def _accepted(
     @functools.cache
     def dependence(rounds: int) -> str:
         before = build.drawn_runs(settings.model_copy(update={"rounds": rounds}))  # `build` would log its lines again
-        return extension.dependence(build.assembled(before, experiment.layout), experiment)
+        return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
 
     def opened() -> None:
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):

@@ -1,9 +1,11 @@
 """Whether a run may go on for more rounds than it began with: whether anything in it depends on their number."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
 from fedjax_ssl.experiment.experiment import Experiment
@@ -29,14 +31,26 @@ def dependence(experiment: Experiment, other: Experiment) -> str:
 def same_programs(first: Problem, second: Problem) -> bool:
     """Whether initialization and rounds of two problems are the same computations."""
     for one, other in zip(_traced(first), _traced(second), strict=True):
-        if str(one.jaxpr) != str(other.jaxpr) or len(one.consts) != len(other.consts):
+        held, of_other = list(_constants(one)), list(_constants(other))
+        if str(one.jaxpr) != str(other.jaxpr) or len(held) != len(of_other):
             return False
-        if not all(np.array_equal(x, y) for x, y in zip(one.consts, other.consts, strict=True) if not is_key(x)):
+        if not all(np.array_equal(x, y) for x, y in zip(held, of_other, strict=True) if not is_key(x)):
             return False
     return True
 
 
-def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
+def _constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+    """The arrays that a program holds, and those that its loops, branches and jitted functions hold."""
+    if isinstance(program, ClosedJaxpr):
+        yield from program.consts
+        program = program.jaxpr
+    for value in (value for equation in program.eqns for value in equation.params.values()):
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, ClosedJaxpr | Jaxpr):
+                yield from _constants(inner)
+
+
+def _traced(problem: Problem) -> Sequence[ClosedJaxpr]:
     """Initialization and a round of one run, without results that nothing uses."""
     source, execution = DeviceSource(problem), Execution()
     number = None if problem.numbers is None else problem.numbers[0]  # traced, it is weakly typed, as in a simulator
@@ -51,7 +65,7 @@ def _traced(problem: Problem) -> Sequence[jax.extend.core.ClosedJaxpr]:
     return [_used(first), _used(jax.make_jaxpr(round_)(state, inputs, source.pools))]
 
 
-def _used(closed: jax.extend.core.ClosedJaxpr) -> jax.extend.core.ClosedJaxpr:
+def _used(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program without operations whose results are not used, such as those that hand the number of rounds on."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return closed.replace(jaxpr=jaxpr)

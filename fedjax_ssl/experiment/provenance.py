@@ -67,6 +67,15 @@ def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
             raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
 
 
+def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
+    """Raises ValueError where a run's tables, on which its draws depend, were padded to another width beside other runs."""
+    here = widths(experiment)
+    for path in filter(pathlib.Path.exists, paths):
+        if read_json(path).get("widths", here) != here:
+            got = "whose clients' tables are not as wide as those of the runs that it began with"
+            raise ValueError(f"{path.parent}: got it beside runs {got}, accepted: alone, with its seed and this --workdir")
+
+
 def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
     """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout."""
     here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
@@ -101,7 +110,12 @@ def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
     """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
     problem = experiment.problem
     of_all = _digest(hashlib.blake2b(digest_size=16), (problem.train, problem.test))
-    parts = [[table for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
+
+    def own(name: str, table: PyTree) -> PyTree:
+        """A table without the columns that it has for the runs beside it."""
+        return table._replace(index=table.index[:, : max(1, int(np.max(table.count)))]) if name in TABLES else table
+
+    parts = [[own(name, table) for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
     return [_digest(of_all.copy(), own).hexdigest() for own in parts]
 
 

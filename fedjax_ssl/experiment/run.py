@@ -116,13 +116,22 @@ def is_finished(folder: pathlib.Path, rounds: int) -> bool:
         return False
 
 
-def noted_layout(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> Layout | None:
-    """The layout of a workdir's runs without so many rounds, with which they go on bit for bit; None: there is none."""
+def noted(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> tuple[Layout | None, dict[str, int]]:
+    """The layout and the tables' widths of a workdir's runs without so many rounds, with which they go on bit for bit.
+
+    (None, {}): there is none.
+    """
     for name in names:
         folder = workdir / name
         if (folder / RUN).exists() and not is_finished(folder, rounds):
-            return provenance.layout(folder / RUN)
-    return None
+            return provenance.layout(folder / RUN), read_json(folder / RUN).get("widths", {})
+    return None, {}
+
+
+def newest(folder: pathlib.Path) -> int:
+    """The newest round of which a run's folder has a checkpoint; 0: none."""
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        return max(checkpoints.rounds(), default=0)
 
 
 def diverged(folder: pathlib.Path) -> str:
@@ -177,6 +186,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
                 _check_finished(path, rounds)
             diverged(path)
         provenance.check_data([path / RUN for path in paths], experiment)
+        provenance.check_widths([paths[i] / RUN for i in left], experiment)
         for i, path in enumerate(paths):
             if i not in left:
                 write_json(path / CONFIG, experiment.runs[i].settings.to_dict())

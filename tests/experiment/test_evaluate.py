@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.experiment import evaluation, export
+from fedjax_ssl.experiment.files import write_json
 from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
@@ -129,6 +130,15 @@ def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs
         saved, problems = extras.evaluation(run)
         assert problems == []
         assert saved.confusion.tolist() == found["runs"][str(run.path)]["confusion"]
+
+
+def test_a_run_that_has_diverged_is_in_no_mean(runs, tmp_path):
+    both = shutil.copytree(runs, tmp_path / "both")
+    write_json(both / "1" / "diverged.json", {"round": 3, "diverged": "round 3: client/loss is NaN"})
+    done = succeeded(str(both), "--json", program=evaluate)
+    found = json.loads(done.stdout)
+    assert (len(found["runs"]), found["all"]) == (2, {})
+    assert done.stderr == f"{both / '1'} has diverged: this is its checkpoint of round 2, which no mean has\n"
 
 
 def test_a_run_that_cannot_be_loaded_is_left_out_and_said_and_alone_it_is_refused(runs, tmp_path):

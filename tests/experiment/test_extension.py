@@ -1,12 +1,15 @@
 """More rounds than a run began with: it goes on where nothing depends on their number, else one line says what does."""
 
 import json
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.extension import dependence
+from fedjax_ssl.experiment.extension import _constants, dependence
 from tests import tiny
 from tests.experiment.commands import launch, refused, rows, succeeded
 from tests.experiment.test_resume import assert_same_checkpoint
@@ -59,6 +62,20 @@ def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, ov
     network = "mlp" if method == "fedcon" else "linear"
     before, after = (build(tiny.config(method, rounds=rounds, network=network, **overrides)) for rounds in (4, 6))
     assert dependence(before, after) == what
+
+
+def test_an_array_of_the_number_of_rounds_inside_of_a_jitted_step_is_found():
+    def factory(options, task):
+        def loss(values):
+            return jax.jit(lambda x: (x * np.linspace(1, options.rounds, 10)).sum())(values)
+
+        return loss
+
+    one, other, same = (jax.make_jaxpr(factory(SimpleNamespace(rounds=n), None))(jnp.ones(10)) for n in (4, 6, 4))
+    held = [[np.asarray(value) for value in _constants(program)] for program in (one, other, same)]
+    assert [len(values) for values in held] == [1, 1, 1]
+    assert np.array_equal(held[0], held[2])
+    assert not np.array_equal(held[0], held[1])
 
 
 @pytest.mark.reliability

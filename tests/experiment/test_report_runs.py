@@ -149,6 +149,19 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
         "The runs have different datasets: digits, mnist",
         f"{top}/b is fl2 with seed 0 as {top}/a is: used once",
     )
+    write_json(tmp_path / "b" / "run.json", {"data": "of other images"})
+    assert len(grouped(tmp_path).groups[0].used) == 2
+
+
+def test_numbers_of_unfinished_runs_are_those_of_the_rounds_that_all_have(tmp_path):
+    for seed, rounds in enumerate((1, 2, 2)):
+        write(tmp_path / f"{seed}", seed=seed, rounds=rounds, summary=False)
+    made = grouped(tmp_path, "method")
+    (group,) = made.groups
+    assert [results.accuracy(run) for run in group.used] == [10.0, 10.0, 10.0]
+    assert made.notes == ("fl2: no run is finished; its numbers are those of the first 1 rounds, which all have",)
+    assert [run.rounds_done for run in group.runs] == [1, 2, 2]
+    assert all(map(group.uses, group.runs))
 
 
 def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(tmp_path):

@@ -17,7 +17,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.divergence import DivergedError
 from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
-from fedjax_ssl.experiment.run import RefusedError, Stop, folders, noted_layout, open_workdir
+from fedjax_ssl.experiment.run import RefusedError, Stop, folders, newest, noted, open_workdir
 from fedjax_ssl.experiment.runs import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from tests import tiny
@@ -39,7 +39,8 @@ def several(**overrides):
 def go(given, workdir, stop_after=None, stop=None):
     """What the command does: builds in the noted layout, opens the folders, runs."""
     settings = given if isinstance(given, Settings) else Settings.from_dict(given)
-    experiment = build(settings, layout=noted_layout(workdir, [run.name for run in runs_of(settings)], settings.rounds))
+    layout, widths = noted(workdir, [run.name for run in runs_of(settings)], settings.rounds)
+    experiment = build(settings, layout=layout, widths=widths)
     for run, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
         open_workdir(folder, run.settings.to_dict(), overwrite=False)
     run_module.run(experiment, workdir, stop or Stop(), stop_after=stop_after)
@@ -185,6 +186,26 @@ def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, 
     assert read_json(begun / "0" / "summary.json")["strategy"] == "scan"
 
 
+def test_runs_of_unequal_splits_are_the_same_alone_and_beside_others(tmp_path):
+    split = {"data__partition": "dirichlet", "data__alpha": 0.1, "data__min_size": 1, "execution__devices": 1}
+    together, alone = several(seeds=3, **split), [several(seeds=1, seed=seed, **split) for seed in range(3)]
+    widths = [provenance.widths(build(Settings.from_dict(one)))["unlabeled"] for one in alone]
+    assert len(set(widths)) == 3
+    whole = go(together, tmp_path / "whole")
+    narrow, wide = int(np.argmin(widths)), int(np.argmax(widths))
+    go(alone[narrow], tmp_path / "whole" / f"{narrow}")  # finished beside others
+    go(together, tmp_path / "cut", stop_after=2)
+    go(alone[narrow], tmp_path / "cut" / f"{narrow}")  # goes on with the width that it began with
+    assert rows(tmp_path / "cut" / f"{narrow}") == rows(tmp_path / "whole" / f"{narrow}")
+    go(alone[wide], tmp_path / "own" / f"{wide}")
+    go(together, tmp_path / "own")  # others join one that has finished
+    assert_same_runs(whole.only([i for i in range(3) if i != wide]), tmp_path / "whole", tmp_path / "own")
+    go(alone[narrow], tmp_path / "joined" / f"{narrow}", stop_after=2)
+    with pytest.raises(RefusedError, match="got it beside runs whose clients' tables are not as wide"):
+        go(together, tmp_path / "joined")
+    assert newest(tmp_path / "joined" / f"{narrow}") == 2
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -195,7 +216,7 @@ def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, 
 def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
     for name in "01":
         change_note(begun / name / "run.json", **change)
-    assert noted_layout(begun, ["0", "1"], 4) is None
+    assert noted(begun, ["0", "1"], 4)[0] is None
     go(several(), begun, stop_after=2)
     assert [message.rpartition(": ")[2] for message in caplog.messages if "rounding" in message] == [why]
 

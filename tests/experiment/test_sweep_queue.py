@@ -61,6 +61,25 @@ def test_a_signal_ends_a_program_that_just_starts_and_no_seed_follows(tmp_path, 
     assert [process.returncode for process in started] == [2, -signal.SIGTERM]  # several seeds were refused, then seed 0
 
 
+def test_seeds_that_are_refused_together_run_alone_each_of_them_and_a_killed_one_is_no_progress_line(tmp_path, starting):
+    started = []
+
+    def starts(popen, line, **given):
+        started.append(line[-1])
+        killed = line[-1].endswith("2")
+        return popen(["sh", "-c", "echo round 1/4; kill -9 $$" if killed else "echo refused; exit 2"], **given)
+
+    starting(starts)
+    done = launch(*DIGITS, "--seeds=3", cwd=tmp_path, program=sweep)
+    assert started == ["--workdir=out/run", *(f"--workdir=out/run/{seed}" for seed in range(3))]
+    assert "failed: run: refused (out/run.log)" in done.stderr
+    log, before = tmp_path / "out" / "run.log", len(started)
+    starting(lambda popen, line, **given: popen(["sh", "-c", "echo round 1/4; kill -9 $$"], **given))
+    done = launch(*DIGITS, cwd=tmp_path, program=sweep)
+    assert "failed: run: ended by SIGKILL, as where memory is short (out/run.log)" in done.stderr
+    assert (log.exists(), before) == (True, 4)
+
+
 def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting, monkeypatch):
     monkeypatch.setattr(owner, "BEAT", 3600.0)  # the first gives no sign of life meanwhile
     starting(failing)

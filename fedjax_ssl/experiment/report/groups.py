@@ -46,6 +46,10 @@ class Group(NamedTuple):
         """Whether its numbers are those of finished runs."""
         return bool(self.used) and self.used[0].is_finished
 
+    def uses(self, run: Run) -> bool:
+        """Whether the group's numbers come from a run, too."""
+        return run.path in {one.path for one in self.used}
+
 
 class Grouped(NamedTuple):
     """Groups in the order of a sweep or of their names, what tells them apart, and lines about what does not fit together."""
@@ -166,16 +170,18 @@ def _used(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
     """The runs that a group's numbers come from, and what is to be said of the others."""
     alive = [run for run in runs if not run.reason and run.rounds_done]
     chosen = [run for run in alive if run.is_finished] or alive
-    used: dict[tuple[Any, str], Run] = {}
+    used: dict[tuple[Any, str, str], Run] = {}
     notes = []
     for run in chosen:
-        key = run.config[SEED], identity(run)  # with --by, two runs of a seed may be two experiments
+        key = run.config[SEED], identity(run), run.data  # with --by, two runs of a seed may be two experiments
         if key in used:
             notes.append(f"{run.name} is {label} with seed {run.config[SEED]} as {used[key].name} is: used once")
         else:
             used[key] = run
     if chosen and not chosen[0].is_finished:
-        notes.append(f"{label}: no run is finished; its numbers are those of the rounds so far")
+        least = min(run.rounds_done for run in used.values())
+        used = {key: run.up_to(least) for key, run in used.items()}
+        notes.append(f"{label}: no run is finished; its numbers are those of the first {least} rounds, which all have")
     return tuple(used.values()), notes
 
 

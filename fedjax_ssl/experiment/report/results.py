@@ -94,7 +94,7 @@ def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
     for group in grouped.groups:
         for run in group.runs:
             last = spread([accuracy(run)], 1)
-            used = "yes" if run in group.used else "no"
+            used = "yes" if group.uses(run) else "no"
             rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
     rows += [(line.partition(":")[0], DASH, DASH, "unreadable", spread([]), "no") for line in unreadable]
     header = ("run", grouped.heading, "seed", "state", "last, %", "used")

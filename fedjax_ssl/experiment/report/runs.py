@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -21,8 +21,8 @@ METRICS = "metrics.jsonl"
 class Run(NamedTuple):
     """One run. `config` has dotted keys; `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
 
-    `command` are the words of `launch.run` that made it, none where it was made in Python; `reason` says why it has diverged,
-    and is empty where it has not.
+    `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its data;
+    `reason` says why it has diverged, and is empty where it has not.
     """
 
     path: pathlib.Path
@@ -32,12 +32,18 @@ class Run(NamedTuple):
     columns: dict[str, Float[np.ndarray, " T"]]
     summary: dict[str, Any]
     command: list[str]
+    data: str
     reason: str
     problems: tuple[str, ...]
 
     def column(self, key: str) -> Float[np.ndarray, " T"]:
         """The values of a metric, NaN where rows have none."""
         return self.columns.get(key, np.full_like(self.columns["round"], np.nan))
+
+    def up_to(self, rounds: int) -> Self:
+        """The run as it was after so many rounds."""
+        there = self.columns["round"] <= rounds
+        return self._replace(columns={key: values[there] for key, values in self.columns.items()})
 
     @property
     def rounds_done(self) -> int:
@@ -116,12 +122,13 @@ def read(path: pathlib.Path, name: str) -> Run:
     if rows and rows[-1]["round"] > own["rounds"]:
         problems.append(f"{METRICS} has round {rows[-1]['round']}, and {CONFIG} has rounds={own['rounds']}")
     summary = _optional(path / SUMMARY, problems, lambda found: checked_summary(found, rows))
-    command = _optional(path / RUN, problems).get("command", [])
+    noted = _optional(path / RUN, problems)
     try:
         reason = diverged(path)
     except (ValueError, KeyError):
         reason = f"{DIVERGED} is damaged"
-    return Run(path, name, tree, config, columns(rows), summary, command, reason, tuple(problems))
+    command, data = noted.get("command", []), noted.get("data", "")
+    return Run(path, name, tree, config, columns(rows), summary, command, data, reason, tuple(problems))
 
 
 def _optional(path: pathlib.Path, problems: list[str], checked: Callable[[Any], Any] = lambda found: found) -> dict[str, Any]:

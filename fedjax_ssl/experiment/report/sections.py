@@ -63,7 +63,7 @@ def source(
             ended = statistics.instability(run.columns) if run.is_finished else run.state
             own = (*run.problems, *said, f"diverged: {run.reason}" if run.reason else ended)
             problems += [f"{run.name}: {line}" for line in own if line]
-            if found is not None and run in group.used:
+            if found is not None and group.uses(run):
                 evaluations[group.label].append(found)
     if x == "simulated" and not any("sim/seconds" in run.columns for group in grouped.groups for run in group.runs):
         problems.append("--x=simulated: no run has simulated seconds, which come with config.system.*")
