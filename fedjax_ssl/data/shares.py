@@ -58,6 +58,13 @@ def by_client(positions: Int64[np.ndarray, " N"], client: Indices, num_clients: 
     return np.split(positions[np.argsort(client, kind="stable")], ends[:-1])
 
 
+def mixed(rows: Rows, rng: Generator) -> Rows:
+    """Each client's positions in random order."""
+    client = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    order = rng.permutation(len(client))
+    return by_client(np.concatenate(rows)[order], client[order], len(rows))
+
+
 def cut(by_class: Positions, sizes: Int64[np.ndarray, "C K"]) -> Rows:
     """Cuts positions, which are sorted by class, into rows of `sizes` examples of each class and client."""
     num_clients = sizes.shape[1]

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from fedjax_ssl.data.federated import FederatedData, Pool, pack
 from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels, share_of_classes, stratified_labels
 from fedjax_ssl.data.settings import DataSettings
-from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows
+from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows, mixed
 from fedjax_ssl.data.sources import Dataset
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
             free[rest] = True
             *rows, unassigned = (row[free[row]] for row in (*shared.rows, shared.unassigned))
             shared = shared._replace(rows=rows, unassigned=unassigned)
-        unlabeled = shared.rows
+        # Batch norm sees them in this order, which must not tell their classes.
+        unlabeled = shared.rows if (how.unlabeled_partition or how.partition) == "iid" else mixed(shared.rows, split_rng)
         if how.labels_at == "server":
             server = labeled_set
         else:
@@ -69,7 +70,6 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
     if how.reveal_labels:
         labeled = [np.union1d(own, row[labels[row] >= 0]) for own, row in zip(labeled, unlabeled, strict=True)]
         unlabeled = [row[labels[row] < 0] for row in unlabeled]
-        pooled = np.concatenate([*unlabeled, shared.unassigned])
     assigned = np.zeros(len(labels), bool)
     assigned[np.concatenate([server, *labeled, *unlabeled])] = True
     notes = [*apart.notes, *shared.notes]
@@ -77,7 +77,8 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
     if uses_natural(how) and (without := sum(not (len(a) or len(b)) for a, b in zip(labeled, unlabeled, strict=True))):
         notes.append(f"{without} of {len(labeled)} clients have no example")
-    return Assignment(server, labeled, unlabeled, np.sort(pooled), int(np.sum(~assigned)), tuple(notes))
+    pooled = np.random.default_rng([seed, 3]).permutation(np.sort(pooled))
+    return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes))
 
 
 def log_notes(assignment: Assignment, num_examples: int) -> None:

@@ -128,11 +128,12 @@ def choose(
     stats_sent = update.stats != ()
     stats = fill(state.weights.stats, update.stats) if stats_sent else ()
     filled = Weights(fill(state.weights.params, update.params), stats)
-    sizes = siamese.layer_bytes(names, *(online if stats_sent else (online.params,)))
+    sent = online if stats_sent else (online.params,)
+    sizes, of_target = siamese.layer_bytes(names, *sent), num_bytes(sent)
     added = jnp.sum(jnp.where(chosen, sizes, 0), axis=1) + jnp.where(both_sent, num_bytes(distances[0]), 0)
     metrics: Metrics = {
         "client/upload_fraction": mean(chosen, jnp.broadcast_to(took_part[:, None], chosen.shape)),
         "client/upload_bytes_fraction": mean(added / sizes.sum(), took_part),
-        "comm/bytes_up": Sum((sizes.sum() + added).astype(jnp.int32)),
+        "comm/bytes_up": Sum((of_target + added).astype(jnp.int32)),
     }
     return state._replace(own=window), averaged(summed(Aggregate(filled, stacked.weight))), metrics

@@ -40,6 +40,7 @@ from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import FirstPhase, Options
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
+NEVER = 4.0  # a threshold that no sum of three probabilities reaches
 ENOUGH = 10  # after a client gains so many pseudo-labels in one round, alpha weighs them
 RAMP, MAX_ALPHA = (50, 150), 0.15  # alpha rises over these local epochs, to this value
 EPOCHS = 5  # local epochs that a round counts in alpha's ramp
@@ -70,7 +71,8 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     def threshold(state: ServerState, cohort: Cohort) -> jax.Array:
         round = cohort.round - options.labeled_rounds
-        return thresholds.falling(state.own, round, protected=options.threshold_protection)
+        q = thresholds.falling(state.own, round, protected=options.threshold_protection)
+        return jnp.where(state.own > 0, q, NEVER)
 
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(task, client, server, update, labels_at=("clients",), own=threshold)
@@ -82,7 +84,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return state._replace(own=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        """The usual work; at the end of the first phase also measures m."""
+        """The usual work; at the end of the first phase also measures m, on the next cohort that has unlabeled data."""
         state, metrics = method.server_update(state, update, data, key)
 
         def measure() -> jax.Array:
@@ -90,8 +92,8 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
             probs = local.class_probabilities(task, state.weights, examples, None)
             return losses.masked_mean(pseudo_labels.harden(probs).confidence, examples.mask)
 
-        last_of_phase = data.round + 1 == options.labeled_rounds
-        return state._replace(own=jax.lax.cond(last_of_phase, measure, lambda: state.own)), metrics
+        is_due = (data.round + 1 >= options.labeled_rounds) & (state.own == 0)
+        return state._replace(own=jax.lax.cond(is_due, measure, lambda: state.own)), metrics
 
     requires = method.requires._replace(next_cohort=True)
     return method._replace(init=init, server_update=server_update, requires=requires)

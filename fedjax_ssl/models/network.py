@@ -106,12 +106,13 @@ def pure(
     takes = arguments(type(module))
     forward = functools.partial(_forward, module, takes, conv, dtype)
 
+    in_evaluation: dict[str, Any] = {"train": False} if "train" in takes else {}
+
     @functools.partial(jax.jit, static_argnums=1)  # computes only what the parameters depend on, not a forward pass
     def variables(key: Key, image_shape: tuple[int, ...]) -> PyTree:
         images = jnp.zeros((1, *image_shape), dtype)
-        given: dict[str, Any] = {"train": False} if "train" in takes else {}
         with nn.intercept_methods(aware_of(None, "xla")):
-            outputs, created = module.init_with_output(key, images, **given)
+            outputs, created = module.init_with_output(key, images, **in_evaluation)
         _check(type(module).__name__, outputs, created, image_shape, num_classes)
         if created.get("batch_stats") and "train" not in takes:  # in evaluation it would normalize as in training
             accepted = "(x, train), with use_running_average=not train in batch norm"
@@ -124,10 +125,10 @@ def pure(
 
     @functools.cache
     def backbone() -> frozenset[str]:
-        init_features = functools.partial(module.init, features_only=True)
+        init_features = functools.partial(module.init, features_only=True, **in_evaluation)
         # Any size that every network takes: layers do not change with it.
         variables = jax.eval_shape(init_features, jax.random.key(0), jnp.zeros((1, 32, 32, 3), dtype))
-        return frozenset(variables.get("params", {}))
+        return frozenset(variables.get("params", {})) | frozenset(variables.get("batch_stats", {}))
 
     blocks = getattr(module, "first_blocks", frozenset)
     if "features_only" not in takes:

@@ -30,9 +30,9 @@ def layers(params: Params) -> tuple[str, ...]:
 
 
 def layer_bytes(names: tuple[str, ...], *trees: Params) -> Int32[np.ndarray, " J"]:
-    """The bytes of each layer in `trees`, parameters and possibly batch-norm statistics."""
+    """The bytes of each layer in `trees`, parameters and possibly batch-norm statistics; those of no layer do not count."""
     size = dict.fromkeys(names, 0)
-    for name, leaf in (item for tree in trees for item in _leaves(tree)):
+    for name, leaf in (item for tree in trees for item in _leaves(tree) if item[0] in size):
         size[name] += leaf.size * leaf.dtype.itemsize
     return np.array(list(size.values()), np.int32)
 
@@ -103,11 +103,14 @@ def uploaded(distances: Float[Array, "... J"], bound: Number, tau: Number) -> Bo
 
 
 def select_layers(names: tuple[str, ...], chosen: Bool[Array, "M J"], tree: Params, other: Params) -> Params:
-    """The chosen layers of `tree`, and the other layers of `other`, both parameters or statistics with leading axis M."""
+    """The chosen layers of `tree`, and all else of `other`, both parameters or statistics with leading axis M.
+
+    Statistics of batch norm without scale and bias are of no layer.
+    """
     which = {name: chosen[:, j] for j, name in enumerate(names)}
 
     def select(path: tuple, a: Array, b: Array) -> Array:
-        mask = which[jax.tree_util.keystr(path[:-1])]
-        return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+        mask = which.get(jax.tree_util.keystr(path[:-1]))
+        return b if mask is None else jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     return jax.tree_util.tree_map_with_path(select, tree, other)

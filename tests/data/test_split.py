@@ -48,7 +48,17 @@ def test_a_server_split_is_the_same_as_before_labels_at_clients_existed():
     rows = dirichlet(LABELS, rest, 20, np.random.default_rng([7, 1]), alpha=0.3).rows
     drawn = draw(7, partition="dirichlet")
     assert np.array_equal(drawn.server, labeled)
-    assert same(drawn.unlabeled, rows)
+    assert same(list(map(np.sort, drawn.unlabeled)), list(map(np.sort, rows)))
+
+
+@pytest.mark.parametrize(("partition", "sbn"), [("dirichlet", "cohort"), ("class_balanced", "cohort"), ("iid", "all")])
+def test_the_order_of_unlabeled_examples_does_not_tell_their_classes(partition, sbn):
+    labels = np.sort(LABELS)  # stored class after class
+    drawn = draw(labels=labels, partition=partition)
+    for row in [drawn.pooled] if sbn == "all" else drawn.unlabeled:
+        of_row = labels[row]
+        changes, shares = np.mean(of_row[1:] != of_row[:-1]), np.bincount(of_row) / len(row)
+        assert changes == pytest.approx(1 - np.sum(shares**2), abs=4 / len(row) ** 0.5)  # 0 where they are sorted
 
 
 def test_a_random_labeled_set_is_not_balanced_and_a_share_is_rounded():
@@ -64,7 +74,7 @@ def test_a_joint_split_labels_a_share_of_each_client(seed, fraction, partition):
     drawn = draw(seed, labels_at="clients", labeled_fraction=(fraction,), partition=partition)
     assert len(drawn.server) == 0
     assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
-    assert every(drawn.unlabeled) == drawn.pooled.tolist()
+    assert every(drawn.unlabeled) == sorted(drawn.pooled)
     for labeled, unlabeled in zip(drawn.labeled, drawn.unlabeled, strict=True):
         assert len(labeled) == int(fraction * (len(labeled) + len(unlabeled)) + 0.5)
 
@@ -131,7 +141,7 @@ def test_labeled_examples_are_among_the_unlabeled_ones_if_they_are_not_excluded(
         assert (len(labeled), len(unlabeled)) == (30, 150)
         assert set(labeled) <= set(unlabeled)
     drawn = draw(exclude_labeled=False)
-    assert every(drawn.unlabeled) == drawn.pooled.tolist() == list(range(3000))
+    assert every(drawn.unlabeled) == sorted(drawn.pooled) == list(range(3000))
     assert len(drawn.server) == 200
 
 
@@ -142,7 +152,7 @@ def test_an_apart_split_shares_a_balanced_labeled_set_and_the_rest(seed, labeled
     drawn = draw(seed, **keys, alpha=0.5)
     assert histogram(drawn.labeled).sum(0).tolist() == [20] * 10
     assert every([*drawn.labeled, *drawn.unlabeled]) == list(range(3000))
-    assert every(drawn.unlabeled) == drawn.pooled.tolist()
+    assert every(drawn.unlabeled) == sorted(drawn.pooled)
     assert len(drawn.server) == 0
     for partition, rows, chance in ((labeled, drawn.labeled, 3), (unlabeled, drawn.unlabeled, 30)):  # of 1 and 14 on average
         spread = np.ptp(histogram(rows), axis=0).max()
@@ -183,7 +193,7 @@ def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_exam
     for labeled, unlabeled, both in zip(usual.labeled, usual.unlabeled, revealed.labeled, strict=True):
         assert sorted({*labeled.tolist(), *unlabeled.tolist()}) == both.tolist()
     assert revealed.unassigned == usual.unassigned
-    assert set(revealed.pooled.tolist()) == set(usual.pooled.tolist()) - set(every(usual.unlabeled))
+    assert np.array_equal(revealed.pooled, usual.pooled)  # whose images, without labels, the server's statistics are of
 
 
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):

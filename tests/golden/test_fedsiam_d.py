@@ -65,7 +65,12 @@ def test_fsm_is_a_relative_distance_of_a_module_with_all_its_parameters():
     expected = [np.linalg.norm(t - s) / np.linalg.norm(s) for t, s in zip(flat(target), flat(online), strict=True)]
     np.testing.assert_allclose(siamese.layer_distances(target, online), expected, rtol=1e-5)
     assert siamese.layer_bytes(names, online).tolist() == [24, 16, 36]
-    assert siamese.layer_bytes(names, online, {"BatchNorm_0": {"mean": np.zeros(3, np.float32)}}).tolist() == [36, 16, 36]
+    stats = {"BatchNorm_0": {"mean": np.zeros(3, np.float32)}}
+    assert siamese.layer_bytes(names, online, stats).tolist() == [36, 16, 36]
+    alone = {"BatchNorm_1": {"mean": np.zeros((2, 3), np.float32)}}  # without scale and bias: statistics of no layer
+    assert siamese.layer_bytes(names, online, alone).tolist() == [24, 16, 36]
+    ones = jax.tree.map(np.ones_like, alone)
+    assert siamese.select_layers(names, np.ones((2, 3), bool), alone, ones)["BatchNorm_1"]["mean"].tolist() == [[1.0] * 3] * 2
 
 
 def test_fsm_of_equal_layers_and_of_a_layer_of_zeros_is_finite():

@@ -1,8 +1,10 @@
 """Clients of all methods that lack labeled examples, unlabeled ones or both, and what lies beyond a client's counts."""
 
+import flax.linen as nn
 import numpy as np
 import pytest
 
+from fedjax_ssl import build
 from tests import tiny
 from tests.methods.clients import Client, finite, flat, same
 
@@ -82,3 +84,23 @@ def test_the_proximal_term_pulls_towards_the_broadcast_model(method):
         np.linalg.norm(flat(client_of(method, labels_at, method__prox_mu=mu)(round=ROUND).update)) for mu in (0.0, 20.0)
     )
     assert 0 < pulled < 0.8 * free
+
+
+class BareNorm(nn.Module):
+    """Batch norm without scale and bias: a layer that has statistics alone."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train, features_only=False):
+        x = nn.Dense(4)(x.reshape(len(x), -1))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, use_scale=False, use_bias=False)(x))
+        return x if features_only else nn.Dense(self.num_classes)(x)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", ["fedsiam_d", "fedcon"])
+def test_a_layer_may_have_statistics_alone(method):
+    config = tiny.config(method, rounds=3, network="linear", model__norm="running")
+    row = [row for _, row in build(config, model=BareNorm).rounds()][-1]
+    assert (row["round"], np.isfinite(row["eval/loss"])) == (3, True)

@@ -39,7 +39,8 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
         )
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(f"{name} at {folder} has splits {', '.join(builder.info.splits)}: needed are train and test")
-    splits = {split: read(builder, split) for split in ("train", "test")}
+    wanted = ("train", "test") if resplit is None else ("train", "validation", "test")
+    splits = {split: read(builder, split) for split in wanted if split in builder.info.splits}
     return with_splits(name, splits, resplit, seed, num_classes, classes=features["label"].names)
 
 
