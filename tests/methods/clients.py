@@ -24,7 +24,8 @@ class Client:
         self.method, data, spec = self.experiment.method, self.experiment.problem.data, self.experiment.problem.spec
         server, self.clients = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
         self.weights, self.task = jax.tree.map(lambda x: scale * x, server.weights), task_of(self.experiment)
-        self.server = server._replace(weights=self.weights)
+        measured = {"own": jnp.float32(0.1)} if method == "fedtrinet" else {}  # its base confidence
+        self.server = server._replace(weights=self.weights, **measured)
         self.kept = jax.tree.map(lambda x: x[0], self.clients)
         self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
         self.labeled, self.unlabeled = (jnp.asarray(table.index[0]) for table in (data.labeled, data.unlabeled))
