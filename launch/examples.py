@@ -44,20 +44,19 @@ def _labels(where: str, labels: np.ndarray, number: int, names: list[str], exper
     classes, num_classes = experiment.classes, experiment.problem.spec.num_classes
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if classes and not names and (labels.dtype.kind == "U" or experiment.settings.data.renumber_labels):
-        text = labels.astype(str)
-        names = sorted(set(text.ravel().tolist()) - {str(checks.UNLABELED)})
-        place = {name: number for number, name in enumerate(names)}
-        labels = np.vectorize(lambda name: place.get(name, checks.UNLABELED), otypes=[np.int64])(text)
+        text, unknown = labels.astype(str), str(checks.UNLABELED)
+        names = sorted(set(text.ravel().tolist()) - {unknown})
+        labels = np.where(text == unknown, checks.UNLABELED, np.searchsorted(np.array(names, str), text))
     if labels.dtype.kind not in "iu" or labels.shape != (number,):
         got = f"got labels {labels.dtype} {list(labels.shape)} for {number} examples in {where}"
         raise ValueError(f"--data: {got}, accepted: integers [{number}]")
     labels = labels.astype(np.int64)
-    if labels.max(initial=checks.UNLABELED) < 0:
-        return None
     own = len(names) or num_classes
-    if not -1 <= labels.min() <= labels.max() < own:
+    if labels.size and not -1 <= labels.min() <= labels.max() < own:
         got = f"got labels from {labels.min()} to {labels.max()} in {where}"
         raise ValueError(f"--data: {got}, accepted: 0 to {own - 1}, or -1 where one is not known")
+    if labels.max(initial=checks.UNLABELED) < 0:
+        return None
     by_number = not classes or names == list(map(str, range(len(names))))
     if by_number and names and len(names) != num_classes:
         got = f"got {where} with {len(names)} classes"

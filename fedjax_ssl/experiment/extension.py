@@ -31,10 +31,10 @@ def dependence(experiment: Experiment, other: Experiment) -> str:
 def same_programs(first: Problem, second: Problem) -> bool:
     """Whether initialization and rounds of two problems are the same computations."""
     for one, other in zip(_traced(first), _traced(second), strict=True):
-        held, of_other = list(_constants(one)), list(_constants(other))
-        if str(one.jaxpr) != str(other.jaxpr) or len(held) != len(of_other):
+        arrays, of_other = list(_constants(one)), list(_constants(other))
+        if str(one.jaxpr) != str(other.jaxpr) or len(arrays) != len(of_other):
             return False
-        if not all(np.array_equal(x, y) for x, y in zip(held, of_other, strict=True) if not is_key(x)):
+        if not all(np.array_equal(x, y) for x, y in zip(arrays, of_other, strict=True) if not is_key(x)):
             return False
     return True
 

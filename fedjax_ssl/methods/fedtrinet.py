@@ -66,7 +66,8 @@ class FedTriNetClientState(NamedTuple):
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
     """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views.
 
-    The server's `own` is the base confidence m, the Broadcast's the threshold q on sums of three probabilities.
+    The server's `own` is the base confidence m, 0 until it is measured, and the Broadcast's the threshold q on sums of three
+    probabilities.
     """
 
     def threshold(state: ServerState, cohort: Cohort) -> jax.Array:

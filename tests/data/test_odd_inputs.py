@@ -183,6 +183,7 @@ ODD = {
     "a name of two classes": npz(classes=np.array(["cat", "cat"])),
     "names of classes as a number": npz(classes=np.array(2)),
     "names of classes as bytes": npz(classes=np.array([b"cat", b"cat"])),
+    "such a number, labels numbered": arrays(classes=np.array(2), renumber_labels=True),
     "a missing name": arrays(classes=np.array(["cat", None])),
     "a client without examples": arrays(clients=[[0, 1], []]),
     "npz without test part": npz(drop=("x_test", "y_test")),

@@ -234,6 +234,8 @@ def test_labels_of_other_data_are_matched_by_names(named, tmp_path):
     ]
     (flat / "labels.csv").write_text("\n".join(["id,label", *names]))
     assert labels(flat)[0] == truth
+    np.savez(tmp_path / "below.npz", images=images, labels=np.full(12, -2))
+    assert "got labels from -2 to -2" in refused(str(run), f"--data={tmp_path / 'below.npz'}", program=evaluate)
     (some / "ant").rename(some / "dog")
     line = f"--data: got {some} with class dog, accepted: 0 = $c, 1 = ant, 2 = bee, wild"
     assert refused(str(run), f"--data={some}", program=evaluate) == f"error: {line}\n"

@@ -159,7 +159,7 @@ def test_numbers_of_unfinished_runs_are_those_of_the_rounds_that_all_have(tmp_pa
     made = grouped(tmp_path, "method")
     (group,) = made.groups
     assert [results.accuracy(run) for run in group.used] == [10.0, 10.0, 10.0]
-    assert made.notes == ("fl2: no run is finished; its numbers are those of the first 1 rounds, which all have",)
+    assert made.notes == ("fl2: no run is finished; its numbers are those up to round 1, which all have",)
     assert [run.rounds_done for run in group.runs] == [1, 2, 2]
     assert all(map(group.uses, group.runs))
 

@@ -101,7 +101,7 @@ def from_arrays(
         splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
     if renumber_labels:
         splits, found = labels.renumbered(name, splits, merged=False)
-        classes = classes if len(classes) else found
+        classes = classes if np.size(classes) else found
     return quality.warn(named(dataset(name, splits["train"], splits["test"], num_classes), classes))
 
 

@@ -29,7 +29,7 @@ def with_splits(
         splits = {split: splits[split] for split in ("train", "test")}
     if renumber:
         splits, found = renumbered(name, splits, merged=resplit is not None)
-        classes = classes if len(classes) else found
+        classes = classes if np.size(classes) else found
     if resplit is None:
         return named(dataset(name, splits["train"], splits["test"], num_classes), classes)
     fractions = tuple(resplit)

@@ -16,7 +16,7 @@ Raw = np.ndarray | Sequence
 
 
 def load(name: str, path: str) -> Dataset:
-    """The dataset in an `.npz` file, whose keys are arguments of `from_features`, `client` among them; others are not read."""
+    """The dataset in an `.npz` file, whose keys are the arguments of `from_features` (`client` for clients)."""
     arrays, names = npz.read(path, (*_NEEDED, STRONG, npz.CLIENT, npz.CLASSES))
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(

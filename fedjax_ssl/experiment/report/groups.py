@@ -181,7 +181,7 @@ def _used(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
     if chosen and not chosen[0].is_finished:
         least = min(run.rounds_done for run in used.values())
         used = {key: run.up_to(least) for key, run in used.items()}
-        notes.append(f"{label}: no run is finished; its numbers are those of the first {least} rounds, which all have")
+        notes.append(f"{label}: no run is finished; its numbers are those up to round {least}, which all have")
     return tuple(used.values()), notes
 
 
