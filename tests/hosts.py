@@ -6,6 +6,7 @@ python -m tests.hosts PROCESS PORT FILE METHOD-PLACE ...
 import os
 import pathlib
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fedjax_ssl.simulation import distributed
 from tests import tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
+GLOO = re.compile(r"(\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d+|\s)*")
 
 
 class Ended(NamedTuple):
@@ -58,7 +60,8 @@ def launched(
 def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[Ended]:
     """How the processes end, and what they say of their own.
 
-    Gloo, which adds up what CPU devices have, announces itself, with empty lines between; who is 10 s ahead says so.
+    Gloo, which adds up what CPU devices have, announces itself from several threads, whose words mix; who is 10 s ahead
+    says so.
     """
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]
@@ -67,8 +70,8 @@ def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[E
             process.kill()
 
     def own(text: str) -> str:
-        others = ("[Gloo]", "waiting for the other processes")
-        return "".join(line for line in text.splitlines(True) if line.strip() and not any(one in line for one in others))
+        lines = [line for line in text.splitlines(True) if "waiting for the other processes" not in line]
+        return "".join(line for line in lines if not GLOO.fullmatch(line))
 
     return [Ended(process.returncode, *map(own, both)) for process, both in zip(processes, outputs, strict=True)]
 
