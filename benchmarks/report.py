@@ -4,19 +4,23 @@
 
 A line `{{name}}` of the text becomes the tables of that command, `{{sweep name}}` the cells of a sweep, whose files
 `python -m launch.report DIR --json=FILE` writes, each machine by itself, with the commands, commits and versions below it. A
-test checks that the file is what would be written.
+sweep of several columns is shown as a paper has it, rows by columns. A test checks that the file is what would be written.
 """
 
 import argparse
 import importlib
 import pathlib
 import re
+import tomllib
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import harness, round_time
 from fedjax_ssl.experiment.report import cells
+from fedjax_ssl.experiment.report.tables import DASH
 
 README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
+SWEEPS = pathlib.Path(__file__).parents[1] / "configs" / "sweeps"
 
 
 def source(run: dict[str, Any]) -> str:
@@ -30,6 +34,50 @@ def source(run: dict[str, Any]) -> str:
     return f"- `{run['command']}`, {about}{ceilings}"
 
 
+def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown."""
+    table = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(" ".join(str(c).replace("|", "/").split()) for c in row) + " |" for row in table)
+
+
+def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
+    """The cells of a sweep: a line each, or, if it has several columns, rows by columns, both in the order of its file."""
+    file = SWEEPS / f"{name}.toml"
+    of_file = tomllib.loads(file.read_text()) if file.exists() else {}
+
+    def ordered(axis: str) -> list[str]:
+        listed, found = [str(one) for one in of_file.get(axis + "s", ())], dict.fromkeys(one["case"][axis] for one in results)
+        return sorted(found, key=lambda one: listed.index(one) if one in listed else len(listed))
+
+    rows, columns = ordered("row"), ordered("column")
+    results = sorted(results, key=lambda one: (rows.index(one["case"]["row"]), columns.index(one["case"]["column"])))
+    table = cells.table(name, "", results)
+    if len(columns) == 1:
+        return lines(table.header, table.rows)
+    of_cell = {(row, column): rest for row, column, *rest in table.rows}
+
+    def sizes(row: str, at: int) -> str:
+        """Megabytes, which mostly are the same in all columns."""
+        found = {str(rest[at]) for (own, _), rest in of_cell.items() if own == row} - {DASH} or {DASH}
+        shown = sorted(found, key=lambda text: (len(text), text))
+        return " to ".join(dict.fromkeys((shown[0], shown[-1])))
+
+    def accuracy(row: str, column: str) -> str:
+        """With the paper's in brackets; errors stand below the table."""
+        if (row, column) not in of_cell:
+            return DASH
+        own, paper, *_ = of_cell[row, column]
+        return ("failed" if isinstance(own, str) else f"{own}") + f" [{paper}]" * (paper != DASH)
+
+    head = ("accuracy, %", *columns, "MB up", "MB down")
+    text = lines(head, [[row, *(accuracy(row, c) for c in columns), sizes(row, 4), sizes(row, 5)] for row in rows])
+    for (row, column), (own, *_) in of_cell.items():
+        text += f"\n\n{row}, {column}: {own}." * isinstance(own, str)
+    right = {cell: str(rest[3]) for cell, rest in of_cell.items() if str(rest[3]) != DASH}
+    labeled = [[row, *(right.get((row, c), DASH) for c in columns)] for row in rows if any(row == own for own, _ in right)]
+    return text + ("\n\n" + lines(("pseudo-labels right, %", *columns), labeled)) * bool(labeled)
+
+
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
     """The tables of a command or of a sweep, machine by machine."""
     (command, _, sweep), parts = name.partition(" "), []
@@ -39,15 +87,12 @@ def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
         if not results:
             continue
         if sweep:
-            table = cells.table(sweep, "", results)
-            head, rows = table.header, [[*map(str, row)] for row in table.rows]
+            text = of_sweep(sweep, results)
         else:
             module = importlib.import_module(f"benchmarks.{command}")
             order = getattr(module, "SORTED", ())
             results.sort(key=lambda one: [str(one["case"][key]) for key in order])
-            head, rows = module.HEAD, [row for one in results for row in module.rows(one)]
-        lines = [head, ["---"] * len(head), *rows]
-        text = "\n".join("| " + " | ".join(" ".join(c.replace("|", "/").split()) for c in line) + " |" for line in lines)
+            text = lines(module.HEAD, [row for one in results for row in module.rows(one)])
         about = "\n".join(dict.fromkeys(map(source, runs)))
         parts.append(f"{runs[0]['machine']} (`{path.name}`):\n\n{text}\n\n{about}")
     return "\n\n".join(parts) or "Not measured yet."

@@ -49,8 +49,8 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = lengths[at]
 
     # How often the released code goes through labeled data in an epoch; in Non-IID-III where less than 40 % is labeled.
-    repeats = {"labeled_repeats": 6, "repeats_below": 0.4} if split == "noniid3" else {}
-    repeats = repeats or {"labeled_repeats": {0.1: 3, 0.15: 2, 0.2: 2}.get(gamma, 1)}
+    by_gamma = {"labeled_repeats": {0.1: 3, 0.15: 2, 0.2: 2}.get(gamma, 1)}
+    repeats = {"labeled_repeats": 6, "repeats_below": 0.4} if split == "noniid3" else by_gamma
     own = {"consistency_weight": 0.0 if word == "no_siamese" else 1.0, "curve": of_curve}
     own["consistency"] = "kl" if kl and split != ("noniid1" if released else "iid") else "mse"
     # The rectangle is rounds 10 to 40 of 50, as shares of all.
@@ -97,5 +97,5 @@ def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: 
         config.client.optimizer.update(momentum=0.5, weight_decay=0.0)
     if "labeled_repeats" in config.method and method != "fedavg":  # FedAvg goes through labeled data once
         config.method.update(repeats)
-    elif method in ("feddure", "fedlabel") and len(repeats) == 1:  # more epochs go through them as often
+    elif method in ("feddure", "fedlabel") and "repeats_below" not in repeats:  # more epochs go through them as often
         config.client.epochs *= repeats["labeled_repeats"]

@@ -25,7 +25,8 @@ class StaticNorm(NamedTuple):
 
     They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
     over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Where the order is `joined`, labeled and other
-    examples are one sequence, and a batch of the unlabeled size may hold both (SemiFL).
+    examples are one sequence, and a batch of the unlabeled size may hold both (SemiFL). For the order `class` the data come
+    sorted by class, labeled ones and others apart; here it is as `apart`.
     """
 
     data: str

@@ -1,6 +1,7 @@
 """The README of all measurements against the results that it is written from."""
 
 from benchmarks import harness, report
+from fedjax_ssl.experiment.report.tables import DASH
 
 
 def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
@@ -31,3 +32,32 @@ def test_a_sweeps_source_has_every_commit_and_the_number_of_seeds():
     run |= {"versions": {"python": "3.13", "jax": "0.12"}, "results": [{"runs": [{}, {}]}, {"runs": [{}, {}, {}]}]}
     expected = "- `c`, commit 012345678, fedcba987, 2 or 3 seeds, 1 x cpu, python 3.13, jax 0.12, warm-up none"
     assert report.source(run) == expected
+
+
+def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
+    def cell(row, column, accuracies, up=1e8, right=None, paper=""):
+        runs = [
+            {"seed": i, "accuracy": one, "pseudo_label_accuracy": right, "bytes_up": up, "bytes_down": 2e8, "seconds": 1.0}
+            if one
+            else {"seed": i, "error": "fell"}
+            for i, one in enumerate(accuracies)
+        ]
+        return {"case": {"table": "fedsiam_mnist", "row": row, "column": column}, "paper": paper, "runs": runs}
+
+    found = [
+        cell("ours", "II", [0.5, 0.75], up=3e8),
+        cell("FedSem", "II", [0.25, None]),
+        cell("ours", "I", [0.5, 0.5], right=0.125, paper="55.1"),
+        cell("FedSem", "I", [0.625, 0.625]),
+    ]
+    expected = f"""| accuracy, % | II | I | MB up | MB down |
+| --- | --- | --- | --- | --- |
+| FedSem | failed | 62.5 ± 0.0 | 100 | 200 |
+| ours | 62.5 ± 17.7 | 50.0 ± 0.0 [55.1] | 100 to 300 | 200 |
+
+FedSem, II: seed 1: fell.
+
+| pseudo-labels right, % | II | I |
+| --- | --- | --- |
+| ours | {DASH} | 12.5 ± 0.0 |"""
+    assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
