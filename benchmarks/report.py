@@ -54,7 +54,7 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     table = cells.table(name, "", results)
     if len(columns) == 1:
         return lines(table.header, table.rows)
-    of_cell = {(row, column): rest for row, column, *rest in table.rows}
+    of_cell = {(str(row), str(column)): rest for row, column, *rest in table.rows}
 
     def sizes(row: str, at: int) -> str:
         """Megabytes, which mostly are the same in all columns."""
@@ -62,20 +62,12 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
         shown = sorted(found, key=lambda text: (len(text), text))
         return " to ".join(dict.fromkeys((shown[0], shown[-1])))
 
-    def accuracy(row: str, column: str) -> str:
-        """With the paper's in brackets; errors stand below the table."""
-        if (row, column) not in of_cell:
-            return DASH
-        own, paper, *_ = of_cell[row, column]
-        return ("failed" if isinstance(own, str) else f"{own}") + f" [{paper}]" * (paper != DASH)
-
-    head = ("accuracy, %", *columns, "MB up", "MB down")
-    text = lines(head, [[row, *(accuracy(row, c) for c in columns), sizes(row, 4), sizes(row, 5)] for row in rows])
-    for (row, column), (own, *_) in of_cell.items():
-        text += f"\n\n{row}, {column}: {own}." * isinstance(own, str)
-    right = {cell: str(rest[3]) for cell, rest in of_cell.items() if str(rest[3]) != DASH}
-    labeled = [[row, *(right.get((row, c), DASH) for c in columns)] for row in rows if any(row == own for own, _ in right)]
-    return text + ("\n\n" + lines(("pseudo-labels right, %", *columns), labeled)) * bool(labeled)
+    sized = {(row, name): sizes(row, at) for row in rows for name, at in (("MB up", 4), ("MB down", 5))}
+    failed = [f"{row}, {column}: {own}." for (row, column), (own, *_) in of_cell.items() if isinstance(own, str)]
+    right = {place: str(rest[3]) for place, rest in of_cell.items() if str(rest[3]) != DASH}
+    grids = [cells.grid("", "", cells.accuracies(results) | sized, columns, "accuracy, %")]
+    grids += [cells.grid("", "", right, columns, "pseudo-labels right, %")] * bool(right)
+    return "\n\n".join([lines(one.header, one.rows) for one in grids] + failed)
 
 
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:

@@ -32,7 +32,7 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import processor
 from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP
+from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse
 
@@ -188,13 +188,10 @@ def settings_of(cell: Cell, extra: Mapping[str, str]) -> Settings:
 
 def _table(done: Sequence[Done], seeds: int) -> str:
     """The accuracies as text, rows by columns, the paper's beside them."""
-    rows, columns = (list(dict.fromkeys(getattr(one.cell, axis) for one in done)) for axis in ("row", "column"))
     entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
     of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
-    header = ("", *columns) if columns != [""] else ("", "accuracy, %")
-    lines = tuple((row, *(entries[row, column] for column in columns)) for row in rows)
-    return tables.text(tables.Table("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", header, lines))
+    return tables.text(grid("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", entries))
 
 
 def _parser() -> arguments.Parser:

@@ -256,7 +256,7 @@ def test_numbers_in_names_are_places_on_an_axis(rows, columns, expected):
     assert cells.on_axis([{"row": row, "column": column} for row, column in itertools.product(rows, columns)]) == expected
 
 
-def test_a_sweep_whose_columns_are_numbers_has_a_figure_against_them(tmp_path):
+def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns_that_are_numbers(tmp_path):
     of_cells = []
     for row, column in itertools.product("ab", ("100", "1", "10")):
         for seed in (0, 1):
@@ -270,13 +270,19 @@ def test_a_sweep_whose_columns_are_numbers_has_a_figure_against_them(tmp_path):
     write_json(tmp_path / "b10" / "1" / "summary.json", {"rounds": 2})  # not finished: this cell has no point
     content = {"name": "s", "about": "A figure", "command": "", "machine": "", "versions": {}, "cells": of_cells}
 
-    def pictures(x):
+    def shown(x):
         write_json(tmp_path / "sweep.json", content | {"x": x})
         found = runs.find([tmp_path]).runs
         sweeps, problems = cells.find(found)
         made_from = sections.source(groups.group(found, (), sweeps[0].places), sweeps, (), problems, "rounds", None)
-        return [one for one in sections.build(made_from, ())[0].items if isinstance(one, Picture)]
+        return sections.build(made_from, ())[0].items
 
+    def pictures(x):
+        return [one for one in shown(x) if isinstance(one, Picture)]
+
+    (grid,) = (one for one in shown("") if getattr(one, "name", "") == "sweep_s_accuracy")
+    assert (grid.title, grid.header) == ("A figure: accuracy of the last round, %", ("", "100", "1", "10"))
+    assert grid.rows == (("a", "55.0 ± 7.1", "5.5 ± 7.1", "10.0 ± 7.1"), ("b", "55.0 ± 7.1", "5.5 ± 7.1", "failed"))
     (picture,) = pictures("labels")
     of_accuracy = "test accuracy, %: a from 5.5 to 55; b from 5.5 to 55"
     assert (picture.name, picture.alt) == ("sweep_s_along", f"A figure. {of_accuracy}. MB up: a from 1 to 1; b from 1 to 100.")

@@ -12,7 +12,7 @@ from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.experiment.report.groups import METHOD, SEED, Shown, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
-from fedjax_ssl.experiment.report.tables import DASH, Cell, Table, spread
+from fedjax_ssl.experiment.report.tables import DASH, Cell, Spread, Table, spread
 from fedjax_ssl.options import Model, parse
 
 SWEEP = "sweep.json"
@@ -169,6 +169,24 @@ def table(name: str, title: str, results: Sequence[Result]) -> Table:
     )
     below = " ".join([note, *(f"{line}." for line in notes(results))])
     return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), below)
+
+
+def accuracies(results: Sequence[Result]) -> dict[tuple[str, str], str]:
+    """Of each cell, by row and column, mean ± standard deviation in %, in brackets the paper's; `failed` if a run has none."""
+    found = {}
+    for one in results:
+        own, paper = _row(one)[2:4]
+        text = str(own) if isinstance(own, Spread) else "failed"
+        found[one["case"]["row"], one["case"]["column"]] = text + f" [{paper}]" * (paper != DASH)
+    return found
+
+
+def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], columns: Sequence[str] = (), corner: str = "") -> Table:
+    """Rows by columns, as papers have them; `entries` are texts by row and column, `columns` those that are first."""
+    rows, found = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
+    columns = [*(one for one in columns if one in found), *(one for one in found if one not in columns)]
+    head = (corner, *(column or "accuracy, %" for column in columns))
+    return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows))
 
 
 def notes(results: Sequence[Result]) -> list[str]:

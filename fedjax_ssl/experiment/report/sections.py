@@ -148,10 +148,18 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
 
 
 def _results(made_from: Source) -> list[Item]:
-    of_sweeps = [cells.table(one.name, one.about or f"Cells of {one.name}", one.results) for one in made_from.sweeps]
-    shown = [table.without_empty() for table in of_sweeps]
+    shown = [table for one in made_from.sweeps for table in _tables(one)]
     figures = [one for sweep in made_from.sweeps for one in _along(sweep)]
     return [results.results(made_from.grouped, made_from.target), *shown, results.costs(made_from.grouped), *figures]
+
+
+def _tables(sweep: cells.Sweep) -> Iterator[tables.Table]:
+    """A sweep's accuracies, rows by columns, where it has several columns; and all numbers of its cells."""
+    title = sweep.about or f"Cells of {sweep.name}"
+    if len({one["case"]["column"] for one in sweep.results}) > 1:
+        name = f"sweep_{slug(sweep.name)}_accuracy"
+        yield cells.grid(name, f"{title}: accuracy of the last round, %", cells.accuracies(sweep.results))
+    yield cells.table(sweep.name, title, sweep.results).without_empty()
 
 
 def _along(sweep: cells.Sweep) -> Iterator[Picture]:
