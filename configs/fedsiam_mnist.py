@@ -13,9 +13,9 @@ noniid2 on a grid of class pairs), unaugmented.
 
 Expected (the paper, in %, IID, gamma .1, labels at the clients; in brackets here, variant=released, 3 seeds): Pi 97.04 (96.98),
 MT 97.16 (96.97), D 97.22 (97.08), no siamese 97.03 (96.89), FedAvg 95.13 (94.74), FedAvg++ 96.20 (96.15), FedSem 96.49 (96.02),
-FedFixMatch 93.19 (97.40), FedMatch 94.11 (97.12). Labels at the server, gamma .01: Pi and MT about 91.3 (150 rounds, two seeds:
-Pi 90.6 and 92.2, MT 94.0 and 93.8). The third command runs these tables; with `fedsiam_mnist_server` the latter.
-Run time on two CPU cores: Pi with labels at the clients 1.5 minutes, 150 rounds with labels at the server 2 to 25 minutes.
+FedFixMatch 93.19 (97.40), FedMatch 94.11 (97.12). Labels at the server, gamma .01: Pi and MT 91.3 (90.1 and 94.0; the
+labels alone 89.7). The third command runs the first of these tables, with `fedsiam_table6` the second.
+Run time on two CPU cores: Pi with labels at the clients 1.5 minutes, 200 rounds with labels at the server 2 to 25 minutes.
 """
 
 from .fedsiam import ConfigDict, make
