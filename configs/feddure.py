@@ -48,7 +48,5 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         config.method.unlabeled_batch_size = 10
     elif method != "feddure" and "unlabeled_batch_size" in config.method:
         config.method.unlabeled_batch_size = int(own_batch_size(labels // 100, (examples - labels) // 100, 10))
-    if method in ("fedsem", "fedtrinet"):  # as in their papers: networks that see crops alone label plain images badly
-        config.data.labeled = "none"
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
     return config
