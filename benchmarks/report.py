@@ -54,20 +54,22 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     table = cells.table(name, "", results)
     if len(columns) == 1:
         return lines(table.header, table.rows)
-    of_cell = {(str(row), str(column)): rest for row, column, *rest in table.rows}
+    of_cell = {(str(line[0]), str(line[1])): dict(zip(table.header, line, strict=True)) for line in table.rows}
 
-    def sizes(row: str, at: int) -> str:
+    def sizes(row: str, key: str) -> str:
         """Megabytes, which mostly are the same in all columns."""
-        found = {str(rest[at]) for (own, _), rest in of_cell.items() if own == row} - {DASH} or {DASH}
+        found = {str(cell[key]) for (own, _), cell in of_cell.items() if own == row} - {DASH} or {DASH}
         shown = sorted(found, key=lambda text: (len(text), text))
         return " to ".join(dict.fromkeys((shown[0], shown[-1])))
 
-    sized = {(row, name): sizes(row, at) for row in rows for name, at in (("MB up", 4), ("MB down", 5))}
-    failed = [f"{row}, {column}: {own}." for (row, column), (own, *_) in of_cell.items() if isinstance(own, str)]
-    right = {place: str(rest[3]) for place, rest in of_cell.items() if str(rest[3]) != DASH}
+    right = "pseudo-labels right, %"
+    sized = {(row, key): sizes(row, key) for row in rows for key in ("MB up", "MB down")}
+    labeled = {place: str(cell[right]) for place, cell in of_cell.items() if str(cell[right]) != DASH}
+    errors = {place: cell["accuracy, %"] for place, cell in of_cell.items() if isinstance(cell["accuracy, %"], str)}
     grids = [cells.grid("", "", cells.accuracies(results) | sized, columns, "accuracy, %")]
-    grids += [cells.grid("", "", right, columns, "pseudo-labels right, %")] * bool(right)
-    return "\n\n".join([lines(one.header, one.rows) for one in grids] + failed)
+    grids += [cells.grid("", "", labeled, columns, right)] * bool(labeled)
+    below = [f"{row}, {column}: {error}." for (row, column), error in errors.items()]
+    return "\n\n".join([lines(one.header, one.rows) for one in grids] + below)
 
 
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
