@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.experiment.files import plain
-from fedjax_ssl.experiment.report import statistics
+from fedjax_ssl.experiment.report import extras, statistics
 from fedjax_ssl.experiment.report.groups import METHOD, SEED, Shown, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Spread, Table, spread
@@ -126,7 +126,8 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
 def result(run: Run) -> Result:
     """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted.
 
-    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each.
+    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each. After
+    `launch.evaluate --save` there is `confusion`, counts of test examples, true classes by predicted ones.
     """
     columns, summary = run.columns, run.summary
     own: Result = {"seed": run.config[SEED]}
@@ -136,7 +137,9 @@ def result(run: Run) -> Result:
     wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
     quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
-    return own | ({"note": wrong} if wrong else {}) | {
+    found, _ = extras.evaluation(run)
+    confusion = [] if found is None else found.confusion.astype(int).tolist()
+    return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
         "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
