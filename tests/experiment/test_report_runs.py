@@ -198,15 +198,16 @@ def test_keys_that_end_alike_are_named_in_full(tmp_path):
     assert labels == [f"client.optimizer.rate={a}, server.rate={b}" for a, b in ((0.1, 0.1), (0.3, 0.1), (0.3, 0.3))]
 
 
-def test_a_result_has_the_pseudo_labels_of_each_evaluation_and_a_saved_confusion_matrix(tmp_path):
+def test_a_result_has_pseudo_labels_and_the_servers_loss_at_each_evaluation_and_a_saved_confusion_matrix(tmp_path):
     folder = write(tmp_path / "0", rounds=0)
     of_rounds = [(1, 0.3, {}), (2, 0.4, {"eval/accuracy": 0.5}), (3, 0.6, {"eval/accuracy": 0.7})]
     for number, threshold, evaluated in of_rounds:
         labels = {"client/threshold": threshold, "client/mask_rate": threshold / 2, "diagnostics/pseudo_label_accuracy": 0.8}
-        MetricsLog(folder).append({"round": number, **labels, **evaluated})
+        MetricsLog(folder).append({"round": number, "server/loss": 1 / number, **labels, **evaluated})
     write_json(folder / "summary.json", {"rounds": 3, "eval/accuracy": 0.7})
     (run,) = runs.find([tmp_path]).runs
     assert cells.result(run)["pseudo_labels"] == [[2, 0.4, 0.2, 0.8], [3, 0.6, 0.3, 0.8]]
+    assert cells.result(run)["server_loss"] == [[2, 1 / 2], [3, 1 / 3]]
     assert "confusion" not in cells.result(run)
     write_json(folder / "evaluation.json", {"round": 3, "confusion": [[3, 1], [0, 4]]})
     assert cells.result(run)["confusion"] == [[3, 1], [0, 4]]

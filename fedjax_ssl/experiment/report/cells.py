@@ -126,8 +126,9 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
 def result(run: Run) -> Result:
     """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted.
 
-    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each. After
-    `launch.evaluate --save` there is `confusion`, counts of test examples, true classes by predicted ones.
+    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each, `server_loss` the
+    round and the loss on the server's labels. After `launch.evaluate --save` there is `confusion`, counts of test examples,
+    true classes by predicted ones.
     """
     columns, summary = run.columns, run.summary
     own: Result = {"seed": run.config[SEED]}
@@ -137,7 +138,7 @@ def result(run: Run) -> Result:
     wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
     at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
     quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
-    found, _ = extras.evaluation(run)
+    server, (found, _) = run.column("server/loss"), extras.evaluation(run)
     confusion = [] if found is None else found.confusion.astype(int).tolist()
     return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
@@ -146,6 +147,7 @@ def result(run: Run) -> Result:
         "seconds": summary.get("time/total_s"), "device": summary.get("device"), "git_commit": summary.get("git_commit"),
         "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
         "pseudo_labels": [[int(columns["round"][i]), *(one[i] for one in quality)] for i in at if quality],
+        "server_loss": [[int(columns["round"][i]), server[i]] for i in at if np.isfinite(server).any()],
     }  # fmt: skip
 
 
