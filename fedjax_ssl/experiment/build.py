@@ -105,11 +105,10 @@ class Plan(NamedTuple):
 
     def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples."""
-        tiny = {"name": "mlp", "hidden": 1} if len(self.spec.image_shape) == 1 else {"name": "cnn", "width": 1}
-        model = {key: self.settings.model[key] for key in ModelSettings.model_fields} | tiny
         weights = jax.eval_shape(lambda key: self.task().init(key, self.spec.image_shape), jax.random.key(0))
-        if not weights.stats:
-            model["norm"] = "batch"  # so that no statistics are collected
+        has_norm = bool(weights.stats) and len(self.spec.image_shape) > 1  # views without gradient cost less without batch norm
+        tiny = {"name": "cnn", "width": 1} if has_norm else {"name": "mlp", "hidden": 1}
+        model = {key: self.settings.model[key] for key in ModelSettings.model_fields} | tiny
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)
         return self._replace(settings=self.settings.model_copy(update={"model": model}), views=views, conv="xla")
