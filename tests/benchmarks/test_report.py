@@ -1,6 +1,10 @@
 """The README of all measurements against the results that it is written from."""
 
+import pytest
+
 from benchmarks import harness, report
+from fedjax_ssl.experiment.files import plain
+from fedjax_ssl.experiment.report import cells
 
 
 def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
@@ -9,6 +13,14 @@ def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_i
     assert "Not measured yet." not in text
     for table in (part.splitlines() for part in text.split("\n\n") if part.startswith("|")):
         assert len({row.count("|") for row in table}) == 1, table
+
+
+def test_the_committed_means_and_deviations_of_sweeps_are_those_of_their_runs():
+    results = [one for file in report.RESULTS.glob("sweep_*.json") for run in harness.load(file) for one in run["results"]]
+    assert len(results) > 100
+    for one in results:
+        found = {"accuracy_mean": one["accuracy_mean"], "accuracy_sd": one["accuracy_sd"]}
+        assert found == pytest.approx(plain(cells.over_seeds(one["runs"]))), one["case"]
 
 
 def test_a_section_has_a_table_of_each_machine_with_its_source(tmp_path):

@@ -184,6 +184,10 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     assert one["runs"][1]["curve"] == [[1, 0.1], [2, 0.2], [3, 0.3]]
     assert one["runs"][1]["pseudo_labels"] == []
     assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
+    assert np.isnan(one["accuracy_mean"])  # no mean leaves runs out
+    assert cells.over_seeds([{"accuracy": 0.3}, {"accuracy": 0.5}]) == pytest.approx(
+        {"accuracy_mean": 0.4, "accuracy_sd": 0.02**0.5}
+    )
     write_json(file, content | {"cells": [{"row": 3}]})
     for damage, why in ((file.read_text(), "row: got 3, accepted"), ("{", "it is not JSON")):
         file.write_text(damage)

@@ -84,7 +84,8 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             {
                 "case": {"table": file.name, "row": cell.row, "column": cell.column},
                 **cell.model_dump(include={"config", "overrides", "paper"}),
-                "runs": [result(run) for run in own],
+                **over_seeds(one := [result(run) for run in own]),
+                "runs": one,
             }
             for cell, own in having
         ]
@@ -149,6 +150,12 @@ def result(run: Run) -> Result:
         "pseudo_labels": [[int(columns["round"][i]), *(one[i] for one in quality)] for i in at if quality],
         "server_loss": [[int(columns["round"][i]), server[i]] for i in at if np.isfinite(server).any()],
     }  # fmt: skip
+
+
+def over_seeds(results: Sequence[Result]) -> Result:
+    """Mean and sample standard deviation of runs' accuracies; NaN where a run has none, so that no mean leaves runs out."""
+    mean, sd = statistics.mean_sd(np.array([np.nan if "error" in one else one["accuracy"] for one in results]))
+    return {"accuracy_mean": float(mean), "accuracy_sd": float(sd)}
 
 
 def on_axis(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
