@@ -16,7 +16,7 @@ def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_i
 
 
 def test_the_committed_means_and_deviations_of_sweeps_are_those_of_their_runs():
-    results = [one for file in report.RESULTS.glob("sweep_*.json") for run in harness.load(file) for one in run["results"]]
+    results = [one for file in harness.RESULTS.glob("sweep_*.json") for run in harness.load(file) for one in run["results"]]
     assert len(results) > 100
     for one in results:
         found = {"accuracy_mean": one["accuracy_mean"], "accuracy_sd": one["accuracy_sd"]}
