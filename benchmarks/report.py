@@ -9,6 +9,7 @@ sweep of several columns is shown as a paper has it, rows by columns. A test che
 
 import argparse
 import importlib
+import math
 import pathlib
 import re
 import tomllib
@@ -42,8 +43,10 @@ def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 
 def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     """The cells of a sweep: a line each, or, if it has several columns, rows by columns, both in the order of its file."""
-    file = SWEEPS / f"{name}.toml"
+    base, _, small = name.partition("-")
+    file = SWEEPS / f"{base}.toml"
     of_file = tomllib.loads(file.read_text()) if file.exists() else {}
+    of_file |= of_file.get(small, {})
 
     def ordered(axis: str) -> list[str]:
         listed, found = [str(one) for one in of_file.get(axis + "s", ())], dict.fromkeys(one["case"][axis] for one in results)
@@ -51,15 +54,18 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
 
     rows, columns = ordered("row"), ordered("column")
     results = sorted(results, key=lambda one: (rows.index(one["case"]["row"]), columns.index(one["case"]["column"])))
-    table = cells.table(name, "", results)
+    table, notes = cells.table(name, "", results), "; ".join(cells.notes(results))
+    notes = f"To be looked at before a mean is trusted: {notes}." if notes else ""
     if len(columns) == 1:
-        return lines(table.header, table.rows)
+        return "\n\n".join(filter(None, (lines(table.header, table.rows), notes)))
+    if len({(one["case"]["row"], one["case"]["column"]) for one in results}) < len(results):
+        raise ValueError(f"the results of {name} have a cell twice")
     of_cell = {(str(line[0]), str(line[1])): dict(zip(table.header, line, strict=True)) for line in table.rows}
 
     def sizes(row: str, key: str) -> str:
         """Megabytes, which mostly are the same in all columns."""
         found = {str(cell[key]) for (own, _), cell in of_cell.items() if own == row} - {DASH} or {DASH}
-        shown = sorted(found, key=lambda text: (len(text), text))
+        shown = sorted(found, key=lambda text: math.inf if text == DASH else float(text.replace(",", "")))
         return " to ".join(dict.fromkeys((shown[0], shown[-1])))
 
     right = "pseudo-labels right, %"
@@ -69,7 +75,7 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     grids = [cells.grid("", "", cells.accuracies(results) | sized, columns, "accuracy, %")]
     grids += [cells.grid("", "", labeled, columns, right)] * bool(labeled)
     below = [f"{row}, {column}: {error}." for (row, column), error in errors.items()]
-    return "\n\n".join([lines(one.header, one.rows) for one in grids] + below)
+    return "\n\n".join(filter(None, [*(lines(one.header, one.rows) for one in grids), *below, notes]))
 
 
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:

@@ -104,10 +104,13 @@ class Plan(NamedTuple):
         )
 
     def with_tiny_network(self) -> Self:
-        """The plan with a tiny network and plain views, whose clients take the same steps on the same examples."""
+        """The plan with a tiny network and plain views, whose clients take the same steps on the same examples.
+
+        A network of feature vectors is counted as one without batch norm.
+        """
         weights = jax.eval_shape(lambda key: self.task().init(key, self.spec.image_shape), jax.random.key(0))
         has_norm = bool(weights.stats) and len(self.spec.image_shape) > 1  # views without gradient cost less without batch norm
-        tiny = {"name": "cnn", "width": 1} if has_norm else {"name": "mlp", "hidden": 1}
+        tiny = {"name": "cnn", "width": 1} if has_norm else {"name": "mlp", "hidden": 8}  # with one unit classes may be alike
         model = {key: self.settings.model[key] for key in ModelSettings.model_fields} | tiny
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)

@@ -49,6 +49,7 @@ def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
     def cell(row, column, accuracies, up=1e8, right=None, paper=""):
         runs = [
             {"seed": i, "accuracy": one, "pseudo_label_accuracy": right, "bytes_up": up, "bytes_down": 2e8, "seconds": 1.0}
+            | ({"note": "accuracy fell"} if one == 0.75 else {})
             if one
             else {"seed": i, "error": "fell"}
             for i, one in enumerate(accuracies)
@@ -70,5 +71,11 @@ def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
 | --- | --- |
 | ours | 12.5 ± 0.0 |
 
-FedSem, II: seed 1: fell."""
+FedSem, II: seed 1: fell.
+
+To be looked at before a mean is trusted: ours II, seed 1: accuracy fell."""
     assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
+    with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
+        report.of_sweep("fedsiam_mnist", [*found, found[0]])
+    table = report.of_sweep("fl2_settings-small", [cell(row, "WRN-28-1", [0.5]) for row in ("labels alone", "paper")])
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| paper", "| labels alone"]  # as in its file

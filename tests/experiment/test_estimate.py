@@ -12,7 +12,7 @@ from tests.experiment.commands import succeeded
 @pytest.mark.parametrize(
     ("method", "labels_at", "network"),
     [
-        pytest.param("feddure", "clients", "mlp", marks=pytest.mark.slow),
+        pytest.param("feddure", "clients", "mlp", marks=pytest.mark.ci),
         pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.slow),
         pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.slow),
     ],
@@ -31,6 +31,15 @@ def test_passes_are_those_of_a_round(method, labels_at, network):
     up, down = estimate.traffic(experiment)
     assert up == row["comm/bytes_up"]
     assert row["comm/bytes_down"] <= down <= row["comm/bytes_down"] + 100  # with the round's number and learning rate
+
+
+@pytest.mark.ci
+def test_passes_are_those_of_a_round_where_pseudo_labels_decide():
+    experiment = tiny.experiment("fl2", data__name="digits", data__num_labels=40, client__epochs=4, seed=3)
+    found, _ = estimate.counted(experiment)
+    _, row = next(experiment.rounds())
+    assert found.backward - 10 * 40 == pytest.approx(row["cost/backward_passes"], rel=0.1)
+    assert row["cost/backward_passes"] > 0  # so some are accepted, at the threshold of each client
 
 
 def of_statistics(experiment):

@@ -65,6 +65,8 @@ def test_a_fixed_threshold_accepts_the_confident_alone(monkeypatch):
     for strict, expected in ((True, [True, False, False, False, False]), (False, [True, False, False, True, False])):
         got = labeling(monkeypatch, threshold="fixed", confidence=float(np.float32(0.96)), strict=strict)
         assert got.accepted.tolist() == expected
+        assert got.threshold == got.per_class[0] == np.float32(0.96) != got.tau
+    assert labeling(monkeypatch).threshold == got.tau  # the same images: (FL)^2's own threshold is its learning status
 
 
 @pytest.mark.ci
@@ -74,7 +76,7 @@ def test_fixmatch_is_fl2_without_its_three_parts_bit_for_bit(usual_emitters):
         engine.simulate(tiny.experiment(method, rounds=2, method__confidence=0.2, **overrides), rounds=2)[1:]
         for method, overrides in (("fixmatch", {}), ("fl2", parts_off))
     )
-    assert all(row.pop("client/threshold") for row in other_rows)
+    assert all(row.pop("client/threshold") == pytest.approx(0.2) for row in other_rows)
     assert rows == other_rows
     assert same(states[2].server, others[2].server)
     assert not same(states[1].server, states[2].server)

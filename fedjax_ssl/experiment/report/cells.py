@@ -84,10 +84,10 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             {
                 "case": {"table": file.name, "row": cell.row, "column": cell.column},
                 **cell.model_dump(include={"config", "overrides", "paper"}),
-                **over_seeds(one := [result(run) for run in own]),
-                "runs": one,
+                **over_seeds(own),
+                "runs": own,
             }
-            for cell, own in having
+            for cell, own in ((cell, list(map(result, own))) for cell, own in having)
         ]
         same = sum(sweep.results[0]["case"]["table"] == file.name for sweep in sweeps)
         name = f"{file.name}_{same + 1}" if same else file.name
@@ -154,7 +154,8 @@ def result(run: Run) -> Result:
 
 def over_seeds(results: Sequence[Result]) -> Result:
     """Mean and sample standard deviation of runs' accuracies; NaN where a run has none, so that no mean leaves runs out."""
-    mean, sd = statistics.mean_sd(np.array([np.nan if "error" in one else one["accuracy"] for one in results]))
+    accuracies = [one.get("accuracy") for one in results]
+    mean, sd = statistics.mean_sd(np.array([np.nan if one is None else one for one in accuracies]))
     return {"accuracy_mean": float(mean), "accuracy_sd": float(sd)}
 
 
