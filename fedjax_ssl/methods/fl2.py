@@ -49,7 +49,7 @@ class FL2Options(Options):
 class Labeling(NamedTuple):
     """A client's pseudo-labels int32 [n] of a round, the examples bool [n] of L_a (A_k) and of L_p and L_cs, and tau_k.
 
-    Also the confidences float32 [n], the threshold (tau_k or the fixed one), and the thresholds of the classes float32 [C].
+    Also the confidences float32 [n], and the thresholds of the classes float32 [C].
     """
 
     label: jax.Array
@@ -57,7 +57,6 @@ class Labeling(NamedTuple):
     consistent: jax.Array
     tau: jax.Array
     confidence: jax.Array
-    threshold: jax.Array
     per_class: jax.Array
 
 
@@ -75,11 +74,12 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         weight = jnp.where(shard.unlabeled.count > 0, weight, 0.0)
         output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
         sent = (output.update, labeling.tau) if by_status else output.update
+        threshold = labeling.tau if options.threshold == "cat" else options.confidence
         metrics = {
             **output.metrics,
             **pseudo_labels.diagnostics(labeling.label, shard.true_labels, labeling.accepted, mask),
             "client/mask_rate": mean(labeling.accepted, mask),
-            "client/threshold": mean(labeling.threshold, shard.unlabeled.count > 0),
+            "client/threshold": mean(threshold, shard.unlabeled.count > 0),
             "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
             **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
             "client/class_thresholds": Each(labeling.per_class),
@@ -96,10 +96,9 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
-    accepted, threshold = confident, jnp.full_like(adaptive.tau, options.confidence)
-    per_class = jnp.full_like(adaptive.per_class, options.confidence)
+    accepted, per_class = confident, jnp.full_like(adaptive.per_class, options.confidence)
     if options.threshold == "cat":
-        threshold, per_class = adaptive.tau, adaptive.per_class
+        per_class = adaptive.per_class
         accepted = mask & thresholds.above(confidence, adaptive.per_class[label], strict=options.strict)
     consistent = {
         "confident": confident,
@@ -107,7 +106,7 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "accepted": accepted,
         "correct": accepted & (label == shard.true_labels),
     }[options.consistency_on]
-    return Labeling(label, accepted, consistent, adaptive.tau, confidence, threshold, per_class)
+    return Labeling(label, accepted, consistent, adaptive.tau, confidence, per_class)
 
 
 def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> GradientFn:

@@ -86,7 +86,7 @@ class Client(lc.Client):
         metrics = {
             "client/loss": (loss, used),
             "client/mask_rate": (accepted.sum(), 7),
-            "client/threshold": (tau, 1),
+            "client/threshold": (options.confidence if options.threshold == "fixed" else tau, 1),
             **lc.ratios(right, accepted.sum(), 7),
             **lc.costs(lc.BYTES, lc.BYTES + 4 * by_status, len(order), forward, backward),  # tau_k: Algorithm 1, line 24
         } | ({"client/consistency_loss": (consistency_loss, used)} if with_sacr else {})
