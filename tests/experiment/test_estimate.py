@@ -18,7 +18,7 @@ from tests.experiment.commands import succeeded
     ],
 )
 def test_passes_are_those_of_a_round(method, labels_at, network):
-    all_pass = tiny.confident(method, 0.0)  # which a tiny network would decide in another way
+    all_pass = tiny.confident(method, 0.0)  # with a threshold a tiny network accepts other pseudo-labels
     experiment = tiny.experiment(method, labels_at=labels_at, network=network, **all_pass)
     found, before = estimate.counted(experiment)
     _, row = next(experiment.rounds())

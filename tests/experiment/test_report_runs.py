@@ -185,6 +185,7 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     assert one["runs"][1]["pseudo_labels"] == []
     assert json.loads(cells.as_json([sweep]))["runs"][0]["results"][0]["runs"][1]["pseudo_label_accuracy"] is None
     assert np.isnan(one["accuracy_mean"])  # no mean leaves runs out
+    assert np.isnan(cells.over_seeds([{"accuracy": 0.3}, {"accuracy": None}])["accuracy_mean"])
     assert cells.over_seeds([{"accuracy": 0.3}, {"accuracy": 0.5}]) == pytest.approx(
         {"accuracy_mean": 0.4, "accuracy_sd": 0.02**0.5}
     )

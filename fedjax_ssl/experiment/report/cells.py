@@ -80,15 +80,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
         having = [(cell, of_folder[top / cell.folder]) for cell in file.cells if top / cell.folder in of_folder]
         if not having:
             continue
-        results = [
-            {
-                "case": {"table": file.name, "row": cell.row, "column": cell.column},
-                **cell.model_dump(include={"config", "overrides", "paper"}),
-                **over_seeds(own),
-                "runs": own,
-            }
-            for cell, own in ((cell, list(map(result, own))) for cell, own in having)
-        ]
+        results = [_of_cell(file.name, cell, own) for cell, own in having]
         same = sum(sweep.results[0]["case"]["table"] == file.name for sweep in sweeps)
         name = f"{file.name}_{same + 1}" if same else file.name
         source = _source(file, [run for _, own in having for run in own])
@@ -98,6 +90,16 @@ def find(runs: Sequence[Run]) -> tuple[list[Sweep], list[str]]:
             for path, (label, figure, curve) in one.places.items():
                 one.places[path] = Shown(f"{one.name}: {label}", f"{one.name}: {figure}".removesuffix(": "), curve)
     return sweeps, problems
+
+
+def _of_cell(table: str, cell: CellFile, own: Sequence[Run]) -> Result:
+    """A cell's result: what it is, its accuracy over seeds, and the numbers of each run."""
+    case, about = (
+        {"table": table, "row": cell.row, "column": cell.column},
+        cell.model_dump(include={"config", "overrides", "paper"}),
+    )
+    results = [result(run) for run in own]
+    return {"case": case, **about, **over_seeds(results), "runs": results}
 
 
 def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, Shown]:
@@ -153,7 +155,10 @@ def result(run: Run) -> Result:
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
-    """Mean and sample standard deviation of runs' accuracies; NaN where a run has none, so that no mean leaves runs out."""
+    """Mean and sample standard deviation of runs' accuracies, as fractions; NaN where a run has none: no mean leaves runs out.
+
+    The deviation of one run is NaN, too.
+    """
     accuracies = [one.get("accuracy") for one in results]
     mean, sd = statistics.mean_sd(np.array([np.nan if one is None else one for one in accuracies]))
     return {"accuracy_mean": float(mean), "accuracy_sd": float(sd)}
