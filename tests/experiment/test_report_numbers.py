@@ -131,3 +131,14 @@ def test_a_legend_is_no_wider_than_its_figure():
     legend = figure.legends[0].get_window_extent()
     assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
     assert 0 <= legend.y0 < legend.y1 < axes.get_window_extent().y0
+
+
+@pytest.mark.parametrize("rounds", [[1], [1, 2], [5, 10, 15]])
+def test_rounds_have_whole_ticks(rounds):
+    figure = figures.blank(4.8, 3.4)
+    axes = figure.subplots()
+    axes.plot(rounds, rounds)
+    figures._whole_ticks(axes, [np.array(rounds, float)])
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert shown and all(tick == round(tick) for tick in shown)
