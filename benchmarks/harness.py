@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.experiment.provenance import cores, git_commit, processor
+from fedjax_ssl.experiment.report import cells
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -72,19 +73,12 @@ def provenance(device: str, warm_up: str, **settings: Any) -> dict[str, Any]:
 
 def load(path: pathlib.Path) -> list[dict[str, Any]]:
     """The commands whose results a file has, each as `provenance` with its `results`; none where there is no file."""
-    return json.loads(path.read_text())["runs"] if path.exists() else []
+    return cells.from_json(path) if path.exists() else []
 
 
 def save(path: pathlib.Path, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
-    cases, runs, texts = [result["case"] for result in results], load(path), []
-    for run in runs:
-        run["results"] = [result for result in run["results"] if result["case"] not in cases]
-    for run in [*runs, {**about, "results": results}]:
-        if lines := ",\n  ".join(map(json.dumps, run["results"])):
-            head = json.dumps({key: value for key, value in run.items() if key != "results"})
-            texts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
-    path.write_text('{"runs": [\n ' + ",\n ".join(texts) + "\n]}\n")
+    path.write_text(cells.as_json(cells.added(load(path), about, results)))
 
 
 def launch(config: str, workdir: pathlib.Path | str, settings: dict[str, Any]) -> list[str]:

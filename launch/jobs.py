@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import importlib.util
 import itertools
+import math
 import os
 import pathlib
 import shlex
@@ -34,15 +35,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent if __package__ == "launch"
 
 
 class Done(NamedTuple):
-    """What a cell has come to: the results of its runs, why one of them has none, and whether all have ended."""
+    """What a cell has come to: the results of its runs, why one of them has none, and whether all have ended or stopped."""
 
     cell: Cell
     results: list[dict[str, Any]]
     error: str
     has_ended: bool
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its runs have gone as far as was asked for, and some have rounds left."""
+        return self.has_ended and bool(self.error) and not any(one.get("diverged") for one in self.results)
+
     def __str__(self) -> str:
         """Mean and standard deviation over seeds of the last round's accuracy, in percent; or why there are none, in a word."""
+        if self.is_stopped:
+            return "stopped"
         if self.error:
             return "diverged" if self.has_ended else "failed"
         return str(spread([100 * one["accuracy"] for one in self.results], 1))
@@ -51,11 +59,17 @@ class Done(NamedTuple):
 class Queue:
     """The cells' runs, `jobs` programs at a time, each on a GPU or on its share of the cores.
 
-    A cell's runs are in `<folder>/<cell>/<seed>`, and in the program's folder while one runs that cells share.
+    A cell's runs are in `<folder>/<cell>/<seed>`, and in the program's folder while one runs that cells share. `extra` are
+    further words of `launch.run`; `stop_after` is the round after which runs stop, None: their last one.
     """
 
-    def __init__(self, cells: Sequence[Cell], seeds: int, folder: pathlib.Path, extra: Sequence[str], jobs: int) -> None:
-        self.cells, self.seeds, self.folder, self.extra = cells, seeds, folder, extra
+    def __init__(
+        self, cells: Sequence[Cell], seeds: int, folder: pathlib.Path, extra: Sequence[str], jobs: int, *,
+        stop_after: int | None = None,
+    ) -> None:  # fmt: skip
+        self.cells, self.seeds, self.folder = cells, seeds, folder
+        self.extra = [*extra, *([f"--stop_after={stop_after}"] if stop_after else [])]
+        self._last = stop_after or math.inf
         self._gpus = gpus()
         self._jobs = max(1, min(jobs or len(self._gpus) or _cpu_jobs(), len(cells)))
         self._slots = collections.deque(range(self._jobs))
@@ -142,7 +156,8 @@ class Queue:
                 continue
             if not _is_of(cell, seed, run.config):
                 continue
-            if run.reason or (run.is_finished and run.summary):
+            is_stopped = not run.is_finished and run.rounds_done >= self._last
+            if run.reason or is_stopped or (run.is_finished and run.summary):
                 found.append(cells.result(run))
             else:
                 problems += [f"seed {seed}: {line}" for line in run.problems]

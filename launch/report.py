@@ -4,7 +4,7 @@
 
 Every run in or below the folders is shown: finished, unfinished or diverged. Runs that differ in their seeds alone are a group,
 with mean and standard deviation; `--by` puts runs together by keys instead. A sweep has a table of its cells, beside the
-paper's accuracies; `--json` writes it as JSON, too. Nothing in the runs' folders is changed.
+paper's accuracies; `--json` adds its cells to FILE. Nothing in the runs' folders is changed.
 Exit status: 0 done; 2 wrong arguments, or no run.
 """
 
@@ -39,9 +39,12 @@ def main(argv: Sequence[str]) -> int:
         made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
+        results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
+        for sweep in made_from.sweeps:
+            results = cells.added(results, sweep.source, sweep.results)
         _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
         if as_json is not None:
-            as_json.write_text(cells.as_json(made_from.sweeps), encoding="utf-8")
+            as_json.write_text(cells.as_json(results), encoding="utf-8")
             print(f"cells of sweeps: {as_json}")
     except command.WRONG_INPUT as error:
         return command.refuse(error)
@@ -137,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
     )
-    parser.add_argument("--json", default="", metavar="FILE", help="the cells of sweeps as JSON, for `benchmarks.report`")
+    parser.add_argument("--json", default="", metavar="FILE", help="a file to add sweeps' cells to, for `benchmarks.report`")
     return parser
 
 

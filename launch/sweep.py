@@ -32,7 +32,7 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import processor
 from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
+from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, SweepFile, grid
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     for one in done:
         for run in (run for run in one.results if "note" in run):
             print(f"note: {one.cell.label}, seed {run['seed']}: {run['note']}", file=sys.stderr)
-    failed = [one for one in done if one.error]
+    failed = [one for one in done if one.error and not one.is_stopped]
     for one in failed:
         print(f"{one}: {one.cell.label}: {one.error}", file=sys.stderr)
     where = f"{command.program('report')} {shlex.quote(str(queue.folder))}"
@@ -95,29 +95,37 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     _write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
-    queue = Queue(cells, seeds, folder, [f"--config.{key}={text}" for key, text in extra.items()], options.jobs)
+    keys = [f"--config.{key}={text}" for key, text in extra.items()]
+    queue = Queue(cells, seeds, folder, keys, options.jobs, stop_after=options.stop_after)
     queue.recover()
     prepare.fetch_missing(cell.settings.data for cell in cells if not queue.done(cell).has_ended)  # here, where it is seen
     return queue
 
 
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
-    """Writes what a report says of the sweep: its cells and the paper's numbers, its command, and where it runs.
+    """Writes what a report says of the sweep: its cells and the paper's numbers, its commands so far, and where they ran.
 
     ValueError where the folder has another sweep, whose cells are not all among these.
     """
     keys = ("row", "column", "config", "overrides", "paper")
-    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
-    where = {"machine": f"{processor()}, {os.cpu_count()} cores", "versions": versions}
-    of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
     try:
-        before = read_json(folder / SWEEP)["cells"]
+        before = parse(SweepFile, read_json(folder / SWEEP))
     except (OSError, ValueError):  # there is none, or it is damaged and written anew
-        before = []
+        before = SweepFile(name="", about="", command="", machine="", versions={}, cells=[])
+    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
+    machine = f"{processor()}, {os.cpu_count()} cores"
+    where = {"machine": _with(before.machine, machine, "; "), "versions": versions}
+    about = about | {"command": _with(before.command, about["command"], "\n")}
+    of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
     here = [one | {"paper": ""} for one in of_cells]
-    if other := [one["folder"] for one in before if one | {"paper": ""} not in here]:
+    if other := [one.folder for one in before.cells if one.model_dump() | {"paper": ""} not in here]:
         raise ValueError(f"--workdir: got {folder}, which has another sweep, with {other[0]!r}, accepted: another --workdir")
     write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
+
+
+def _with(before: str, one: str, between: str) -> str:
+    """Texts of several calls and one more, each once."""
+    return between.join(dict.fromkeys([*filter(None, before.split(between)), one]))
 
 
 PLACES = {"data.data_dir": "DIR", "data.path": "PATH"}
@@ -127,7 +135,7 @@ def _typed(options: argparse.Namespace, extra: Mapping[str, str]) -> str:
     """The command without what this machine alone has: folders and jobs."""
     words = [options.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(options, key)))]
     words += [f"--set={one}" for one in options.set] + ["--small"] * options.small
-    words += [f"--seeds={options.seeds}"] * bool(options.seeds)
+    words += [f"--{key}={value}" for key in ("seeds", "stop_after") if (value := getattr(options, key))]
     words += [f"--config.{key}={PLACES.get(key, text)}" for key, text in extra.items()]
     for axis in ("rows", "columns"):
         words += [f"--{axis}", *chosen] if (chosen := getattr(options, axis)) else []
@@ -207,6 +215,9 @@ def _parser() -> arguments.Parser:
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
     parser.add_argument("--jobs", type=arguments.whole(0), default=0, help="programs at a time (one for each GPU, or core)")
+    parser.add_argument(
+        "--stop_after", type=arguments.whole(1), help="end each run after so many rounds; the command without it goes on"
+    )
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     return parser

@@ -1,7 +1,6 @@
 """From a dataset to federated data: which client, or the server, has which labeled and unlabeled examples."""
 
 import logging
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,11 +88,11 @@ def log_notes(assignment: Assignment, num_examples: int) -> None:
         _log.warning("%s", note)
 
 
-def tables(dataset: Dataset, assignment: Assignment, by_class: Sequence[str] = ()) -> FederatedData:
-    """A dataset with the index tables of a split, in NumPy arrays; `by_class`: those of `server` and `pooled` to sort so."""
-    for name in by_class:
-        rows = getattr(assignment, name)
-        assignment = assignment._replace(**{name: rows[np.argsort(dataset.train_labels[rows], kind="stable")]})
+def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = False) -> FederatedData:
+    """A dataset with the index tables of a split, in NumPy arrays; that of the pool may be sorted by true labels."""
+    pooled = assignment.pooled
+    if pooled_by_class:
+        pooled = pooled[np.argsort(dataset.train_labels[pooled], kind="stable")]
     return FederatedData(
         train=Pool(dataset.train_images, dataset.train_labels.astype(np.int32)),
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
@@ -101,7 +100,7 @@ def tables(dataset: Dataset, assignment: Assignment, by_class: Sequence[str] = (
         labeled=pack(assignment.labeled),
         unlabeled=pack(assignment.unlabeled),
         client_data=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
-        pooled=pack([assignment.pooled]),
+        pooled=pack([pooled]),
     )
 
 

@@ -191,8 +191,9 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
 def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, int] | None = None) -> Experiment:
     """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
     config, runs, plans, assignments = drawn
-    by_class = {"joined": ["server"], "class": ["server", "pooled"]}.get(config.server.sbn_order, [])
-    data = [split.tables(own.dataset, assignment, by_class) for own, assignment in zip(plans, assignments, strict=True)]
+    by_class = config.server.sbn_order == "class" and config.server.sbn_data == "all"
+    pairs = zip(plans, assignments, strict=True)
+    data = [split.tables(own.dataset, assignment, pooled_by_class=by_class) for own, assignment in pairs]
     data = widened(data, widths) if len(data) > 1 or widths else data
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]

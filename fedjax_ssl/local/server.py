@@ -24,9 +24,9 @@ class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
     They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
-    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Where the order is `joined`, labeled and other
-    examples are one sequence, and a batch of the unlabeled size may hold both (SemiFL). For the order `class` the data come
-    sorted by class, labeled ones and others apart; here it is as `apart`.
+    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
+    order is `joined` or `class`. Where it is `joined`, labeled and other examples are one sequence, and a batch of the
+    unlabeled size may hold both (SemiFL). For `class` the pool comes sorted by class, too.
     """
 
     data: str
@@ -246,11 +246,12 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
     """
     if settings is None or task.norm != "static" or not weights.stats:
         return weights
-    parts = [(data.labeled, settings.labeled_batch_size)] if "server" in task.labels_at else []
+    labeled = data.labeled if settings.order == "apart" else _by_class(data.labeled)
+    parts = [(labeled, settings.labeled_batch_size)] if "server" in task.labels_at else []
     if settings.data != "labeled":
         others = flatten(data.next_cohort) if settings.data == "cohort" else data.unlabeled
         if settings.order == "joined" and parts:
-            both = data.labeled, others
+            both = labeled, others
             index, mask = (jnp.concatenate([getattr(one, key) for one in both]) for key in ("index", "mask"))
             others, parts = _real_first(others, index, mask), []
         parts.append((others, settings.unlabeled_batch_size))
@@ -258,6 +259,12 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
     for examples, batch_size in parts:
         total = _collect(task, settings, weights, examples, batch_size, total)
     return weights._replace(stats=norm.finish(total, weights.stats))
+
+
+def _by_class(examples: Examples) -> Examples:
+    """Labeled examples without their labels, sorted by these, those of a class in their order."""
+    order = jnp.argsort(jnp.where(examples.mask, examples.labels, jnp.iinfo(jnp.int32).max), stable=True)
+    return examples._replace(index=examples.index[order], labels=None)
 
 
 def flatten(examples: Examples) -> Examples:

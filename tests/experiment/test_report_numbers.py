@@ -141,4 +141,5 @@ def test_rounds_have_whole_ticks(rounds):
     figures._whole_ticks(axes, [np.array(rounds, float)])
     low, high = axes.get_xlim()
     shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
-    assert shown and all(tick == round(tick) for tick in shown)
+    assert shown
+    assert all(tick == round(tick) for tick in shown)

@@ -169,6 +169,34 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
+def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
+    words = ["--config=digits:supervised", "--config.model.name=linear", "--config.rounds=3", "--jobs=1"]
+    words += ["--config.eval_every=1", f"--workdir={tmp_path / 'out'}"]
+    stopped = succeeded(*words, "--stop_after=2", program=sweep)
+    assert stopped.stdout.split()[-1] == "stopped"
+    made = [str(tmp_path / "out"), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}"]
+    succeeded(*made, program=report)
+    (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]
+    ((run,),) = (one["runs"] for one in source["results"])
+    assert run["error"] == "unfinished: round 2 of 3"
+    assert [number for number, _ in run["curve"]] == [1, 2]
+
+    succeeded(*words, program=sweep)
+    succeeded(*made, program=report)
+    (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]  # in place of the earlier one
+    ((run,),) = (one["runs"] for one in source["results"])
+    assert [number for number, _ in run["curve"]] == [1, 2, 3]
+    first, second = source["command"].splitlines()
+    assert first.endswith(" --stop_after=2 --config.model.name=linear --config.rounds=3 --config.eval_every=1")
+    assert second == first.replace(" --stop_after=2", "")
+    (tmp_path / "cells.json").write_text('{"runs": [{}]}')
+    wrong = launch(*made, program=report)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        f"error: {made[1][7:]}: got a file without results, accepted: one that has, or none\n",
+    )
+
+
 @pytest.mark.slow
 def test_a_sweep_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
     words = ["--config=digits:supervised", "--config.model.name=linear", f"--workdir={tmp_path}"]

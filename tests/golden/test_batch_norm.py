@@ -179,7 +179,7 @@ def test_clients_receive_statistics_and_send_those_that_training_changes(mode, u
     assert sums == {"comm/bytes_down": 28, "comm/bytes_up": up, "perf/client_images": 5}
 
 
-@pytest.mark.parametrize("order", ["apart", "joined"])
+@pytest.mark.parametrize("order", ["apart", "joined", "class"])
 @pytest.mark.parametrize("weighting", ["examples", "batches"])
 @pytest.mark.parametrize(
     ("data", "labels_at"), [("cohort", "server"), ("all", "server"), ("labeled", "server"), ("cohort", "clients")]
@@ -196,11 +196,14 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
         return Examples(jnp.asarray(images), jnp.int32(rows), jnp.int32(counts), None)
 
     own = examples(np.append(labeled, [0, 0]), 5 if labels_at == "server" else 0)
+    own = own._replace(labels=jnp.int32([1, 0, 1, 0, 0, -1, -1]))
     given = ServerData(own, examples(pooled, 35), None, examples(index, [3, 6, 1]), jnp.int32(0))
     got = server.with_statistics(norm_task(labels_at), settings, norm_weights(1.0), given).stats
 
     pixels = images.reshape(40, 3).astype(float)
     clients = {"cohort": np.concatenate(cohort), "all": pooled, "labeled": np.zeros(0, int)}[data]
+    if order != "apart":
+        labeled = labeled[[1, 3, 4, 0, 2]]  # by class
     labeled_batches = np.split(pixels[labeled], [3]) if labels_at == "server" else []
     batches = labeled_batches + np.split(pixels[clients], np.arange(4, len(clients), 4))
     if order == "joined" and data != "labeled":
@@ -213,12 +216,13 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
 
 
 @pytest.mark.parametrize("order", ["apart", "joined", "class"])
-def test_the_servers_data_are_by_class_where_the_codes_are(order):
+def test_the_pool_is_by_class_where_the_codes_is_and_the_servers_examples_stay_in_the_order_that_training_draws_from(order):
     given = tiny.experiment("fl2", server__sbn_order=order, server__sbn_data="all")
     tables, labels = given.problem.tables[0], np.asarray(given.problem.train.labels)
-    for name, sorted_in in (("server", ("joined", "class")), ("pooled", ("class",))):
-        of_class = labels[tables[name].index[0, : tables[name].count[0]]]
-        assert bool(np.all(np.diff(of_class) >= 0)) == (order in sorted_in)
+    of_class = labels[tables["pooled"].index[0, : tables["pooled"].count[0]]]
+    assert bool(np.all(np.diff(of_class) >= 0)) == (order == "class")
+    usual = tiny.experiment("fl2").problem.tables[0]["server"]
+    np.testing.assert_array_equal(tables["server"].index, usual.index)
 
 
 def test_batches_by_class_hold_the_classes_that_the_specification_counts():
@@ -227,11 +231,13 @@ def test_batches_by_class_hold_the_classes_that_the_specification_counts():
     drawn = split.draw(split.Training(labels, 10), DataSettings(), 0)
     images = np.zeros((50_000, 1, 1, 1), np.uint8)
     dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=np.arange(10))
-    tables = split.tables(dataset, drawn, ["server", "pooled"])
-    classes = {name: labels[getattr(tables, name).index[0]] for name in ("server", "pooled")}
-    held = [len(set(classes["pooled"][i : i + 2048].tolist())) for i in range(0, 49_960, 2048)]
-    assert sorted(held) == [1] * 16 + [2] * 9
-    assert len(set(classes["server"][:10].tolist())) == 3
+    tables = split.tables(dataset, drawn, pooled_by_class=True)
+    pooled = labels[tables.pooled.index[0]]
+    found = [len(set(pooled[i : i + 2048].tolist())) for i in range(0, 49_960, 2048)]
+    assert sorted(found) == [1] * 16 + [2] * 9
+    index = jnp.asarray(tables.server.index[0])
+    by_class = server._by_class(Examples(None, index, jnp.int32(40), jnp.asarray(labels, jnp.int32)[index])).index
+    assert len(set(labels[np.asarray(by_class[:10])].tolist())) == 3
 
 
 def test_both_networks_of_a_mean_teacher_have_static_norm_of_their_own():

@@ -129,29 +129,32 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
 def result(run: Run) -> Result:
     """A run's numbers, accuracies as fractions; `error` says why it has none, `note` why to look at it before it is trusted.
 
-    `curve` has the round and the accuracy of each evaluation, `pseudo_labels` the round and LABELS at each, `server_loss` the
-    round and the loss on the server's labels. After `launch.evaluate --save` there is `confusion`, counts of test examples,
-    true classes by predicted ones.
+    What it has of each round is there also after an error, such as that it is unfinished: `curve` has the round and the
+    accuracy of each evaluation, `pseudo_labels` the round and LABELS at each, `server_loss` the round and the loss on the
+    server's labels. After `launch.evaluate --save` there is `confusion`, counts of test examples, true classes by predicted
+    ones.
     """
-    columns, summary = run.columns, run.summary
+    rounds, accuracy, summary = run.column("round").astype(int), run.column("eval/accuracy"), run.summary
+    labels, server = run.column("diagnostics/pseudo_label_accuracy"), run.column("server/loss")
+    at = np.flatnonzero(np.isfinite(accuracy))
+    quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
     own: Result = {"seed": run.config[SEED]}
+    of_rounds = {
+        "curve": [[rounds[i], accuracy[i]] for i in at],
+        "pseudo_labels": [[rounds[i], *(one[i] for one in quality)] for i in at if quality],
+        "server_loss": [[rounds[i], server[i]] for i in at if np.isfinite(server).any()],
+    }
     if run.reason or not run.is_finished or not summary:
         lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
-        return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)}
-    wrong, labels = statistics.instability(columns), run.column("diagnostics/pseudo_label_accuracy")
-    at = np.flatnonzero(np.isfinite(columns["eval/accuracy"]))
-    quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
-    server, (found, _) = run.column("server/loss"), extras.evaluation(run)
+        return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)} | of_rounds
+    wrong, (found, _) = statistics.instability(run.columns), extras.evaluation(run)
     confusion = [] if found is None else found.confusion.astype(int).tolist()
     return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
         "bytes_up": summary.get("comm/bytes_up", 0), "bytes_down": summary.get("comm/bytes_down", 0),
         "seconds": summary.get("time/total_s"), "device": summary.get("device"), "git_commit": summary.get("git_commit"),
-        "curve": [[int(columns["round"][i]), columns["eval/accuracy"][i]] for i in at],
-        "pseudo_labels": [[int(columns["round"][i]), *(one[i] for one in quality)] for i in at if quality],
-        "server_loss": [[int(columns["round"][i]), server[i]] for i in at if np.isfinite(server).any()],
-    }  # fmt: skip
+    } | of_rounds  # fmt: skip
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
@@ -240,10 +243,29 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     return (*first, accuracy, paper, difference, right, *shown, seconds)
 
 
-def as_json(sweeps: Sequence[Sweep]) -> str:
-    """The results of sweeps as `{"runs": [...]}`, each with its source, a result a line, as `benchmarks.report` reads it."""
+def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[Result]) -> list[Result]:
+    """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`."""
+    cases = [one["case"] for one in results]
+    left = [run | {"results": [one for one in run["results"] if one["case"] not in cases]} for run in runs]
+    return [run for run in (*left, {**source, "results": [*results]}) if run["results"]]
+
+
+def from_json(path: pathlib.Path) -> list[Result]:
+    """What `as_json` made of results; ValueError where the file has anything else."""
+    try:
+        runs = json.loads(path.read_text())["runs"]
+        if not all("case" in one for run in runs for one in run["results"]):
+            raise LookupError
+        return runs
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"{path}: got a file without results, accepted: one that has, or none") from None
+
+
+def as_json(runs: Sequence[Result]) -> str:
+    """`{"runs": [...]}` with a result a line, as `benchmarks.report` reads it."""
     parts = []
-    for sweep in sweeps:
-        lines = ",\n  ".join(json.dumps(plain(one)) for one in sweep.results)
-        parts.append(f'{json.dumps(sweep.source)[:-1]}, "results": [\n  {lines}\n ]}}')
+    for run in runs:
+        head = json.dumps({key: value for key, value in run.items() if key != "results"})
+        lines = ",\n  ".join(json.dumps(plain(one)) for one in run["results"])
+        parts.append(f'{head[:-1]}, "results": [\n  {lines}\n ]}}')
     return '{"runs": [\n ' + ",\n ".join(parts) + "\n]}\n"
