@@ -44,9 +44,16 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(name="adam", learning_rate=5e-4, schedule="constant", weight_decay=0.0, persistent=False)
     config.server.update(momentum=0.0, pretrain=0)
-    if common.one_of("batch", given["batch"], ("paper", "released")) == "paper" and "unlabeled_batch_size" in config.method:
+    is_paper, has_size = (
+        common.one_of("batch", given["batch"], ("paper", "released")) == "paper",
+        "unlabeled_batch_size" in config.method,
+    )
+    if is_paper and not has_size:
+        raise ValueError(f"the config's argument batch: got 'paper' with {word}, which has no such batches, accepted: released")
+    if is_paper:
         config.method.unlabeled_batch_size = 10
-    elif method != "feddure" and "unlabeled_batch_size" in config.method:
-        config.method.unlabeled_batch_size = int(own_batch_size(labels // 100, (examples - labels) // 100, 10))
+    elif has_size and method != "feddure":
+        own_labels, own_others = (number // config.data.num_clients for number in (labels, examples - labels))
+        config.method.unlabeled_batch_size = int(own_batch_size(own_labels, own_others, 10))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
     return config

@@ -33,6 +33,11 @@ def _reads_alpha(facts: Facts) -> bool:
     return any("alpha" in PARTITIONS[scheme].parameters for scheme in schemes)
 
 
+def _pi_rounds(facts: Facts) -> int:
+    options = facts.settings.method_options().for_rounds(facts.settings.rounds)
+    return int(getattr(options, "pi_rounds", 0))  # a method of one's own may have none
+
+
 Doubtful = Callable[[Any, Facts], bool]
 
 
@@ -51,6 +56,8 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
     ("method.confidence", lambda least, _: least == 0, "every pseudo-label is accepted"),
     ("method.confidence", lambda least, _: least == 1, "hardly any pseudo-label is accepted"),
     ("method.*weight", lambda weight, _: weight > 1e4, "other terms of the loss hardly count"),
+    ("method.target_delay", lambda delay, facts: delay >= facts.settings.rounds - _pi_rounds(facts),
+     "with method.pi_rounds it is all rounds, so that there never is a second network"),
     ("model.norm_momentum", lambda share, _: share < 1e-4, "running statistics are averages over more than 10,000 batches"),
     ("data.alpha", lambda alpha, facts: alpha < 1e-3 and _reads_alpha(facts), "a class goes to one client"),
     ("data.alpha", lambda alpha, facts: alpha > 1e5 and _reads_alpha(facts), "the split is as `iid`"),

@@ -114,6 +114,9 @@ def method_of(
     returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
     setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
+    by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
+    if by_epochs and task.labels_at == ("server",):  # its training counts steps
+        raise ValueError("method.alpha_counts: got epochs with labels at the server, accepted: steps")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         state, optimizers = method.init(key, spec)

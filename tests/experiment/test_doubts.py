@@ -27,6 +27,7 @@ DOUBTFUL = [
     ("semifl", {"method__confidence": 0.0}, "method.confidence=0.0: every pseudo-label is accepted"),
     ("fixmatch", {"method__confidence": 1.0}, "method.confidence=1.0: hardly any pseudo-label is accepted"),
     ("fl2", {"method__consistency_weight": 1e5}, "method.consistency_weight=100000.0: other terms of the loss hardly count"),
+    ("fedsiam_d", {"method__target_delay": 4}, "method.target_delay=4: with method.pi_rounds it is all rounds"),
     ("fl2", {"model__norm_momentum": 1e-6}, "model.norm_momentum=1e-06: running statistics are averages over more than 10,000"),
     ("fedavg", ALPHA | {"data__alpha": 1e-30}, "data.alpha=1e-30: a class goes to one client"),
     ("fedavg", ALPHA | {"data__alpha": 1e9}, "data.alpha=1000000000.0: the split is as `iid`"),

@@ -59,7 +59,7 @@ VIEWS = Views(
     strong=lambda key, images: 1 / 0,  # no method here may look at it
     labeled=lambda key, images: lc.upright(images)[:, :, ::-1] + number(key),
 )
-TASK = lc.linear_task(labels_at=("server",), views=VIEWS)
+TASK = lc.linear_task(labels_at=("clients",), views=VIEWS)
 SGD = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY)
 NORMED = TASK._replace(model=in_front_of(TASK.model), norm="running", norm_momentum=SHARE)
 
@@ -249,7 +249,8 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
     data, pi, one_net = Data(), name == "fedsiam_pi", name == "fedsiam_d"
     if one_net:
         data.target = data.online
-    method = build(name, toy.options(options_class(METHODS[name]), **options), persistent=True)
+    task = TASK._replace(labels_at=("server",))
+    method = build(name, toy.options(options_class(METHODS[name]), **options), task, persistent=True)
     rng = np.random.default_rng(5)
     nets = [data.online] if pi else [data.online, data.target]
     moves = [{key: rng.standard_normal(leaf.shape) for key, leaf in network.items()} for network in nets]
