@@ -4,7 +4,14 @@
 
 A line `{{name}}` of the text becomes the tables of that command, `{{sweep name}}` the cells of a sweep, whose files
 `python -m launch.report DIR --json=FILE` writes, each machine by itself, with the commands, commits and versions below it. A
-sweep of several columns is shown as a paper has it, rows by columns. A test checks that the file is what would be written.
+sweep of several columns is shown as a paper has it, rows by columns. Of the cells of a sweep's file whose columns a regular
+expression matches
+
+    {{rounds FILE COLUMN at 5 15 30}}      have accuracy, pseudo-labels and the server's loss after these rounds
+    {{last5 FILE COLUMN}}                  have the accuracy of the last five evaluations in place of the last one
+    {{curves FILE COLUMN: row; row}}       are drawn over the rounds: `results/curves_FILE_COLUMN.svg`, which is written, too
+
+A test checks that the file is what would be written.
 """
 
 import argparse
@@ -14,10 +21,13 @@ import pathlib
 import re
 import tomllib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks import harness, round_time
-from fedjax_ssl.experiment.report import cells
+from fedjax_ssl.experiment.report import cells, figures
+from fedjax_ssl.experiment.report.statistics import mean_sd
 from fedjax_ssl.experiment.report.tables import DASH
 
 README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
@@ -28,11 +38,12 @@ def source(run: dict[str, Any]) -> str:
     """Where results are from, in a line."""
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("python", "jax"))
     ceilings = f"; {round_time.in_words(run['ceilings'])}" if "ceilings" in run else ""
-    commits = ", ".join(commit[:9] for commit in (run["commit"] or "unknown").split(", "))
+    commits = ", ".join(commit[:9] + commit[40:] for commit in (run["commit"] or "unknown").split(", "))  # with its `+`
     numbers = sorted({len(one["runs"]) for one in run["results"] if "runs" in one})
     seeds = f", {' or '.join(map(str, numbers))} seed{'s' * (numbers != [1])}" if numbers else ""
     about = f"commit {commits}{seeds}, {run['device']}, {versions}, warm-up {run['warm_up']}"
-    return f"- `{run['command']}`, {about}{ceilings}"
+    note = f" ({run['note']})" if "note" in run else ""
+    return f"- `{run['command'].replace(chr(10), '`, `')}`, {about}{ceilings}{note}"
 
 
 def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
@@ -41,19 +52,25 @@ def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(" ".join(str(c).replace("|", "/").split()) for c in row) + " |" for row in table)
 
 
-def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
-    """The cells of a sweep: a line each, or, if it has several columns, rows by columns, both in the order of its file."""
-    base, _, small = name.partition("-")
+def ordered(results: list[dict[str, Any]], name: str = "") -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The cells of a sweep in the order of its file, by default that of its table, with its rows and its columns."""
+    base, _, small = (name or results[0]["case"]["table"]).partition("-")
     file = SWEEPS / f"{base}.toml"
     of_file = tomllib.loads(file.read_text()) if file.exists() else {}
     of_file |= of_file.get(small, {})
 
-    def ordered(axis: str) -> list[str]:
+    def names(axis: str) -> list[str]:
         listed, found = [str(one) for one in of_file.get(axis + "s", ())], dict.fromkeys(one["case"][axis] for one in results)
         return sorted(found, key=lambda one: listed.index(one) if one in listed else len(listed))
 
-    rows, columns = ordered("row"), ordered("column")
+    rows, columns = names("row"), names("column")
     results = sorted(results, key=lambda one: (rows.index(one["case"]["row"]), columns.index(one["case"]["column"])))
+    return results, rows, columns
+
+
+def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
+    """The cells of a sweep: a line each, or, if it has several columns, rows by columns."""
+    results, rows, columns = ordered(results, name)
     table, notes = cells.table(name, "", results), "; ".join(cells.notes(results))
     notes = f"To be looked at before a mean is trusted: {notes}." if notes else ""
     if len(columns) == 1:
@@ -78,6 +95,88 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     return "\n\n".join(filter(None, [*(lines(one.header, one.rows) for one in grids), *below, notes]))
 
 
+class Quantity(NamedTuple):
+    """What runs have of their rounds: where a result has it, as [[round, ...], ...], times what, and how it is shown."""
+
+    array: str
+    place: int
+    factor: float
+    shown: str
+
+    def of(self, run: dict[str, Any]) -> dict[int, float]:
+        """A run's values by round."""
+        return {one[0]: self.factor * one[self.place] for one in run.get(self.array, ()) if one[self.place] is not None}
+
+
+QUANTITIES = {
+    "accuracy, %": Quantity("curve", 1, 100, ".1f"),
+    "accepted pseudo-labels, %": Quantity("pseudo_labels", 2, 100, ".0f"),
+    "of these right, %": Quantity("pseudo_labels", 3, 100, ".0f"),
+    "mean threshold": Quantity("pseudo_labels", 1, 1, ".2f"),
+    "the server's loss": Quantity("server_loss", 1, 1, ".2f"),
+}
+
+
+def of_rounds(results: list[dict[str, Any]], rounds: Sequence[int]) -> str:
+    """What runs had after some rounds: a line for each run, or, after one round, for each cell with its seeds."""
+
+    def texts(quantity: Quantity, run: dict[str, Any]) -> list[str]:
+        found = quantity.of(run)
+        return [f"{found[number]:{quantity.shown}}" if number in found else DASH for number in rounds]
+
+    def joined(found: Sequence[str]) -> str:
+        return ", ".join(found) if set(found) != {DASH} else DASH
+
+    rows = []
+    for one in ordered(results)[0]:
+        row, runs = one["case"]["row"], [[texts(quantity, run) for quantity in QUANTITIES.values()] for run in one["runs"]]
+        if len(rounds) == 1:
+            rows.append([row, *(joined([own[0] for own in of_seeds]) for of_seeds in zip(*runs, strict=True))])
+        else:
+            rows += [[f"{row}, {run['seed']}", *map(joined, own)] for run, own in zip(one["runs"], runs, strict=True)]
+    first = f"round {rounds[0]}" if len(rounds) == 1 else f"seed; rounds {', '.join(map(str, rounds))}"
+    there = [i for i in range(len(QUANTITIES) + 1) if any(row[i] != DASH for row in rows)]
+    return lines([[first, *QUANTITIES][i] for i in there], [[row[i] for i in there] for row in rows])
+
+
+def of_last5(results: list[dict[str, Any]]) -> str:
+    """The accuracies of the last five evaluations, rows by columns."""
+    results, _, columns = ordered(results)
+    means = [
+        one | {"paper": "", "runs": [run | {"accuracy": run.get("accuracy_last5")} for run in one["runs"]]} for one in results
+    ]
+    table = cells.grid("", "", cells.accuracies(means), columns, "the last five evaluations, %")
+    return lines(table.header, table.rows)
+
+
+def of_curves(name: str, results: list[dict[str, Any]], rows: Sequence[str]) -> figures.Picture:
+    """Accuracy and pseudo-labels of some rows of a column over the rounds that all their seeds have."""
+    parts: dict[str, list[figures.Curve]] = {}
+    found = {one["case"]["row"]: one["runs"] for one in results}
+    for words, quantity in [*QUANTITIES.items()][:-1]:
+        for style, row in enumerate(rows):
+            of_runs = [quantity.of(run) for run in found[row]]
+            if there := sorted(set.intersection(*map(set, of_runs))):
+                mean, sd = mean_sd(np.array([[own[number] for number in there] for own in of_runs]))
+                parts.setdefault(words, []).append(figures.Curve(row, np.array(there, float), mean, sd, style))
+    return figures.curves("curves_" + re.sub(r"\W+", "_", name).strip("_"), name, parts, "round")
+
+
+CELLS = re.compile(r"(?P<kind>rounds|last5|curves) (?P<file>\S+) (?P<column>.*?)( at (?P<rounds>[\d ]+)|: (?P<rows>.+))?")
+
+
+def of_cells(match: re.Match[str], folder: pathlib.Path = harness.RESULTS) -> str | figures.Picture:
+    """What a line of `rounds`, `last5` or `curves` becomes; ValueError where it names no cell."""
+    kind, file, column = match["kind"], match["file"], match["column"]
+    found = [one for run in harness.load(folder / f"sweep_{file}.json") for one in run["results"]]
+    found = [one for one in found if re.fullmatch(column, one["case"]["column"])]
+    if not found:
+        raise ValueError(f"{match[0]}: names no cell")
+    if kind == "curves":
+        return of_curves(f"{file} {column}", found, match["rows"].split("; "))
+    return of_rounds(found, [*map(int, match["rounds"].split())]) if kind == "rounds" else of_last5(found)
+
+
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
     """The tables of a command or of a sweep, machine by machine."""
     (command, _, sweep), parts = name.partition(" "), []
@@ -98,11 +197,24 @@ def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def written() -> str:
-    """The README's text."""
-    return re.sub(r"^\{\{(.+)\}\}$", lambda match: section(match[1]), TEXT.read_text(), flags=re.MULTILINE)
+def written() -> tuple[str, dict[str, bytes]]:
+    """The README's text, and the figures in it by the names of their files."""
+    pictures: dict[str, bytes] = {}
+
+    def made(match: re.Match[str]) -> str:
+        cells_of = CELLS.fullmatch(match[1])
+        found = of_cells(cells_of) if cells_of else section(match[1])
+        if isinstance(found, str):
+            return found
+        pictures[f"{found.name}.svg"] = found.svg
+        return f"![{found.alt}](results/{found.name}.svg)"
+
+    return re.sub(r"^\{\{(.+)\}\}$", made, TEXT.read_text(), flags=re.MULTILINE), pictures
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    README.write_text(written())
+    text, drawn = written()
+    README.write_text(text)
+    for name, content in drawn.items():
+        (harness.RESULTS / name).write_bytes(content)

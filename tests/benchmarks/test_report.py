@@ -5,10 +5,12 @@ import pytest
 from benchmarks import harness, report
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import cells
+from fedjax_ssl.experiment.report.tables import DASH
 
 
 def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
-    text = report.written()
+    text, pictures = report.written()
+    assert all((harness.RESULTS / name).is_file() for name in pictures)
     assert report.README.read_text() == text, "run python -m benchmarks.report"
     assert "Not measured yet." not in text
     for table in (part.splitlines() for part in text.split("\n\n") if part.startswith("|")):
@@ -43,6 +45,62 @@ def test_a_sweeps_source_has_every_commit_and_the_number_of_seeds():
     run |= {"versions": {"python": "3.13", "jax": "0.12"}, "results": [{"runs": [{}, {}]}, {"runs": [{}, {}, {}]}]}
     expected = "- `c`, commit 012345678, fedcba987, 2 or 3 seeds, 1 x cpu, python 3.13, jax 0.12, warm-up none"
     assert report.source(run) == expected
+
+
+def saved(folder):
+    """A results file with two cells of a column and one of another, each of two seeds."""
+
+    def cell(row, column, shift, *, has_labels):
+        runs = [
+            {"seed": seed, "accuracy": 0.5, "accuracy_last5": shift + 0.25 * seed, "pseudo_label_accuracy": None,
+             "bytes_up": 1e6, "bytes_down": 1e6, "seconds": 1.0, "curve": [[5, shift + 0.1 * seed], [10, shift]],
+             "pseudo_labels": [[5, 0.9, 0.25, 0.5], [10, 0.95, 0.5, None]] if has_labels else [],
+             "server_loss": [[5, 1.25], [10, 0.125]]}
+            for seed in (0, 1)
+        ]  # fmt: skip
+        return {"case": {"table": "fl2_settings", "row": row, "column": column}, "paper": "55", "runs": runs}
+
+    cells_of = [cell("labels alone", "I", 0.25, has_labels=False), cell("paper", "I", 0.5, has_labels=True)]
+    about = {
+        "command": "c",
+        "commit": "0" * 40 + "+",
+        "device": "cpu",
+        "warm_up": "none",
+        "versions": {"python": "3", "jax": "0"},
+    }
+    about |= {"machine": "a machine", "note": "by hand"}
+    harness.save(folder / "sweep_settings_here.json", about, [*cells_of, cell("paper", "II", 0.5, has_labels=True)])
+    return lambda words: report.of_cells(report.CELLS.fullmatch(words), folder)
+
+
+def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
+    shown = saved(tmp_path)
+    assert shown("rounds settings_here I at 5 10 15").replace(DASH, "-").splitlines() == [
+        f"| seed; rounds 5, 10, 15 | {' | '.join(report.QUANTITIES)} |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| paper, 0 | 50.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
+        "| paper, 1 | 60.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
+        "| labels alone, 0 | 25.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
+        "| labels alone, 1 | 35.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
+    ]  # as in its file
+    assert shown("rounds settings_here II at 10").replace(DASH, "-").splitlines()[::2] == [
+        "| round 10 | accuracy, % | accepted pseudo-labels, % | mean threshold | the server's loss |",
+        "| paper | 50.0, 50.0 | 50, 50 | 0.95, 0.95 | 0.12, 0.12 |",
+    ]
+    assert "(by hand)" in report.section("sweep fl2_settings", tmp_path)
+    assert "commit 000000000+" in report.section("sweep fl2_settings", tmp_path)
+    with pytest.raises(ValueError, match="rounds settings_here III at 5: names no cell"):
+        shown("rounds settings_here III at 5")
+
+
+def test_means_of_the_last_evaluations_and_curves_are_those_of_the_runs(tmp_path):
+    shown = saved(tmp_path)
+    assert shown("last5 settings_here I+").replace(DASH, "-").splitlines()[2:] == [
+        "| paper | 62.5 ± 17.7 | 62.5 ± 17.7 |", "| labels alone | 37.5 ± 17.7 | - |"
+    ]  # fmt: skip
+    picture = shown("curves settings_here II: paper")
+    assert picture.name == "curves_settings_here_II"
+    assert "accuracy, %: paper from 55 to 50. accepted pseudo-labels, %: paper from 25 to 50" in picture.alt
 
 
 def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 
 from fedjax_ssl.data import augment
 from fedjax_ssl.data.randaugment import randaugment, strong_view
+from fedjax_ssl.data.variants import VARIANTS
 from tests.data.common import many, windows
 
 SIZE = 32
@@ -85,6 +86,13 @@ def test_cutout_with_one_bound_has_its_center_in_1_to_32():
     for first in np.array([painted(one) for one in images])[:, ::2].T:
         assert abs(np.mean(first == 0) - 8 / 31) < 3 * np.sqrt(8 / 31 * 23 / 31 / len(first))
         assert_uniform(first[first > 0], list(range(1, 24)))
+
+
+def test_the_released_strong_view_has_the_center_of_its_code():
+    black, released = np.zeros((SIZE, SIZE, 3), np.uint8), augment.cutout(0, 0.5, (125, 123, 114), first=1)
+    found, usb = (many(VARIANTS[name].cutout, black, 50) for name in ("fl2_released", "usb"))
+    np.testing.assert_array_equal(found, many(released, black, 50))
+    assert np.any(found != usb)
 
 
 def test_cutout_sides_are_uniform_between_their_ends():

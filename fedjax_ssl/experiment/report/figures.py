@@ -77,7 +77,8 @@ def curves(
 
     `label` is that of the x-axes; `level` (label, y) is a dotted line; `ticks` are those of x, where they are few.
     """
-    columns, rows = min(3, len(parts)), math.ceil(len(parts) / 3)
+    columns = 2 if len(parts) == 4 else min(3, len(parts))
+    rows = math.ceil(len(parts) / columns)
     width, height = (WIDTH, 3.0) if len(parts) == 1 else (3.2 * columns, 2.6 * rows)
     with rc_context(STYLE):
         figure = blank(width, height)
