@@ -6,9 +6,10 @@
 A FILE is a name in `configs/sweeps` or the path of a TOML file: `config` with {row} and {column}, `seeds`, `[rows]` and
 `[columns]`, each with a `name`, what it `set`s, and words of its own, such as `data` for {data}; `[paper]` has accuracies to
 compare with; `x` says what the numbers in names are, for a figure against them; `[small]` has what `--small` puts in its
-place. On the command line the rows are methods, for {method} in the config, and the columns are the product of the values of
-all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run. Seeds, and experiments that differ in one
-number alone, share a program where its method can; each GPU, or each core without one, runs one program (`--jobs`).
+place, and its `set` is added. On the command line the rows are methods, for {method} in the config, and the columns are the
+product of the values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run. Seeds, and
+experiments that differ in one number alone, share a program where its method can; each GPU, or each core without one, runs
+one program (`--jobs`).
 Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
@@ -155,7 +156,8 @@ def from_file(name: str, small: bool) -> Table:
             return table
         if not table.small:
             raise ValueError("got no [small] table, accepted: without --small")
-        return parse(Table, said | {"paper": {}} | table.small)
+        made = parse(Table, said | {"paper": {}} | table.small)
+        return made.model_copy(update={"set": table.set | made.set})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -61,7 +61,7 @@ Axis = Annotated[dict[str, Entry], BeforeValidator(_entries)]
 
 
 class Table(Model):
-    """Experiments in rows and columns; `small` has what `--small` puts in the place of the rest."""
+    """Experiments in rows and columns; `small` has what `--small` puts in the place of the rest, but adds to `set`."""
 
     about: str = ""
     x: str = ""  # what the numbers in the names of columns, or of rows, are: the axis of a figure

@@ -81,6 +81,16 @@ def test_cells_that_differ_in_one_number_share_a_program(columns, least, expecte
     assert ["".join(cell.name for cell in one.cells) for one in found] == expected
 
 
+def test_what_a_small_sweep_sets_is_added(tmp_path):
+    file = tmp_path / "table.toml"
+    file.write_text(
+        'config = "digits:{row}"\nrows = ["fl2", "uda"]\nset = { rounds = 50, eval_every = 5 }\n'
+        '[small]\nrows = ["fl2"]\nset = { rounds = 2 }\n'
+    )
+    (cell,) = sweep.from_file(str(file), small=True).cells()
+    assert (cell.row, cell.overrides) == ("fl2", {"rounds": 2, "eval_every": 5})
+
+
 def test_a_number_that_is_a_configs_argument_is_shared_too():
     table = sweep.from_file("fedlabel_beta", small=False)
     cells = [cell._replace(settings=sweep.settings_of(cell, {})) for cell in table.cells()]
