@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.experiment.files import replacing
 from fedjax_ssl.experiment.provenance import cores, git_commit, processor
 from fedjax_ssl.experiment.report import cells
 
@@ -78,7 +79,9 @@ def load(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def save(path: pathlib.Path, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Adds a command's results to a file, one a line; results that the file has of the same `case` are replaced."""
-    path.write_text(cells.as_json(cells.added(load(path), about, results)))
+    text = cells.as_json(cells.added(load(path), about, results))
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def launch(config: str, workdir: pathlib.Path | str, settings: dict[str, Any]) -> list[str]:

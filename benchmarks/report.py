@@ -41,7 +41,7 @@ def source(run: dict[str, Any]) -> str:
     commits = ", ".join(commit[:9] + commit[40:] for commit in (run["commit"] or "unknown").split(", "))  # with its `+`
     numbers = sorted({len(one["runs"]) for one in run["results"] if "runs" in one})
     seeds = f", {' or '.join(map(str, numbers))} seed{'s' * (numbers != [1])}" if numbers else ""
-    about = f"commit {commits}{seeds}, {run['device']}, {versions}, warm-up {run['warm_up']}"
+    about = f"commit {commits}{seeds}, {run['device'] or 'unknown device'}, {versions}, warm-up {run['warm_up']}"
     note = f" ({run['note']})" if "note" in run else ""
     return f"- `{run['command'].replace(chr(10), '`, `')}`, {about}{ceilings}{note}"
 
@@ -134,7 +134,8 @@ def of_rounds(results: list[dict[str, Any]], rounds: Sequence[int]) -> str:
             rows.append([row, *(joined([own[0] for own in of_seeds]) for of_seeds in zip(*runs, strict=True))])
         else:
             rows += [[f"{row}, {run['seed']}", *map(joined, own)] for run, own in zip(one["runs"], runs, strict=True)]
-    first = f"round {rounds[0]}" if len(rounds) == 1 else f"seed; rounds {', '.join(map(str, rounds))}"
+    which = f"round {rounds[0]}" if len(rounds) == 1 else f"row, seed (rounds {', '.join(map(str, rounds))})"
+    first = ", ".join(filter(None, [results[0]["case"]["column"], which]))
     there = [i for i in range(len(QUANTITIES) + 1) if any(row[i] != DASH for row in rows)]
     return lines([[first, *QUANTITIES][i] for i in there], [[row[i] for i in there] for row in rows])
 
@@ -153,6 +154,8 @@ def of_curves(name: str, results: list[dict[str, Any]], rows: Sequence[str]) -> 
     """Accuracy and pseudo-labels of some rows of a column over the rounds that all their seeds have."""
     parts: dict[str, list[figures.Curve]] = {}
     found = {one["case"]["row"]: one["runs"] for one in results}
+    if strange := [row for row in rows if row not in found]:
+        raise ValueError(f"{name} has no row {strange[0]!r}")
     for words, quantity in [*QUANTITIES.items()][:-1]:
         for style, row in enumerate(rows):
             of_runs = [quantity.of(run) for run in found[row]]
@@ -162,19 +165,25 @@ def of_curves(name: str, results: list[dict[str, Any]], rows: Sequence[str]) -> 
     return figures.curves("curves_" + re.sub(r"\W+", "_", name).strip("_"), name, parts, "round")
 
 
-CELLS = re.compile(r"(?P<kind>rounds|last5|curves) (?P<file>\S+) (?P<column>.*?)( at (?P<rounds>[\d ]+)|: (?P<rows>.+))?")
+CELLS = re.compile(r"(?P<kind>rounds|last5|curves) (?P<file>\S+) (?P<column>.*?)( at (?P<rounds>\d+( \d+)*)|: (?P<rows>.+))?")
+"""A line of `rounds`, which has rounds, of `curves`, which has rows, or of `last5`."""
 
 
 def of_cells(match: re.Match[str], folder: pathlib.Path = harness.RESULTS) -> str | figures.Picture:
-    """What a line of `rounds`, `last5` or `curves` becomes; ValueError where it names no cell."""
-    kind, file, column = match["kind"], match["file"], match["column"]
+    """What such a line becomes; ValueError where it names no cell, or several columns where one is meant."""
+    kind, file, column, rounds, rows = match.group("kind", "file", "column", "rounds", "rows")
     found = [one for run in harness.load(folder / f"sweep_{file}.json") for one in run["results"]]
     found = [one for one in found if re.fullmatch(column, one["case"]["column"])]
-    if not found:
-        raise ValueError(f"{match[0]}: names no cell")
-    if kind == "curves":
-        return of_curves(f"{file} {column}", found, match["rows"].split("; "))
-    return of_rounds(found, [*map(int, match["rounds"].split())]) if kind == "rounds" else of_last5(found)
+    columns = {one["case"]["column"] for one in found}
+    if not found or (kind == "rounds") != bool(rounds) or (kind == "curves") != bool(rows):
+        raise ValueError(f"{match[0]}: names no cell, or no rounds or rows")
+    if kind == "last5":
+        return of_last5(found)
+    if len(columns) > 1:
+        raise ValueError(f"{match[0]}: got {len(columns)} columns, accepted: one")
+    if kind == "rounds":
+        return of_rounds(found, [*map(int, rounds.split())])
+    return of_curves(" ".join(filter(None, [file, *columns])), found, rows.split("; "))
 
 
 def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:

@@ -44,10 +44,8 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(name="adam", learning_rate=5e-4, schedule="constant", weight_decay=0.0, persistent=False)
     config.server.update(momentum=0.0, pretrain=0)
-    is_paper, has_size = (
-        common.one_of("batch", given["batch"], ("paper", "released")) == "paper",
-        "unlabeled_batch_size" in config.method,
-    )
+    is_paper = common.one_of("batch", given["batch"], ("paper", "released")) == "paper"
+    has_size = "unlabeled_batch_size" in config.method
     if is_paper and not has_size:
         raise ValueError(f"the config's argument batch: got 'paper' with {word}, which has no such batches, accepted: released")
     if is_paper:

@@ -156,7 +156,7 @@ class Queue:
                 continue
             if not _is_of(cell, seed, run.config):
                 continue
-            is_stopped = not run.is_finished and run.rounds_done >= self._last
+            is_stopped = not run.is_finished and not run.problems and run.rounds_done >= self._last
             if run.reason or is_stopped or (run.is_finished and run.summary):
                 found.append(cells.result(run))
             else:

@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
             results = cells.added(results, sweep.source, sweep.results)
         _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
         if as_json is not None:
-            as_json.write_text(cells.as_json(results), encoding="utf-8")
+            with replacing(as_json) as file:
+                file.write(cells.as_json(results).encode())
             print(f"cells of sweeps: {as_json}")
     except command.WRONG_INPUT as error:
         return command.refuse(error)

@@ -31,9 +31,9 @@ from typing import Any
 
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.owner import owned
-from fedjax_ssl.experiment.provenance import processor
+from fedjax_ssl.experiment.provenance import git_commit, processor
 from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, SweepFile, grid
+from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse
 
@@ -104,29 +104,33 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
 
 
 def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -> None:
-    """Writes what a report says of the sweep: its cells and the paper's numbers, its commands so far, and where they ran.
+    """Writes what a report says of the sweep: its cells and the paper's numbers; its commands so far, and where they ran.
 
     ValueError where the folder has another sweep, whose cells are not all among these.
     """
     keys = ("row", "column", "config", "overrides", "paper")
     try:
-        before = parse(SweepFile, read_json(folder / SWEEP))
+        before = read_json(folder / SWEEP)
     except (OSError, ValueError):  # there is none, or it is damaged and written anew
-        before = SweepFile(name="", about="", command="", machine="", versions={}, cells=[])
+        before = {}
     versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in ("jax", "flax", "optax")}}
-    machine = f"{processor()}, {os.cpu_count()} cores"
-    where = {"machine": _with(before.machine, machine, "; "), "versions": versions}
-    about = about | {"command": _with(before.command, about["command"], "\n")}
+    earlier = before.get("versions", {})
+    said = {
+        "command": _with(before.get("command", ""), about["command"], "\n"),
+        "commit": _with(before.get("commit", ""), git_commit() or "", ", "),
+        "machine": _with(before.get("machine", ""), f"{processor()}, {os.cpu_count()} cores", "; "),
+        "versions": {name: _with(earlier.get(name, ""), one, ", ") for name, one in versions.items()},
+    }
     of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
-    here = [one | {"paper": ""} for one in of_cells]
-    if other := [one.folder for one in before.cells if one.model_dump() | {"paper": ""} not in here]:
+    known = [one | {"paper": ""} for one in of_cells]
+    if other := [one["folder"] for one in before.get("cells", ()) if one | {"paper": ""} not in known]:
         raise ValueError(f"--workdir: got {folder}, which has another sweep, with {other[0]!r}, accepted: another --workdir")
-    write_json(folder / SWEEP, {**about, **where, "cells": of_cells})
+    write_json(folder / SWEEP, {**about, **said, "cells": of_cells})
 
 
 def _with(before: str, one: str, between: str) -> str:
-    """Texts of several calls and one more, each once."""
-    return between.join(dict.fromkeys([*filter(None, before.split(between)), one]))
+    """Texts of earlier calls and one more, each once."""
+    return between.join(dict.fromkeys(filter(None, [*before.split(between), one])))
 
 
 PLACES = {"data.data_dir": "DIR", "data.path": "PATH"}

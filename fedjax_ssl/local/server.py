@@ -262,7 +262,7 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
 
 
 def _by_class(examples: Examples) -> Examples:
-    """Labeled examples without their labels, sorted by these, those of a class in their order."""
+    """Labeled examples in the order of their labels, padding last; the labels themselves are left out."""
     order = jnp.argsort(jnp.where(examples.mask, examples.labels, jnp.iinfo(jnp.int32).max), stable=True)
     return examples._replace(index=examples.index[order], labels=None)
 

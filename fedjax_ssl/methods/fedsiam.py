@@ -115,7 +115,7 @@ def method_of(
     """
     setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
     by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
-    if by_epochs and task.labels_at == ("server",):  # its training counts steps
+    if by_epochs and task.labels_at == ("server",):  # the server's training counts steps, whatever is asked for
         raise ValueError("method.alpha_counts: got epochs with labels at the server, accepted: steps")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:

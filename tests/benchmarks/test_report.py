@@ -76,7 +76,7 @@ def saved(folder):
 def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
     shown = saved(tmp_path)
     assert shown("rounds settings_here I at 5 10 15").replace(DASH, "-").splitlines() == [
-        f"| seed; rounds 5, 10, 15 | {' | '.join(report.QUANTITIES)} |",
+        f"| I, row, seed (rounds 5, 10, 15) | {' | '.join(report.QUANTITIES)} |",
         "| --- | --- | --- | --- | --- | --- |",
         "| paper, 0 | 50.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
         "| paper, 1 | 60.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
@@ -84,13 +84,20 @@ def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
         "| labels alone, 1 | 35.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
     ]  # as in its file
     assert shown("rounds settings_here II at 10").replace(DASH, "-").splitlines()[::2] == [
-        "| round 10 | accuracy, % | accepted pseudo-labels, % | mean threshold | the server's loss |",
+        "| II, round 10 | accuracy, % | accepted pseudo-labels, % | mean threshold | the server's loss |",
         "| paper | 50.0, 50.0 | 50, 50 | 0.95, 0.95 | 0.12, 0.12 |",
     ]
     assert "(by hand)" in report.section("sweep fl2_settings", tmp_path)
     assert "commit 000000000+" in report.section("sweep fl2_settings", tmp_path)
-    with pytest.raises(ValueError, match="rounds settings_here III at 5: names no cell"):
-        shown("rounds settings_here III at 5")
+    for words, why in (
+        ("rounds settings_here III at 5", "names no cell"),
+        ("rounds settings_here I", "names no cell, or no rounds or rows"),
+        ("last5 settings_here I: paper", "names no cell, or no rounds or rows"),
+        ("rounds settings_here I+ at 5", "got 2 columns, accepted: one"),
+        ("curves settings_here II: labels alone", "has no row 'labels alone'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            shown(words)
 
 
 def test_means_of_the_last_evaluations_and_curves_are_those_of_the_runs(tmp_path):

@@ -198,6 +198,19 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
         assert why in cells.find(found)[1][0]
 
 
+def test_cells_are_added_to_those_of_a_file_and_none_that_is_finished_is_lost():
+    def cell(row, *runs, config="digits:fl2"):
+        return {"case": {"table": "parts", "row": row, "column": ""}, "config": config, "overrides": {}, "runs": [*runs]}
+
+    done, unfinished = {"seed": 0, "accuracy": 0.5}, {"seed": 0, "error": "unfinished: round 2 of 3"}
+    first = cells.added([], {"command": "a"}, [cell("CAT", done), cell("SACR", unfinished), cell("LSAA", unfinished)])
+    both = cells.added(first, {"command": "b"}, [cell("CAT", unfinished), cell("SACR", done)])
+    shown = [(run["command"], [(one["case"]["row"], one["runs"][0]) for one in run["results"]]) for run in both]
+    assert shown == [("a", [("CAT", done), ("LSAA", unfinished)]), ("b", [("SACR", done)])]
+    with pytest.raises(ValueError, match="parts CAT: the file has it with other settings"):
+        cells.added(first, {"command": "c"}, [cell("CAT", done, config="digits:uda")])
+
+
 def test_keys_that_end_alike_are_named_in_full(tmp_path):
     for folder, rates in {"a": (0.1, 0.1), "b": (0.3, 0.1), "c": (0.3, 0.3)}.items():
         write(tmp_path / folder, **{"client.optimizer__rate": rates[0], "server__rate": rates[1]})

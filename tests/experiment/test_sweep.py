@@ -81,6 +81,16 @@ def test_cells_that_differ_in_one_number_share_a_program(columns, least, expecte
     assert ["".join(cell.name for cell in one.cells) for one in found] == expected
 
 
+def test_a_sweep_that_goes_on_elsewhere_names_both_machines(tmp_path, monkeypatch):
+    for name in ("one", "two", "one"):
+        monkeypatch.setattr(sweep, "processor", lambda name=name: name)
+        with contextlib.ExitStack() as until_the_end:
+            sweep._accepted(["sweep", "--config=digits:fl2", f"--workdir={tmp_path}"], until_the_end)
+    said = read_json(tmp_path / "sweep.json")
+    assert [part.split(",")[0] for part in said["machine"].split("; ")] == ["one", "two"]
+    assert len(said["command"].splitlines()) == 1
+
+
 def test_what_a_small_sweep_sets_is_added(tmp_path):
     file = tmp_path / "table.toml"
     file.write_text(
@@ -184,11 +194,20 @@ def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
     words += ["--config.eval_every=1", f"--workdir={tmp_path / 'out'}"]
     stopped = succeeded(*words, "--stop_after=2", program=sweep)
     assert stopped.stdout.split()[-1] == "stopped"
+    with contextlib.ExitStack() as until_the_end:
+        queue = sweep._accepted(["sweep", *words, "--stop_after=2"], until_the_end)
+        assert queue.done(queue.cells[0]).is_stopped
+        log = next((tmp_path / "out").glob("*/0/metrics.jsonl"))
+        whole = log.read_text()
+        log.write_text(whole + "{}\n")
+        assert queue.done(queue.cells[0]).error.startswith("seed 0: metrics.jsonl, line 3: ")
+        log.write_text(whole)
     made = [str(tmp_path / "out"), f"--json={tmp_path / 'cells.json'}", f"--out={tmp_path / 'r.html'}"]
     succeeded(*made, program=report)
     (source,) = json.loads((tmp_path / "cells.json").read_text())["runs"]
     ((run,),) = (one["runs"] for one in source["results"])
     assert run["error"] == "unfinished: round 2 of 3"
+    assert source["commit"]
     assert [number for number, _ in run["curve"]] == [1, 2]
 
     succeeded(*words, program=sweep)
@@ -203,7 +222,7 @@ def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
     wrong = launch(*made, program=report)
     assert (wrong.returncode, wrong.stderr) == (
         2,
-        f"error: {made[1][7:]}: got a file without results, accepted: one that has, or none\n",
+        f"error: {made[1][7:]}: got a file without results, accepted: one that --json wrote, or a new one\n",
     )
 
 

@@ -40,11 +40,15 @@ class CellFile(Model):
 
 
 class SweepFile(Model):
-    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything. `x` is what its numbers are, or ""."""
+    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything. `x` is what its numbers are, or "".
+
+    Where a sweep was begun and went on, `command` has a line for each call, and the texts below have all that differ.
+    """
 
     name: str
     about: str
     command: str
+    commit: str = ""
     machine: str
     versions: dict[str, str]
     x: str = ""
@@ -123,6 +127,7 @@ def _source(file: SweepFile, runs: Sequence[Run]) -> dict[str, Any]:
         key: ", ".join(sorted({str(run.summary[name]) for run in runs if run.summary.get(name)})) or None
         for key, name in (("commit", "git_commit"), ("device", "device"))
     }
+    found["commit"] = found["commit"] or file.commit or None  # unfinished runs have no summary
     return {"command": file.command, **found, "machine": file.machine, "versions": file.versions, "warm_up": "none: whole runs"}
 
 
@@ -244,10 +249,27 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
 
 
 def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[Result]) -> list[Result]:
-    """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`."""
-    cases = [one["case"] for one in results]
+    """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`.
+
+    One with an error, such as that a run is unfinished, does not replace one without. ValueError where a case is there with
+    other settings.
+    """
+    there = {tuple(one["case"].items()): one for run in runs for one in run["results"]}
+    new = []
+    for one in results:
+        before = there.get(tuple(one["case"].items()), one)
+        if any(plain(before.get(key)) != plain(one.get(key)) for key in ("config", "overrides")):
+            name = " ".join(str(part) for part in one["case"].values() if part)
+            raise ValueError(f"{name}: the file has it with other settings, give another file")
+        if not _has_error(one) or _has_error(before):
+            new.append(one)
+    results, cases = new, [one["case"] for one in new]
     left = [run | {"results": [one for one in run["results"] if one["case"] not in cases]} for run in runs]
     return [run for run in (*left, {**source, "results": [*results]}) if run["results"]]
+
+
+def _has_error(one: Result) -> bool:
+    return any("error" in run for run in one.get("runs", ()))
 
 
 def from_json(path: pathlib.Path) -> list[Result]:
@@ -258,7 +280,7 @@ def from_json(path: pathlib.Path) -> list[Result]:
             raise LookupError
         return runs
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{path}: got a file without results, accepted: one that has, or none") from None
+        raise ValueError(f"{path}: got a file without results, accepted: one that --json wrote, or a new one") from None
 
 
 def as_json(runs: Sequence[Result]) -> str:
