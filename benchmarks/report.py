@@ -38,7 +38,7 @@ def source(run: dict[str, Any]) -> str:
     """Where results are from, in a line."""
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("python", "jax"))
     ceilings = f"; {round_time.in_words(run['ceilings'])}" if "ceilings" in run else ""
-    commits = ", ".join(commit[:9] + commit[40:] for commit in (run["commit"] or "unknown").split(", "))  # with its `+`
+    commits = ", ".join(commit[:9] + commit[40:] for commit in (run["commit"] or "unknown").split(", "))  # [40:] is a `+`
     numbers = sorted({len(one["runs"]) for one in run["results"] if "runs" in one})
     seeds = f", {' or '.join(map(str, numbers))} seed{'s' * (numbers != [1])}" if numbers else ""
     about = f"commit {commits}{seeds}, {run['device'] or 'unknown device'}, {versions}, warm-up {run['warm_up']}"
@@ -52,9 +52,9 @@ def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(" ".join(str(c).replace("|", "/").split()) for c in row) + " |" for row in table)
 
 
-def ordered(results: list[dict[str, Any]], name: str = "") -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """The cells of a sweep in the order of its file, by default that of its table, with its rows and its columns."""
-    base, _, small = (name or results[0]["case"]["table"]).partition("-")
+def ordered(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The cells of a sweep in the order of its file, with its rows and its columns."""
+    base, _, small = results[0]["case"]["table"].partition("-")
     file = SWEEPS / f"{base}.toml"
     of_file = tomllib.loads(file.read_text()) if file.exists() else {}
     of_file |= of_file.get(small, {})
@@ -70,7 +70,7 @@ def ordered(results: list[dict[str, Any]], name: str = "") -> tuple[list[dict[st
 
 def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     """The cells of a sweep: a line each, or, if it has several columns, rows by columns."""
-    results, rows, columns = ordered(results, name)
+    results, rows, columns = ordered(results)
     table, notes = cells.table(name, "", results), "; ".join(cells.notes(results))
     notes = f"To be looked at before a mean is trusted: {notes}." if notes else ""
     if len(columns) == 1:

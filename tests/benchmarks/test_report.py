@@ -111,7 +111,7 @@ def test_means_of_the_last_evaluations_and_curves_are_those_of_the_runs(tmp_path
 
 
 def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
-    def cell(row, column, accuracies, up=1e8, right=None, paper=""):
+    def cell(row, column, accuracies, up=1e8, right=None, paper="", table="fedsiam_mnist"):
         runs = [
             {"seed": i, "accuracy": one, "pseudo_label_accuracy": right, "bytes_up": up, "bytes_down": 2e8, "seconds": 1.0}
             | ({"note": "accuracy fell"} if one == 0.75 else {})
@@ -119,7 +119,7 @@ def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
             else {"seed": i, "error": "fell"}
             for i, one in enumerate(accuracies)
         ]
-        return {"case": {"table": "fedsiam_mnist", "row": row, "column": column}, "paper": paper, "runs": runs}
+        return {"case": {"table": table, "row": row, "column": column}, "paper": paper, "runs": runs}
 
     found = [
         cell("ours", "II", [0.5, 0.75], up=9.5e6),
@@ -142,5 +142,6 @@ To be looked at before a mean is trusted: ours II, seed 1: accuracy fell."""
     assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
     with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
         report.of_sweep("fedsiam_mnist", [*found, found[0]])
-    table = report.of_sweep("fl2_settings-small", [cell(row, "WRN-28-1", [0.5]) for row in ("labels alone", "paper")])
+    small = [cell(row, "WRN-28-1", [0.5], table="fl2_settings-small") for row in ("labels alone", "paper")]
+    table = report.of_sweep("fl2_settings-small", small)
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| paper", "| labels alone"]  # as in its file

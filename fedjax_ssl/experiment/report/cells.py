@@ -254,18 +254,18 @@ def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[R
     One with an error, such as that a run is unfinished, does not replace one without. ValueError where a case is there with
     other settings.
     """
-    there = {tuple(one["case"].items()): one for run in runs for one in run["results"]}
+    known = [one for run in runs for one in run["results"]]
     new = []
     for one in results:
-        before = there.get(tuple(one["case"].items()), one)
+        before = next((old for old in known if old["case"] == one["case"]), one)
         if any(plain(before.get(key)) != plain(one.get(key)) for key in ("config", "overrides")):
             name = " ".join(str(part) for part in one["case"].values() if part)
             raise ValueError(f"{name}: the file has it with other settings, give another file")
         if not _has_error(one) or _has_error(before):
             new.append(one)
-    results, cases = new, [one["case"] for one in new]
+    cases = [one["case"] for one in new]
     left = [run | {"results": [one for one in run["results"] if one["case"] not in cases]} for run in runs]
-    return [run for run in (*left, {**source, "results": [*results]}) if run["results"]]
+    return [run for run in (*left, {**source, "results": new}) if run["results"]]
 
 
 def _has_error(one: Result) -> bool:
