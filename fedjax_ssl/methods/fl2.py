@@ -29,6 +29,9 @@ class FL2Options(Options):
 
     threshold: Literal["cat", "fixed"] = Field(default="cat", description="Each client's own (`cat`, Eqs. 7-9) or a fixed one.")
     confidence: Fraction = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
+    pseudo_labels: Literal["global", "true"] = Field(
+        default="global", description="Labels of accepted examples: the global model's, or the `true` ones (an oracle)."
+    )
     strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
     batches: Literal["all", "accepted"] = Field(default="all", description="Examples that are drawn (`released`: `accepted`).")
     consistency: Literal["sacr", "sam", "none"] = Field(
@@ -106,6 +109,9 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "accepted": accepted,
         "correct": accepted & (label == shard.true_labels),
     }[options.consistency_on]
+    if options.pseudo_labels == "true":  # the same examples are accepted, so that nothing but the labels differs
+        label, known = shard.true_labels, shard.true_labels >= 0
+        accepted, consistent = accepted & known, consistent & known
     return Labeling(label, accepted, consistent, adaptive.tau, confidence, per_class)
 
 

@@ -47,11 +47,11 @@ def test_a_client_of_one_image_trains_on_it_and_stays_finite():
 PROBS = np.array([[0.97, 0.02, 0.01], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.96, 0.03, 0.01], [0.2, 0.2, 0.6]], np.float32)
 
 
-def labeling(monkeypatch, **options):
+def labeling(monkeypatch, true=(0, 0, 2, 1, 2), **options):
     """Pseudo-labels of five images whose softmax outputs are PROBS; the last is padding."""
     monkeypatch.setattr(local, "class_probabilities", lambda *_: jnp.asarray(PROBS))
     unlabeled = Examples(None, jnp.arange(5), jnp.int32(4), None)
-    shard = Shard(unlabeled, unlabeled, jnp.array([0, 0, 2, 1, 2]))
+    shard = Shard(unlabeled, unlabeled, jnp.array(true))
     return pseudo_label(None, FL2Options(**options), None, shard, None)
 
 
@@ -59,6 +59,18 @@ def labeling(monkeypatch, **options):
 @pytest.mark.parametrize(("on", "expected"), [("accepted", [1, 0, 1, 1, 0]), ("correct", [1, 0, 0, 0, 0])])
 def test_sacr_acts_on_the_chosen_examples(monkeypatch, on, expected):
     assert labeling(monkeypatch, consistency_on=on).consistent.astype(int).tolist() == expected
+
+
+def test_the_oracle_changes_the_labels_of_what_is_accepted_and_nothing_else(monkeypatch):
+    usual, oracle = (labeling(monkeypatch, pseudo_labels=which) for which in ("global", "true"))
+    assert usual.label.tolist() == [0, 0, 1, 0, 2]
+    assert oracle.label.tolist() == [0, 0, 2, 1, 2]
+    assert same(oracle._replace(label=usual.label), usual)
+    unknown = labeling(monkeypatch, pseudo_labels="true", true=(-1, 0, 2, 1, 2))
+    assert [unknown.accepted.tolist(), unknown.consistent.tolist()] == [
+        [False, False, True, True, False],
+        [False] * 3 + [True, False],
+    ]
 
 
 def test_a_fixed_threshold_accepts_the_confident_alone(monkeypatch):
