@@ -71,10 +71,10 @@ def ordered(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[s
 def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     """The cells of a sweep: a line each, or, if it has several columns, rows by columns."""
     results, rows, columns = ordered(results)
-    table, notes = cells.table(name, "", results), "; ".join(cells.notes(results))
-    notes = f"To be looked at before a mean is trusted: {notes}." if notes else ""
+    table, notes = cells.table(name, "", results), cells.notes(results)
+    noted = "\n".join(["To be looked at before a mean is trusted:", "", *(f"- {one}" for one in notes)]) if notes else ""
     if len(columns) == 1:
-        return "\n\n".join(filter(None, (lines(table.header, table.rows), notes)))
+        return "\n\n".join(filter(None, (lines(table.header, table.rows), noted)))
     if len({(one["case"]["row"], one["case"]["column"]) for one in results}) < len(results):
         raise ValueError(f"the results of {name} have a cell twice")
     of_cell = {(str(line[0]), str(line[1])): dict(zip(table.header, line, strict=True)) for line in table.rows}
@@ -92,7 +92,7 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     grids = [cells.grid("", "", cells.accuracies(results) | sized, columns, "accuracy, %")]
     grids += [cells.grid("", "", labeled, columns, right)] * bool(labeled)
     below = [f"{row}, {column}: {error}." for (row, column), error in errors.items()]
-    return "\n\n".join(filter(None, [*(lines(one.header, one.rows) for one in grids), *below, notes]))
+    return "\n\n".join(filter(None, [*(lines(one.header, one.rows) for one in grids), *below, noted]))
 
 
 class Quantity(NamedTuple):

@@ -138,10 +138,15 @@ def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
 
 FedSem, II: seed 1: fell.
 
-To be looked at before a mean is trusted: ours II, seed 1: accuracy fell."""
+To be looked at before a mean is trusted:
+
+- ours, II: accuracy fell (seed 1)"""
     assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
     with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
         report.of_sweep("fedsiam_mnist", [*found, found[0]])
-    small = [cell(row, "WRN-28-1", [0.5], table="fl2_settings-small") for row in ("labels alone", "paper")]
-    table = report.of_sweep("fl2_settings-small", small)
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| paper", "| labels alone"]  # as in its file
+    for name, rows in (
+        ("fl2_settings-small", ["paper", "labels alone"]),
+        ("feddure_iterations-small", ["T = 1, 40 rounds", "T = 5, 40 rounds"]),
+    ):
+        table = report.of_sweep(name, [cell(row, "", [0.5], table=name) for row in reversed(rows)])
+        assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {row}" for row in rows]  # as in its file

@@ -55,7 +55,7 @@ def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper(
     assert row(one, other, paper="86.2 ± 3.1") == expected
     assert row(one, other | {"note": "accuracy fell"}, paper="86.2 ± 3.1") == expected  # it counts, and is named below
     results = [{"case": {"row": "fl2", "column": "iid"}, "runs": [one, other | {"seed": 1, "note": "accuracy fell"}]}]
-    assert cells.notes(results) == ["fl2 iid, seed 1: accuracy fell"]
+    assert cells.notes(results) == ["fl2, iid: accuracy fell (seed 1)"]
     assert row(one | {"pseudo_label_accuracy": None}, paper=86.2)[2:6] == ["90.0", "86.2", "+3.80", tables.DASH]
     assert row(one, {"seed": 1, "error": "what went wrong"})[2:5] == [
         "seed 1: what went wrong",

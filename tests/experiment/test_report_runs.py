@@ -204,7 +204,10 @@ def test_cells_are_added_to_those_of_a_file_and_none_that_is_finished_is_lost():
 
     done, unfinished = {"seed": 0, "accuracy": 0.5}, {"seed": 0, "error": "unfinished: round 2 of 3"}
     first = cells.added([], {"command": "a"}, [cell("CAT", done), cell("SACR", unfinished), cell("LSAA", unfinished)])
-    both = cells.added(first, {"command": "b"}, [cell("CAT", unfinished), cell("SACR", done)])
+    after = [cell("CAT", unfinished), cell("SACR", done), cell("LSAA", unfinished)]
+    assert cells.failed_since(first, after) == after[:1]
+    after[0]["case"] = dict(reversed(after[0]["case"].items()))  # the order of its keys does not matter
+    both = cells.added(first, {"command": "b"}, after[:2])
     shown = [(run["command"], [(one["case"]["row"], one["runs"][0]) for one in run["results"]]) for run in both]
     assert shown == [("a", [("CAT", done), ("LSAA", unfinished)]), ("b", [("SACR", done)])]
     with pytest.raises(ValueError, match="parts CAT: the file has it with other settings"):

@@ -216,13 +216,13 @@ def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], columns:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """A line for each run that ended and should be looked at before its cell's mean is trusted."""
-    return [
-        f"{' '.join(filter(None, (one['case']['row'], one['case']['column'])))}, seed {run['seed']}: {run['note']}"
-        for one in results
-        for run in one["runs"]
-        if "note" in run
-    ]
+    """A line for each cell that has runs which ended, but should be looked at before its mean is trusted."""
+    lines = []
+    for one in results:
+        noted = [f"{run['note']} (seed {run['seed']})" for run in one["runs"] if "note" in run]
+        if noted:
+            lines.append(f"{', '.join(filter(None, (one['case']['row'], one['case']['column'])))}: {'; '.join(noted)}")
+    return lines
 
 
 def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
@@ -248,21 +248,24 @@ def _row(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     return (*first, accuracy, paper, difference, right, *shown, seconds)
 
 
+def failed_since(runs: Sequence[Result], results: Sequence[Result]) -> list[Result]:
+    """Those of `results` with an error, such as that a run is unfinished, where `runs` have the same `case` without one."""
+    whole = [one["case"] for run in runs for one in run["results"] if not _has_error(one)]
+    return [one for one in results if _has_error(one) and one["case"] in whole]
+
+
 def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[Result]) -> list[Result]:
     """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`.
 
-    One with an error, such as that a run is unfinished, does not replace one without. ValueError where a case is there with
-    other settings.
+    Without those of `failed_since`. ValueError where a case is there with other settings.
     """
-    known = [one for run in runs for one in run["results"]]
-    new = []
+    known, worse = [one for run in runs for one in run["results"]], failed_since(runs, results)
     for one in results:
         before = next((old for old in known if old["case"] == one["case"]), one)
         if any(plain(before.get(key)) != plain(one.get(key)) for key in ("config", "overrides")):
             name = " ".join(str(part) for part in one["case"].values() if part)
             raise ValueError(f"{name}: the file has it with other settings, give another file")
-        if not _has_error(one) or _has_error(before):
-            new.append(one)
+    new = [one for one in results if one not in worse]
     cases = [one["case"] for one in new]
     left = [run | {"results": [one for one in run["results"] if one["case"] not in cases]} for run in runs]
     return [run for run in (*left, {**source, "results": new}) if run["results"]]
