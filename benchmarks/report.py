@@ -72,7 +72,7 @@ def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
     """The cells of a sweep: a line each, or, if it has several columns, rows by columns."""
     results, rows, columns = ordered(results)
     table, notes = cells.table(name, "", results), cells.notes(results)
-    noted = "\n".join(["To be looked at before a mean is trusted:", "", *(f"- {one}" for one in notes)]) if notes else ""
+    noted = "\n".join(["To be looked at before a mean is trusted:", "", *(f"* {one}" for one in notes)]) if notes else ""
     if len(columns) == 1:
         return "\n\n".join(filter(None, (lines(table.header, table.rows), noted)))
     if len({(one["case"]["row"], one["case"]["column"]) for one in results}) < len(results):

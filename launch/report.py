@@ -40,9 +40,9 @@ def main(argv: Sequence[str]) -> int:
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
         results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
-        worse = 0
+        worse = list[str]()
         for sweep in made_from.sweeps:
-            worse += len(cells.failed_since(results, sweep.results))
+            worse += [cells.place(one) for one in cells.failed_since(results, sweep.results)]
             results = cells.added(results, sweep.source, sweep.results)
         _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
         if as_json is not None:
@@ -50,9 +50,7 @@ def main(argv: Sequence[str]) -> int:
                 file.write(cells.as_json(results).encode())
             print(f"cells of sweeps: {as_json}")
             if worse:
-                print(
-                    f"note: {worse} of them failed or are unfinished, and the file's own are whole: these stay", file=sys.stderr
-                )
+                print(f"note: left as they were, for they failed or are unfinished here: {'; '.join(worse)}", file=sys.stderr)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
     return 0

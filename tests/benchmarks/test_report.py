@@ -140,7 +140,7 @@ FedSem, II: seed 1: fell.
 
 To be looked at before a mean is trusted:
 
-- ours, II: accuracy fell (seed 1)"""
+* ours, II: accuracy fell (seed 1)"""
     assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
     with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
         report.of_sweep("fedsiam_mnist", [*found, found[0]])

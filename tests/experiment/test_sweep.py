@@ -218,6 +218,14 @@ def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
     first, second = source["command"].splitlines()
     assert first.endswith(" --stop_after=2 --config.model.name=linear --config.rounds=3 --config.eval_every=1")
     assert second == first.replace(" --stop_after=2", "")
+    whole = (tmp_path / "cells.json").read_text()
+    next((tmp_path / "out").glob("*/0/summary.json")).unlink()
+    again = launch(*made, program=report)
+    assert (
+        f"note: left as they were, for they failed or are unfinished here: {source['results'][0]['case']['row']}"
+        in again.stderr
+    )
+    assert (tmp_path / "cells.json").read_text() == whole
     (tmp_path / "cells.json").write_text('{"runs": [{}]}')
     wrong = launch(*made, program=report)
     assert (wrong.returncode, wrong.stderr) == (

@@ -61,8 +61,9 @@ def test_sacr_acts_on_the_chosen_examples(monkeypatch, on, expected):
     assert labeling(monkeypatch, consistency_on=on).consistent.astype(int).tolist() == expected
 
 
-def test_the_oracle_changes_the_labels_of_what_is_accepted_and_nothing_else(monkeypatch):
-    usual, oracle = (labeling(monkeypatch, pseudo_labels=which) for which in ("global", "true"))
+@pytest.mark.parametrize("on", ["confident", "correct"])
+def test_the_oracle_changes_the_labels_of_what_is_accepted_and_nothing_else(monkeypatch, on):
+    usual, oracle = (labeling(monkeypatch, pseudo_labels=which, consistency_on=on) for which in ("global", "true"))
     assert usual.label.tolist() == [0, 0, 1, 0, 2]
     assert oracle.label.tolist() == [0, 0, 2, 1, 2]
     assert same(oracle._replace(label=usual.label), usual)

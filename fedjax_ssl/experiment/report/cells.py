@@ -215,13 +215,18 @@ def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], columns:
     return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows))
 
 
+def place(one: Result) -> str:
+    """A cell's row and, where it has one, its column."""
+    return ", ".join(filter(None, (one["case"]["row"], one["case"]["column"])))
+
+
 def notes(results: Sequence[Result]) -> list[str]:
     """A line for each cell that has runs which ended, but should be looked at before its mean is trusted."""
     lines = []
     for one in results:
         noted = [f"{run['note']} (seed {run['seed']})" for run in one["runs"] if "note" in run]
         if noted:
-            lines.append(f"{', '.join(filter(None, (one['case']['row'], one['case']['column'])))}: {'; '.join(noted)}")
+            lines.append(f"{place(one)}: {'; '.join(noted)}")
     return lines
 
 
