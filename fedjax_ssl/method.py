@@ -39,7 +39,7 @@ class Cohort(NamedTuple):
 class Shard(NamedTuple):
     """One client's data, as `client_update` receives it.
 
-    `true_labels` are for diagnostics and the oracle ablation alone: they must not reach an update (a test permutes them and
+    `true_labels` are for diagnostics and the oracle options alone: they must not reach an update (a test permutes them and
     compares the parameters).
     """
 

@@ -109,9 +109,7 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "accepted": accepted,
         "correct": accepted & (label == shard.true_labels),
     }[options.consistency_on]
-    if (
-        options.pseudo_labels == "true"
-    ):  # the same examples are accepted, but those of unknown label, so that only the labels differ
+    if options.pseudo_labels == "true":  # the same examples are accepted, except those whose label is not known
         label, known = shard.true_labels, shard.true_labels >= 0
         accepted, consistent = accepted & known, consistent & known
     return Labeling(label, accepted, consistent, adaptive.tau, confidence, per_class)

@@ -221,10 +221,8 @@ def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
     whole = (tmp_path / "cells.json").read_text()
     next((tmp_path / "out").glob("*/0/summary.json")).unlink()
     again = launch(*made, program=report)
-    assert (
-        f"note: left as they were, for they failed or are unfinished here: {source['results'][0]['case']['row']}"
-        in again.stderr
-    )
+    row = source["results"][0]["case"]["row"]
+    assert f"note: left as they were, for they failed or are unfinished here: {row}" in again.stderr
     assert (tmp_path / "cells.json").read_text() == whole
     (tmp_path / "cells.json").write_text('{"runs": [{}]}')
     wrong = launch(*made, program=report)
