@@ -21,6 +21,43 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     return ConfigDict(config)
 
 
+WITHOUT_CLIENTS = ("supervised", "freematch_central", "fixmatch_central")
+"""The methods whose server trains alone."""
+WITHOUT_BATCH_NORM = ("mnist_cnn", "emnist_cnn", "mlp", "linear")
+
+
+def trainings(config: ConfigDict) -> list[ConfigDict]:
+    """The groups of settings that train: `client`, unless the method has none, and `server`, where it has labels."""
+    clients = [config.client] if config.method.name not in WITHOUT_CLIENTS else []
+    return [*clients, *([config.server] if config.data.labels_at == "server" else [])]
+
+
+TRAIN_ON_STRONG_VIEWS = (
+    *("fl2", "semifl", "fedmatch", "fixmatch", "uda", "fedlabel", "feddure", "freematch_central", "fixmatch_central"),
+)
+TRAIN_ON_WEAK_VIEWS = tuple(
+    {*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp"} - {"fedmatch"}
+)
+
+
+def without_unread_views(config: ConfigDict) -> ConfigDict:
+    """The config, in which views that the method does not train on have their defaults again."""
+    method, data = config.method.name, config.data
+    if method not in TRAIN_ON_STRONG_VIEWS:
+        data.strong = "default"
+    if method == "fedavg_pp":  # weak views, whatever those of labeled examples are
+        data.labeled = "default"
+    weak = method in TRAIN_ON_WEAK_VIEWS and config.method.get("expert_view") != "plain"
+    if not weak and data.labeled != "default":  # else labeled examples have weak views
+        data.weak = "default"
+    return config
+
+
+def running_norm(network: str, momentum: float = 0.1) -> dict[str, Any]:
+    """The options of a network with running batch-norm statistics; none of one without batch norm."""
+    return {} if network in WITHOUT_BATCH_NORM else {"norm": "running", "norm_momentum": momentum}
+
+
 def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[str, dict[str, str]]:
     """Reads `word,key=value,...` as (word, values): one of `words`, by default the first, and the keys of `defaults`."""
     parts = [part.strip() for part in (argument or "").split(",") if part.strip()]
@@ -103,7 +140,7 @@ server, learning rates .03: 92 % with these, 57 % with its own, three seeds; Fas
 
 SEMIFL_NORM: dict[str, Any] = {
     "server.sbn_data": "all", "server.sbn_weighting": "batches", "server.sbn_order": "joined",
-    "server.sbn_unlabeled_batch_size": 250,
+    "server.sbn_labeled_batch_size": 250, "server.sbn_unlabeled_batch_size": 250,
 }  # fmt: skip
 """SemiFL's static batch-norm statistics, as its code has them, in (FL)^2's setting, too."""
 FL2_METHODS: dict[str, dict[str, Any]] = {
@@ -117,7 +154,7 @@ FL2_METHODS: dict[str, dict[str, Any]] = {
     "fixmatch": {},
     "uda": {},
     "fedsiam_mt": {},
-    "supervised": {"server.sbn_data": "labeled"},
+    "supervised": {"server.sbn_data": "labeled", "server.sbn_unlabeled_batch_size": 250},
 }  # fmt: skip
 """What each method has of its own in (FL)^2's setting; UDA, FedSiam-MT and `supervised` are not in its Tables 1 and 2."""
 
@@ -137,16 +174,20 @@ def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False
     set_split(config, given["split"])
     if not linear:
         config.data.strong = "usb" if variant == "paper" else "fl2_released"
-    config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
+        config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
     if variant == "released":
         own = {"strict": False, "batches": "accepted", "consistency_on": "confident_accepted"}
         config.method.update({key: value for key, value in own.items() if key in config.method})
-        for optimizer in (config.client.optimizer, config.server.optimizer):
-            optimizer.schedule, optimizer.clip_norm = "constant", 1.0
-        config.server.update(sbn_data="all", sbn_weighting="batches", sbn_order="class")
+        for training in trainings(config):
+            training.optimizer.update(schedule="constant", clip_norm=1.0)
+        if not linear:
+            config.server.update(sbn_data="all", sbn_weighting="batches", sbn_order="class")
         config.server.pretrain = 2048 // (5 * max(1, labels // 10)) if dataset == "svhn_cropped" else 10
-    config.update_from_flattened_dict(FL2_METHODS[method])
-    return config, variant == "released"
+    own = FL2_METHODS[method]
+    config.update_from_flattened_dict(
+        {key: value for key, value in own.items() if not (linear and key.startswith("server.sbn"))}
+    )
+    return without_unread_views(config), variant == "released"
 
 
 SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
@@ -166,18 +207,18 @@ def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
     config.checkpoint_every = 50
     config.data.name, config.data.num_labels, config.data.strong = dataset, number("labels", given["labels"]), "semifl"
     set_split(config, given["split"])
-    config.client.batch_size, config.server.batch_size = 10, 10 if config.data.num_labels <= 1000 else 250
-    config.client.optimizer.clip_norm = config.server.optimizer.clip_norm = 1.0
-    config.server.pretrain = 0
+    for training in trainings(config):
+        training.batch_size, training.optimizer.clip_norm = 10, 1.0
+    config.server.update(batch_size=10 if config.data.num_labels <= 1000 else 250, pretrain=0)
     config.update_from_flattened_dict(SEMIFL_NORM | SEMIFL_VARIANTS[variant])
-    return config
+    return without_unread_views(config)
 
 
 def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) -> ConfigDict:
     """FedCon's setting, as far as its code works (see `fedjax_ssl.methods.fedcon`), with 1 % of the labels at the server."""
     _, given = parse(argument, ("paper",), split="iid")
     # A step normalizes two batches, each with a share of .1: 1 - .9^2 in all.
-    config = base("fedcon", network, norm="running", norm_momentum=0.19)
+    config = base("fedcon", network, **running_norm(network, 0.19))
     config.rounds, config.checkpoint_every = rounds, rounds
     config.data.update(name=dataset, labeled_fraction=(0.01,), label_selection="random", labels_first=False)
     set_split(config, given["split"])
@@ -196,7 +237,7 @@ def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) 
 def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "none") -> ConfigDict:
     """FedTriNet's setting, as its code has it: 5 of 10 clients a round, 40 rounds on the 1 % labeled data, then 60 on all."""
     word, given = parse(argument, ("fedtrinet", "fedsem"), split="iid")
-    config = base(word, network, variant="released", norm="running")
+    config = base(word, network, variant="released", **running_norm(network))
     config.rounds, config.cohort_size, config.method.labeled_rounds = 100, 5, 0.4
     config.data.update(name=dataset, num_clients=10, labels_at="clients", labeled_fraction=(0.01,))
     config.data.update(weak=weak, mean=(0.5,), std=(0.5,))
@@ -204,7 +245,7 @@ def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "
     config.client.update(batch_size=50, epochs=5)
     config.client.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, nesterov=False)
     config.client.optimizer.update(weight_decay=0.0, persistent=False)
-    config.server.update(momentum=0.0, pretrain=0)
+    config.server.momentum = 0.0
     return config
 
 
@@ -213,8 +254,8 @@ def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:
     method, given = parse(argument, ("freematch", "fixmatch"), labels=str(labels))
     config = base(f"{method}_central", "wide_resnet", depth=28, width=2, variant="fixmatch", norm="running")
     config.model.norm_momentum = 0.001
-    config.rounds, config.eval_every, config.cohort_size = 1024, 5, 1
-    config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb", num_clients=1)
+    config.rounds, config.eval_every = 1024, 5
+    config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb")
     config.data.exclude_labeled = False  # labeled images are unlabeled ones, too
     config.server.update(batch_size=64, epochs=0, steps=1024, pretrain=0)
     config.server.optimizer.update(schedule="cosine_7_16", decay="kernels")

@@ -68,14 +68,19 @@ def get_config(argument: str | None = None) -> ConfigDict:
     method, given = common.parse(argument, methods, labels="", split="iid", labels_at="")
     labels, apart = given["labels"], given["split"] == "dirdir"
     config = common.base(method, "cnn", width=32)
-    config.rounds, config.cohort_size, config.eval_every, config.server.pretrain = 40, 5, 2, 0
-    for optimizer in (config.client.optimizer, config.server.optimizer):
-        optimizer.schedule, optimizer.clip_norm = "constant", 1.0
-    config.update_from_flattened_dict(SETTINGS.get(method, {}))
-
+    own = SETTINGS.get(method, {})
     data = config.data
     data.name, data.num_clients = "digits", 20
-    data.labels_at = given["labels_at"] or data.labels_at
+    data.labels_at = given["labels_at"] or own.get("data.labels_at", data.labels_at)
+    config.rounds, config.eval_every = 40, 2
+    if method not in common.WITHOUT_CLIENTS:
+        config.cohort_size = 5
+    if data.labels_at == "server":
+        config.server.pretrain = 0
+    for training in common.trainings(config):
+        training.optimizer.update(schedule="constant", clip_norm=1.0)
+    config.update_from_flattened_dict({key: value for key, value in own.items() if key != "data.labels_at"})
+
     data.reveal_labels = data.labels_at == "server" and method in common.ON_ALL_LABELS
     if apart:
         data.update(labeled_partition="dirichlet", unlabeled_partition="dirichlet", alpha=0.5)
@@ -89,7 +94,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
         data.labeled_fraction = (0.1,)
 
     if rate := LEARNING_RATES.get(data.labels_at, {}).get(method):
-        config.client.optimizer.learning_rate = config.server.optimizer.learning_rate = rate
+        for training in common.trainings(config):
+            training.optimizer.learning_rate = rate
     if data.labels_at == "clients":
         config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}))
     return config

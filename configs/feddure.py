@@ -38,12 +38,14 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     config.rounds, config.cohort_size, config.checkpoint_every = 200, common.number("clients", given["clients"]), 50
     config.data.update(SPLITS[f"feddure_{split}"], name=dataset, num_clients=100, num_labels=labels)
     config.data.update(weak="flip_crop4", strong="randaugment_mc", labeled="feddure")
-    config.data.alpha = common.real("gamma", given["gamma"])
+    gamma = common.real("gamma", given["gamma"])
+    if split != "iid_iid":
+        config.data.alpha = gamma
     if split == "dir_dir" and labels < 20 * 100:
         config.data.min_size = 1  # of fewer than 20 labels a client, no draw leaves each client the 10 of the released code
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(name="adam", learning_rate=5e-4, schedule="constant", weight_decay=0.0, persistent=False)
-    config.server.update(momentum=0.0, pretrain=0)
+    config.server.momentum = 0.0
     is_paper = common.one_of("batch", given["batch"], ("paper", "released")) == "paper"
     has_size = "unlabeled_batch_size" in config.method
     if is_paper and not has_size:
@@ -54,4 +56,4 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         own_labels, own_others = (number // config.data.num_clients for number in (labels, examples - labels))
         config.method.unlabeled_batch_size = int(own_batch_size(own_labels, own_others, 10))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
-    return config
+    return common.without_unread_views(config)

@@ -40,13 +40,13 @@ def make(
     config.data.update(name=dataset, num_clients=clients, labels_at="clients", partition="dirichlet_classes")
     config.data.labeled_fraction = (common.real("labels", given["labels"], maximum=1),)
     config.data.alpha = common.real("alpha", given["alpha"])
-    config.data.strong = "none" if strong == "none" else f"fedlabel_{strong}"
+    if strong != "none" or word not in FEDLABEL:
+        config.data.strong = "none" if strong == "none" else f"fedlabel_{strong}"
     if word != "released":
         config.data.resplit = (0.8, 0.05, 0.15)
     config.client.update(batch_size=64, epochs=0, steps=common.number("tau", given["tau"]))
-    config.client.optimizer.update(learning_rate=0.003, schedule="constant", momentum=0.0, nesterov=False)
-    config.client.optimizer.update(weight_decay=0.0, persistent=False)
-    config.server.update(momentum=0.0, pretrain=0)
+    config.client.optimizer.update(learning_rate=0.003, schedule="constant", momentum=0.0, weight_decay=0.0)
+    config.server.momentum = 0.0
     if word in FEDLABEL:
         config.method.update(FEDLABEL[word], confidence=common.real("beta", given["beta"] or "0.3", maximum=1, zero=True))
         if strong == "none":
@@ -59,4 +59,4 @@ def make(
             config.rounds = 2000
             config.data.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(word, {}))
-    return config
+    return common.without_unread_views(config)

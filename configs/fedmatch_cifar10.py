@@ -27,9 +27,9 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.rounds, config.cohort_size, config.checkpoint_every = 200, 5, 50
     config.data.update(SPLITS[name], name="cifar10", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     config.data.update(weak="none", labeled="none", strong="fedmatch")
-    for side in (config.client, config.server):
-        side.update(batch_size=100, epochs=1)
-        side.optimizer.update(learning_rate=1e-3, schedule="constant", momentum=0.0, nesterov=False, weight_decay=0.0)
+    for training in common.trainings(config):
+        training.update(batch_size=100, epochs=1)
+        training.optimizer.update(learning_rate=1e-3, schedule="constant", momentum=0.0, weight_decay=0.0)
     config.server.momentum = 0.0
     if variant == "released":
         config.method.confidence = 0.75
@@ -37,4 +37,4 @@ def get_config(argument: str | None = None) -> ConfigDict:
         config.client.batch_size, config.method.unlabeled_batch_size = 10, 98  # 50 and 490 examples in 5 steps
     if labels_at == "clients" or method == "fixmatch":
         config.update_from_flattened_dict(common.AT_CLIENTS[method])
-    return config
+    return common.without_unread_views(config)

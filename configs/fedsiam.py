@@ -37,14 +37,16 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     _check(word, words, given, curve)
 
     method = "fedavg" if word == CONTROL else FEDSIAM.get(word, word)
-    config = common.base(method, model, variant=given["variant"], norm="running")
+    config = common.base(method, model, variant=given["variant"], **common.running_norm(model))
     of_split = SPLITS[f"fedsiam_{split}_released"] if released else DATA[at][split]
     config.data.update(of_split, name=dataset, weak="fedsiam", strong="fedsiam")
     if split != "noniid3":
         config.data.labeled_fraction = (gamma,)
-    for optimizer in (config.client.optimizer, config.server.optimizer):
-        optimizer.update(learning_rate=0.01, schedule="constant", nesterov=False, weight_decay=1e-4, persistent=False)
-    config.server.update(momentum=0.0, pretrain=0, epochs=1)
+    for training in common.trainings(config):
+        training.optimizer.update(learning_rate=0.01, schedule="constant", nesterov=False, weight_decay=1e-4, persistent=False)
+    config.server.momentum = 0.0
+    if at == "server":
+        config.server.update(pretrain=0, epochs=1)
     lengths = {"clients": (50, 5, 10, 1), "server": (server_rounds, 1, 100, 5)}
     config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = lengths[at]
 
@@ -61,7 +63,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
         config.method.update({key: value for key, value in own.items() if key in config.method})
     else:
         _set_other_method(config, word, released, repeats)
-    return config
+    return common.without_unread_views(config)
 
 
 def _check(word: str, words: tuple[str, ...], given: dict[str, str], curve: str) -> None:
@@ -86,7 +88,8 @@ def _set_other_method(config: ConfigDict, method: str, released: bool, repeats: 
     if method == "fedmatch":  # with FixMatch's threshold, and clipped, as some seeds diverge without
         config.update_from_flattened_dict(common.FEDMATCH_AT_LARGE_RATES)
         config.method.confidence = 0.95
-        config.client.optimizer.clip_norm = config.server.optimizer.clip_norm = 1.0
+        for training in common.trainings(config):
+            training.optimizer.clip_norm = 1.0
     if at_clients or method == "fixmatch":
         config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}))
     if at_clients and method in ("fixmatch", "uda"):

@@ -23,6 +23,6 @@ from .fedsiam import ConfigDict, make
 
 def get_config(argument: str | None = None) -> ConfigDict:
     config = make(argument, "mnist", "mnist_cnn", server_rounds=200, curve="linear")
-    if config.model.variant == "released":
+    if config.model.variant == "released" and config.data.labeled == "default":
         config.data.weak = "none"
     return config

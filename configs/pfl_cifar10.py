@@ -16,9 +16,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = base("fedavg", "emnist_cnn")
     config.rounds, config.cohort_size, config.checkpoint_every = 1500, number("cohort", given["cohort"]), 500
     config.data.update(name="cifar10", num_clients=1000, labels_at="clients", partition="iid")
-    config.data.update(labeled_fraction=(1.0,), weak="none", labeled="none")
+    config.data.update(labeled_fraction=(1.0,), labeled="none")
     config.client.update(batch_size=10, epochs=1)
-    config.client.optimizer.update(learning_rate=0.1, schedule="constant", momentum=0.0, nesterov=False)
-    config.client.optimizer.update(weight_decay=0.0, persistent=False)
-    config.server.update(momentum=0.0, pretrain=0)
+    config.client.optimizer.update(learning_rate=0.1, schedule="constant", momentum=0.0, weight_decay=0.0)
+    config.server.momentum = 0.0
     return config

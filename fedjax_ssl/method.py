@@ -16,6 +16,9 @@ from fedjax_ssl.arrays import Key, Logits, Mask, PyTree
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.metrics import ClientMetrics, Metrics
 
+VIEWS = ("labeled", "weak", "strong")
+"""The views of images that a method may train on."""
+
 
 class DataSpec(NamedTuple):
     """Static facts about the data and the cohort, which shape a method's state."""
@@ -84,6 +87,7 @@ class Requires(NamedTuple):
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
     all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None where they stay on the host
     server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
+    views: tuple[str, ...] = VIEWS  # which views it trains on, beside the `labeled` ones of a server that has labels
 
 
 def weighted_sum(updates: Float[Array, " M *shape"], weights: Float32[Array, " M"]) -> Float[Array, "*shape"]:

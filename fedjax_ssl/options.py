@@ -4,7 +4,8 @@ A wrong value is a ValueError with one line, `key: got X, accepted: Y`.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -59,6 +60,34 @@ class Known(NamedTuple):
         return core_schema.no_info_after_validator_function(check, handler(source))
 
 
+class Is(NamedTuple):
+    """What a condition asks of a value, and how it is said of the key `{}`."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+SET, UNSET = Is("{}", bool), Is("no {}", operator.not_)
+ABOVE_1 = Is("{} > 1", lambda value: value > 1)
+
+
+class ReadWhere:
+    """A field's mark: a run reads the setting where all of its conditions hold; of several marks, where one of them does.
+
+    A condition is a key and what it has to be: one of a tuple of words, or an `Is`. A key without a dot stands beside the
+    field; others are dotted keys of the config, or facts about the run (`experiment/unread.py`). A group's mark is for all of
+    its keys.
+    """
+
+    def __init__(self, conditions: Mapping[str, tuple[str, ...] | Is] | None = None, **beside: tuple[str, ...] | Is) -> None:
+        given = {**(conditions or {}), **beside}
+        self.conditions = {key: asked if isinstance(asked, Is) else _one_of(asked) for key, asked in given.items()}
+
+
+def _one_of(words: tuple[str, ...]) -> Is:
+    return Is("{}=" + " or ".join(words), words.__contains__)
+
+
 class Model(pydantic.BaseModel):
     """A frozen model of finite numbers without unknown keys; only a list, or one number, is converted, to a tuple."""
 
@@ -89,11 +118,19 @@ class Options(Model, arbitrary_types_allowed=True):
         return self
 
 
+CLIENT_LABELS = (
+    ReadWhere({"data.labels_at": ("clients",), "client.epochs": SET}),
+    ReadWhere({"data.reveal_labels": SET, "client.epochs": SET}),
+)
+
+
 class LabeledRepeats(Options):
     """Settings of a client that goes through its labeled examples several times in an epoch (FedSiam's released code)."""
 
-    labeled_repeats: Repeats = Field(default=1, description="A client's passes over its labeled data in an epoch.")
-    repeats_below: Fraction = Field(
+    labeled_repeats: Annotated[Repeats, *CLIENT_LABELS] = Field(
+        default=1, description="A client's passes over its labeled data in an epoch."
+    )
+    repeats_below: Annotated[Fraction, ReadWhere(labeled_repeats=ABOVE_1)] = Field(
         default=1.0, description="Clients with a smaller labeled share repeat labels, others do not; 1: all clients do."
     )
 

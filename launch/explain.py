@@ -3,7 +3,8 @@
     python -m launch.explain --config=digits:fl2 [KEY or GROUP ...] [--config.a.b=value ...]
     python -m launch.explain methods | networks | datasets | splits | configs | sweeps
 
-Each key is printed with its value, its meaning and what it accepts. Exit status: 0 done; 2 wrong config or arguments.
+Each key is printed with its value, its meaning, what it accepts and, where not every run reads it, what reads it.
+Exit status: 0 done; 2 wrong config or arguments.
 """
 
 import ast
@@ -17,6 +18,7 @@ from typing import Any
 
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.experiment import unread
 from fedjax_ssl.experiment.report.tables import aligned
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS
@@ -84,11 +86,14 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
         if not any(f"{one}.".startswith(f"{key}.") for one in known):
             groups = {one.rpartition(".")[0] for one in known} - {""}
             raise ValueError(unknown_key(key, [*known, *groups]))
+    read_where = {key: unread.needs(asked) for key, asked in unread.readers(settings.method["name"], settings.model["name"])}
     for key, (value, meaning, accepts) in known.items():
         if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
             yield f"{key} = {command.as_text(value) or repr(value)}"
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
+            if needs := read_where[key]:
+                yield f"    read with: {needs}"
 
 
 def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:

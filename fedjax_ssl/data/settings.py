@@ -7,11 +7,18 @@ from pydantic import Field
 
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
-from fedjax_ssl.options import Count, Known, Model, Numbers, Positive, Rate
+from fedjax_ssl.options import SET, UNSET, Count, Known, Model, Numbers, Positive, Rate, ReadWhere
 
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
 Scheme = Annotated[str, Known(PARTITIONS)]
 OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
+APART = tuple(
+    ReadWhere({"run.has_client_data": SET}, exclude_labeled=SET, **{key: asked})
+    for key, asked in (
+        ("labels_at", ("server",)), ("labeled_fraction", UNSET), ("labeled_partition", SET), ("unlabeled_partition", SET),
+    )
+)  # fmt: skip
+"""Where the labeled set is drawn from all examples (not `DataSettings.is_joint`), and left out of others' data."""
 
 
 class DataSettings(Model):
@@ -33,30 +40,46 @@ class DataSettings(Model):
     renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")
     num_clients: Clients = Field(default=100, description="K, the clients.")
     labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
-    num_labels: Positive = Field(default=40, description="Labeled examples in all; not used with `labeled_fraction`.")
+    num_labels: Annotated[Positive, ReadWhere(labeled_fraction=UNSET)] = Field(
+        default=40, description="Labeled examples in all; not used with `labeled_fraction`."
+    )
     labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
     label_selection: Literal["balanced", "random", "stratified"] = Field(
         default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
     )
-    exclude_labeled: bool = Field(default=True, description="Whether the clients' unlabeled data contain no labeled example.")
-    labels_first: bool = Field(default=True, description="Remove labeled examples before the partition, or (FedCon) after.")
-    reveal_labels: bool = Field(default=False, description="Give clients the true labels after the split (-SL references).")
+    exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
+        default=True, description="Whether the clients' unlabeled data contain no labeled example."
+    )
+    labels_first: Annotated[bool, *APART] = Field(
+        default=True, description="Remove labeled examples before the partition, or (FedCon) after."
+    )
+    reveal_labels: Annotated[bool, ReadWhere({"run.has_clients": SET})] = Field(
+        default=False, description="Give clients the true labels after the split (-SL references)."
+    )
     partition: Scheme = Field(default="iid", description="How examples are spread over clients.")
     labeled_partition: OtherScheme = Field(default="", description="How the labeled set is spread; empty: as `partition`.")
     unlabeled_partition: OtherScheme = Field(default="", description="How other examples are spread; empty: as `partition`.")
-    alpha: Rate = Field(default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed.")
-    min_size: Count = Field(default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart.")
-    shards_per_client: Positive = Field(default=2, description="Shards of a client, for `shards`.")
-    classes_per_client: Positive = Field(default=2, description="Classes of a client, for `class_shards` and `random_classes`.")
+    alpha: Annotated[Rate, ReadWhere({"run.partition_reads_alpha": SET})] = Field(
+        default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed."
+    )
+    min_size: Annotated[Count, ReadWhere({"run.partition_reads_min_size": SET})] = Field(
+        default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart."
+    )
+    shards_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_shards_per_client": SET})] = Field(
+        default=2, description="Shards of a client, for `shards`."
+    )
+    classes_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_classes_per_client": SET})] = Field(
+        default=2, description="Classes of a client, for `class_shards` and `random_classes`."
+    )
     mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
     std: Numbers = Field(default=(), description="Standard deviation, likewise.")
-    weak: Annotated[str, Known(WEAK_VIEWS, ("default",))] = Field(
+    weak: Annotated[str, Known(WEAK_VIEWS, ("default",)), ReadWhere({"run.has_weak_views": SET})] = Field(
         default="default", description="The weak view; `default`: the dataset's own."
     )
-    strong: Annotated[str, Known(STRONG_VIEWS, ("default",))] = Field(
+    strong: Annotated[str, Known(STRONG_VIEWS, ("default",)), ReadWhere({"run.has_strong_views": SET})] = Field(
         default="default", description="The strong view; `default`: the dataset's own."
     )
-    labeled: Annotated[str, Known(LABELED_VIEWS, ("default",))] = Field(
+    labeled: Annotated[str, Known(LABELED_VIEWS, ("default",)), ReadWhere({"run.has_labeled_views": SET})] = Field(
         default="default", description="The view of labeled examples; `default`: the weak view."
     )
     image_size: Annotated[int, Field(ge=0, le=512)] = Field(

@@ -22,6 +22,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.runs import Run, replaced, runs_of
 from fedjax_ssl.experiment.settings import ClientSettings, ModelSettings, OptimizerSettings, ServerSettings, Settings
+from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.task import Task
@@ -183,6 +184,12 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Draw
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(own.resolved(run, config.vary) for run, own in zip(runs, plans, strict=True))
+    numbers = [run.number for run in runs if run.settings.seed == config.seed]
+    if len(set(numbers)) < len(numbers):
+        accepted = (
+            f"other values, as {', '.join(map(str, config.values))} are {', '.join(map(str, numbers))} of the run's rounds"
+        )
+        raise ValueError(f"values: got {config.values} with vary={config.vary}, accepted: {accepted}")
     with naming("data"):
         assignments = [split.draw(split.training_of(own.dataset), own.settings.data, own.settings.seed) for own in plans]
     return Drawn(config, runs, plans, assignments)
@@ -231,10 +238,14 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         weights = jax.eval_shape(lambda key: task.init(key, plan.spec.image_shape), jax.random.key(0))
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
     sizes.check_states(plan.settings, method, problem.spec, num_params, len(runs))
+    unread = unread_by(plan.settings, facts(plan.settings, method.requires, has_batch_norm=bool(weights.stats)))
+    if settings.vary in unread:
+        raise ValueError(f"vary: got {settings.vary!r}, which this run does not read, accepted: with {unread[settings.vary]}")
     shape = plan.stored_shape
     experiment = Experiment(
         *(runs, problem, layout, method, num_params, plan.views, shape, plan.dataset.classes),
         tiny_method=lambda: plan.with_tiny_network().method(),
+        unread=unread,
     )
     try:
         if is_traced:  # Python code that reads the number fails now

@@ -2,16 +2,15 @@
 
 import fnmatch
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.system_settings import SystemSettings
+from fedjax_ssl.experiment.unread import ignored
 
 _log = logging.getLogger(__name__)
 
@@ -25,12 +24,7 @@ class Facts(NamedTuple):
     at_server: int  # labeled examples of the server that trains beside clients
     is_reached: bool = True  # whether any client is ever there
     fastest_s: float = 0.0  # a client that takes part takes longer
-
-
-def _reads_alpha(facts: Facts) -> bool:
-    data = facts.settings.data
-    schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
-    return any("alpha" in PARTITIONS[scheme].parameters for scheme in schemes)
+    unread: Mapping[str, str] = {}  # keys that the run does not read, and what would read them
 
 
 def _pi_rounds(facts: Facts) -> int:
@@ -39,12 +33,6 @@ def _pi_rounds(facts: Facts) -> int:
 
 
 Doubtful = Callable[[Any, Facts], bool]
-
-
-def _unread(key: str, is_read: Callable[[str], bool]) -> Doubtful:
-    """Whether a key of `system` is set, and a trace is given that does not read it."""
-    default = SystemSettings.model_fields[key].default
-    return lambda value, facts: value != default and not is_read(facts.settings.system.trace)
 
 
 DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
@@ -59,25 +47,14 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
     ("method.target_delay", lambda delay, facts: delay >= facts.settings.rounds - _pi_rounds(facts),
      "with method.pi_rounds that is no less than all rounds, so no second network ever starts"),
     ("model.norm_momentum", lambda share, _: share < 1e-4, "running statistics are averages over more than 10,000 batches"),
-    ("data.alpha", lambda alpha, facts: alpha < 1e-3 and _reads_alpha(facts), "a class goes to one client"),
-    ("data.alpha", lambda alpha, facts: alpha > 1e5 and _reads_alpha(facts), "the split is as `iid`"),
-    ("data.num_labels", lambda number, facts: number < facts.num_classes and not facts.settings.data.labeled_fraction,
-     "a class has no labeled example"),
+    ("data.alpha", lambda alpha, _: alpha < 1e-3, "a class goes to one client"),
+    ("data.alpha", lambda alpha, _: alpha > 1e5, "the split is as `iid`"),
+    ("data.num_labels", lambda number, facts: number < facts.num_classes, "a class has no labeled example"),
     ("client.batch_size", lambda size, facts: 0 < facts.largest < size, "no client has so many examples"),
     ("server.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
     ("*.epochs", lambda epochs, _: epochs > 500, "a round has more epochs than most runs have in all"),
     ("system.dropout", lambda share, _: share == 1, "no client's update ever arrives"),
-    ("system.speed_sigma", lambda sigma, facts: sigma > 0 and not facts.settings.system.speed,
-     "without system.speed it has no effect"),
-    ("system.bandwidth_sigma", lambda sigma, facts: sigma > 0 and not (facts.settings.system.up or facts.settings.system.down),
-     "without system.up or system.down it has no effect"),
-    ("system.late", lambda late, facts: late == "shortened" and not facts.settings.system.deadline_s,
-     "without system.deadline_s it has no effect"),
     ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),
-    ("system.round_s", _unread("round_s", bool), "without system.trace it has no effect"),
-    ("system.period_s", _unread("period_s", bool), "without system.trace it has no effect"),
-    ("system.window_s", _unread("window_s", "diurnal".__eq__), "without system.trace=diurnal it has no effect"),
-    ("system.spread_s", _unread("spread_s", "diurnal".__eq__), "without system.trace=diurnal it has no effect"),
     ("system.deadline_s", lambda deadline, facts: 0 < deadline < facts.fastest_s,
      "even the fastest client takes longer, to receive and send the network and to pass its examples through it"),
     ("eval_every", lambda every, facts: every > facts.settings.rounds, "only the last round is evaluated"),
@@ -86,8 +63,10 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
 
 
 def log_doubts(experiment: Experiment) -> None:
-    """Logs what is doubtful in the settings of an experiment."""
-    for line in doubts(facts(experiment)):
+    """Logs what is doubtful in the settings of an experiment's runs, each line once."""
+    numbers = [run.number for run in experiment.runs]
+    firsts = [numbers.index(number) for number in dict.fromkeys(numbers)]  # other seeds have the same settings
+    for line in dict.fromkeys(line for i in firsts for line in doubts(facts(experiment.only([i])))):
         _log.warning("%s", line)
 
 
@@ -95,7 +74,7 @@ def facts(experiment: Experiment) -> Facts:
     """What the settings of an experiment's first run are compared with."""
     settings, data, requires = experiment.settings, experiment.problem.data, experiment.method.requires
     largest, at_server = (int(table.count.max()) if requires.clients else 0 for table in (data.client_data, data.server))
-    found = Facts(settings, experiment.problem.spec.num_classes, largest, at_server)
+    found = Facts(settings, experiment.problem.spec.num_classes, largest, at_server, unread=experiment.unread)
     if (profiles := data.profiles) is None:
         return found
     is_reached = profiles.windows is None or bool(np.any(profiles.windows[..., 0] < profiles.windows[..., 1]))
@@ -109,11 +88,14 @@ def facts(experiment: Experiment) -> Facts:
 
 
 def doubts(facts: Facts) -> Iterator[str]:
-    """A line for each setting that is doubtful."""
+    """A line for each setting that is doubtful, and one that names all that were set and are not read."""
     settings = facts.settings
     values = flattened(settings.to_dict() | {"method": settings.method | dict(settings.method_options())})
     for pattern, is_doubtful, why in DOUBTS:
-        for key in fnmatch.filter(values, pattern):
+        for key in fnmatch.filter(values.keys() - facts.unread.keys(), pattern):
             is_comparable = isinstance(values[key], int | float) or not key.startswith("method.")  # one's own may have any type
             if is_comparable and is_doubtful(values[key], facts):
                 yield f"{key}={values[key]}: {why}"
+    if lacking := ignored(settings, facts.unread):
+        named = ", ".join(f"{key}={values[key]} (needs {needs})" for key, needs in lacking.items())
+        yield f"settings that this run does not read: {named}"

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -46,6 +46,7 @@ class Experiment:
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
     tiny_method: Callable[[], Method]
+    unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import (
     MANY,
+    SET,
     BatchSize,
     Count,
     Decay,
@@ -24,6 +25,7 @@ from fedjax_ssl.options import (
     Options,
     Positive,
     Rate,
+    ReadWhere,
     Size,
     Steps,
     Weight,
@@ -34,6 +36,10 @@ from fedjax_ssl.options import (
 Seed = Annotated[int, Field(ge=0, le=MANY)]
 TRACKERS = ("wandb", "mlflow")
 MOST_RUNS = 1_000  # in one program
+
+LABELS = {"data.labels_at": ("server",)}
+CLIENTS, CLIENT_DATA, BATCH_NORM = ({f"run.has_{what}": SET} for what in ("clients", "client_data", "batch_norm"))
+STATIC = BATCH_NORM | {"model.norm": ("static",)}
 
 
 class OptimizerSettings(Model):
@@ -46,12 +52,18 @@ class OptimizerSettings(Model):
         description="In round t of R: `constant`, `cosine`: lr/2 (1 + cos(pi (t - 1) / R)), or FixMatch's `cosine_7_16`: lr "
         "cos(7/16 pi (t - 1) / R). On pooled data t grows by 1/S in each of S steps.",
     )
-    momentum: Decay = Field(default=0.9, description="SGD's and LARS' momentum.")
-    nesterov: bool = Field(default=True, description="Whether momentum has Nesterov's form.")
+    momentum: Annotated[Decay, ReadWhere(name=("sgd", "lars"))] = Field(default=0.9, description="SGD's and LARS' momentum.")
+    nesterov: Annotated[bool, ReadWhere(name=("sgd", "lars"), momentum=SET)] = Field(
+        default=True, description="Whether momentum has Nesterov's form."
+    )
     weight_decay: Weight = Field(default=5e-4, description="Times the parameters, added to the gradient.")
-    decay: Literal["all", "kernels"] = Field(default="all", description="What decays: all parameters, or kernels alone.")
+    decay: Annotated[Literal["all", "kernels"], ReadWhere(name=("sgd", "adam"), weight_decay=SET)] = Field(
+        default="all", description="What decays: all parameters, or kernels alone."
+    )
     clip_norm: Weight = Field(default=0.0, description="Largest global norm of the gradient, before weight decay; 0: none.")
-    persistent: bool = Field(default=True, description="Whether its state (momentum) survives from one training to the next.")
+    persistent: Annotated[bool, ReadWhere(name=("adam",)), ReadWhere(momentum=SET)] = Field(
+        default=True, description="Whether its state (momentum) survives from one training to the next."
+    )
 
 
 class ClientSettings(Model):
@@ -71,28 +83,38 @@ class ClientSettings(Model):
 class ServerSettings(Model):
     """The server's aggregation step, supervised training (where it has labels) and batch-norm statistics."""
 
-    momentum: Decay = Field(default=0.5, description="Of the aggregated update.")
-    learning_rate: Rate = Field(default=1.0, description="Of the aggregated update.")
-    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the supervised training.")
-    batch_size: BatchSize = Field(default=10, description="Of the supervised training.")
-    epochs: Epochs = Field(default=5, description="Its epochs per round, or 0.")
-    steps: Steps = Field(default=0, description="Its steps per round, or 0.")
-    pretrain: Epochs = Field(default=1, description="How many such trainings come before round 1.")
-    training: Literal["after", "parallel"] = Field(
+    momentum: Annotated[Decay, ReadWhere(CLIENTS)] = Field(default=0.5, description="Of the aggregated update.")
+    learning_rate: Annotated[Rate, ReadWhere(CLIENTS)] = Field(default=1.0, description="Of the aggregated update.")
+    optimizer: Annotated[OptimizerSettings, ReadWhere(LABELS)] = Field(
+        default=OptimizerSettings(), description="Of the supervised training."
+    )
+    batch_size: Annotated[BatchSize, ReadWhere(LABELS)] = Field(default=10, description="Of the supervised training.")
+    epochs: Annotated[Epochs, ReadWhere(LABELS)] = Field(default=5, description="Its epochs per round, or 0.")
+    steps: Annotated[Steps, ReadWhere(LABELS)] = Field(default=0, description="Its steps per round, or 0.")
+    pretrain: Annotated[Epochs, ReadWhere(LABELS)] = Field(
+        default=1, description="How many such trainings come before round 1."
+    )
+    training: Annotated[Literal["after", "parallel"], ReadWhere(LABELS | CLIENTS)] = Field(
         default="after", description="After the aggregation, or in parallel with the clients and then averaged with them."
     )
-    sbn_data: Literal["cohort", "all", "labeled"] = Field(
+    sbn_data: Annotated[Literal["cohort", "all", "labeled"], ReadWhere(STATIC)] = Field(
         default="cohort",
         description="Static batch-norm statistics are over labeled data and the next cohort's, all data, or labeled data.",
     )
-    sbn_weighting: Literal["examples", "batches"] = Field(default="examples", description="A batch's weight: its size, or 1.")
-    sbn_order: Literal["apart", "joined", "class"] = Field(
+    sbn_weighting: Annotated[Literal["examples", "batches"], ReadWhere(STATIC)] = Field(
+        default="examples", description="A batch's weight: its size, or 1."
+    )
+    sbn_order: Annotated[Literal["apart", "joined", "class"], ReadWhere(STATIC)] = Field(
         default="apart",
         description="apart: batches of labeled data, then batches of unlabeled data. joined: one sequence of both, "
         "labeled ones by class (SemiFL). class: apart, and each by class, as (FL)^2's released code does with true labels.",
     )
-    sbn_labeled_batch_size: BatchSize = Field(default=250, description="Their batch size on labeled data.")
-    sbn_unlabeled_batch_size: BatchSize = Field(default=250, description="Their batch size on unlabeled data.")
+    sbn_labeled_batch_size: Annotated[
+        BatchSize, ReadWhere(STATIC | LABELS, sbn_order=("apart", "class")), ReadWhere(STATIC | LABELS, sbn_data=("labeled",))
+    ] = Field(default=250, description="Their batch size on labeled data.")
+    sbn_unlabeled_batch_size: Annotated[BatchSize, ReadWhere(STATIC, sbn_data=("cohort", "all"))] = Field(
+        default=250, description="Their batch size on unlabeled data."
+    )
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -109,7 +131,9 @@ class ExecutionSettings(Model):
         description="Clients all at once, one after another, in chunks, or shared by devices. `auto`: `sharded` over several "
         "devices, else `scan` on a CPU and `vmap` on an accelerator.",
     )
-    chunk_size: Count = Field(default=0, description="Clients at once, if in chunks; 0: one on a CPU, else all of a device.")
+    chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
+        default=0, description="Clients at once, if in chunks; 0: one on a CPU, else all of a device."
+    )
     conv: Literal["auto", "xla", "cpu", "gpu"] = Field(default="auto", description="Form of convolutions; auto: by platform.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of computation; parameters stay float32.")
     precision: Literal["default", "tensorfloat32", "float32"] = Field(
@@ -144,7 +168,7 @@ class MethodSettings(Model):
     """What every method has in addition to its own options."""
 
     name: Annotated[str, Known(METHODS)] = Field(default="fl2", description="The method.")
-    prox_mu: Weight = Field(
+    prox_mu: Annotated[Weight, ReadWhere(CLIENTS)] = Field(
         default_factory=lambda known: PROX_MU.get(known.get("name", ""), 0.0),
         description="Weight of FedProx's term in local training; 0: none.",
     )
@@ -154,10 +178,10 @@ class ModelSettings(Model):
     """What every network has in addition to its own options."""
 
     name: Annotated[str, Known(models.MODELS)] = Field(default="wide_resnet", description="The network.")
-    norm: Literal["static", "running", "batch"] = Field(
+    norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static", description="Which statistics batch norm evaluates with."
     )
-    norm_momentum: Annotated[float, Field(gt=0, le=1)] = Field(
+    norm_momentum: Annotated[float, Field(gt=0, le=1), ReadWhere(BATCH_NORM, norm=("running",))] = Field(
         default=0.1, description="Share of a new batch in running statistics."
     )
 
@@ -171,13 +195,15 @@ class Settings(Model):
     method: dict[str, Any] = Field(default=MethodSettings().model_dump(), description="`name`, `prox_mu` and its own.")
     model: dict[str, Any] = Field(default=ModelSettings().model_dump(), description="Name, norm and own options.")
     data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
-    client: ClientSettings = Field(default=ClientSettings(), description="Local training.")
+    client: Annotated[ClientSettings, ReadWhere(CLIENTS)] = Field(default=ClientSettings(), description="Local training.")
     server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
-    system: SystemSettings = Field(default=SystemSettings(), description="Clients that are slow, late, away or drop out.")
+    system: Annotated[SystemSettings, ReadWhere(CLIENTS)] = Field(
+        default=SystemSettings(), description="Clients that are slow, late, away or drop out."
+    )
     execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
     diagnostics: DiagnosticsSettings = Field(default=DiagnosticsSettings(), description="What is recorded of each client.")
     rounds: Positive = Field(default=800, description="How many rounds the run has.")
-    cohort_size: Clients = Field(default=10, description="M, clients per round.")
+    cohort_size: Annotated[Clients, ReadWhere(CLIENT_DATA)] = Field(default=10, description="M, clients per round.")
     seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
     seeds: Annotated[int, Field(ge=1, le=MOST_RUNS)] = Field(
         default=1, description="How many seeds run together, from `seed` on."

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedjax_ssl.options import Fraction, Model, Rate, Weight
+from fedjax_ssl.options import SET, Fraction, Model, Rate, ReadWhere, Weight
 
 
 class SystemSettings(Model):
@@ -18,10 +18,16 @@ class SystemSettings(Model):
     trace: str = Field(
         default="", description="When clients can be reached: a CSV file `client,start,end`, or `diurnal`; empty: always."
     )
-    round_s: Rate = Field(default=600.0, description="Seconds of the trace from one round's begin to the next one's.")
-    period_s: Rate = Field(default=86_400.0, description="Seconds after which the trace repeats.")
-    window_s: Rate = Field(default=28_800.0, description="`diurnal`: for how long a client can be reached each day.")
-    spread_s: Weight = Field(
+    round_s: Annotated[Rate, ReadWhere(trace=SET)] = Field(
+        default=600.0, description="Seconds of the trace from one round's begin to the next one's."
+    )
+    period_s: Annotated[Rate, ReadWhere(trace=SET)] = Field(
+        default=86_400.0, description="Seconds after which the trace repeats."
+    )
+    window_s: Annotated[Rate, ReadWhere(trace=("diurnal",))] = Field(
+        default=28_800.0, description="`diurnal`: for how long a client can be reached each day."
+    )
+    spread_s: Annotated[Weight, ReadWhere(trace=("diurnal",))] = Field(
         default=10_800.0, description="`diurnal`: standard deviation of when that begins, about 20 of 24 hours."
     )
     dropout: Fraction = Field(
@@ -31,12 +37,12 @@ class SystemSettings(Model):
         default=0.0,
         description="Examples that a client passes forward in a second, median over clients; 0: that takes no time.",
     )
-    speed_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
+    speed_sigma: Annotated[float, Field(ge=0, le=10), ReadWhere(speed=SET)] = Field(
         default=0.0, description="Standard deviation of its logarithm over clients."
     )
     up: Weight = Field(default=0.0, description="Bytes that a client sends in a second, median over clients; 0: no time.")
     down: Weight = Field(default=0.0, description="Bytes that it receives in a second, likewise.")
-    bandwidth_sigma: Annotated[float, Field(ge=0, le=10)] = Field(
+    bandwidth_sigma: Annotated[float, Field(ge=0, le=10), ReadWhere(up=SET), ReadWhere(down=SET)] = Field(
         default=0.0, description="Standard deviation of the logarithms of both over clients."
     )
     file: str = Field(
@@ -44,7 +50,7 @@ class SystemSettings(Model):
         description="In place of these five: a CSV file `client,examples_per_s,up_bytes_per_s,down_bytes_per_s`.",
     )
     deadline_s: Weight = Field(default=0.0, description="Seconds after which the server waits for no client; 0: it waits.")
-    late: Literal["dropped", "shortened"] = Field(
+    late: Annotated[Literal["dropped", "shortened"], ReadWhere(deadline_s=SET)] = Field(
         default="dropped",
         description="A client that would miss the deadline is dropped, or takes fewer local steps, so that it ends in time.",
     )

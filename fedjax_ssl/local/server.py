@@ -15,7 +15,7 @@ from fedjax_ssl.local.marks import mark_examples
 from fedjax_ssl.local.objectives import supervised_gradient
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
+from fedjax_ssl.method import VIEWS, Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
 
@@ -145,13 +145,15 @@ def averaging_method(
     client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput],
     *,
     labels_at: tuple[str, ...] = ("server",),
+    views: tuple[str, ...] = VIEWS,
     work: ServerWork | None = None,
     own: Callable[[ServerState, Cohort], PyTree] = lambda state, cohort: (),
 ) -> Method:
     """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
     `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
-    `broadcast` or `init`. `labels_at` is where the method can read labels; `work` is `server_work` unless given. `own` gives
+    `broadcast` or `init`. `labels_at` is where the method can read labels, `views` are those that
+    its clients train on; `work` is `server_work` unless given. `own` gives
     what the Broadcast has under that name.
     """
     work = work or server_work(task, server)
@@ -171,11 +173,13 @@ def averaging_method(
         client_update=client_update,
         server_update=work.finish_round,
         predict={"global": lambda state, images, mask: task.predict(state.weights, images, mask)},
-        requires=requirements(task, server, labels_at),
+        requires=requirements(task, server, labels_at, views),
     )
 
 
-def requirements(task: Task, server: Server, labels_at: tuple[str, ...] = ("server",)) -> Requires:
+def requirements(
+    task: Task, server: Server, labels_at: tuple[str, ...] = ("server",), views: tuple[str, ...] = VIEWS
+) -> Requires:
     """What a method reads whose server trains and collects statistics as its settings say."""
     norm_data = server.static_norm.data if task.norm == "static" and server.static_norm is not None else ""
     return Requires(
@@ -183,6 +187,7 @@ def requirements(task: Task, server: Server, labels_at: tuple[str, ...] = ("serv
         next_cohort=norm_data == "cohort",
         pool=norm_data == "all",
         server_training=("after", "parallel") if "server" in labels_at else ("after",),
+        views=views,
     )
 
 

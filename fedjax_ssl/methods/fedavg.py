@@ -38,7 +38,8 @@ def fedavg(
         weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
         return local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
-    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+    views = ("labeled",) if view is None else ("weak",)
+    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"), views=views)
 
 
 def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:

@@ -85,7 +85,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         return Broadcast(task.split(state.weights)[0], client.learning_rate(cohort.round)), ()
 
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, work=server_work(task, server, options))
+    method = local.averaging_method(task, client, server, update, views=("weak",), work=server_work(task, server, options))
     requires = method.requires._replace(server_training=("after",))
     return method._replace(init=init, broadcast=broadcast, requires=requires)
 

@@ -15,7 +15,7 @@ The released code is another algorithm, without F-reg and with a reward of oppos
 """
 
 from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, mean
-from fedjax_ssl.options import Fraction, Options, Rate, Size
+from fedjax_ssl.options import UNSET, Fraction, Options, Rate, ReadWhere, Size
 from fedjax_ssl.ssl import losses, pseudo_labels
 from fedjax_ssl.ssl import regulators as f_reg
 
@@ -40,12 +40,18 @@ class FedDureOptions(Options):
     regulators: Literal["both", "no_c", "no_f"] = Field(
         default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
     )
-    detach_freg_input: bool = Field(default=False, description="F-reg's input is constant where phi is differentiated.")
-    confidence: Fraction = Field(default=0.6, description="The threshold that replaces F-reg where regulators=no_f.")
+    detach_freg_input: Annotated[bool, ReadWhere(regulators=("both", "no_c"))] = Field(
+        default=False, description="F-reg's input is constant where phi is differentiated."
+    )
+    confidence: Annotated[Fraction, ReadWhere(regulators=("no_f",))] = Field(
+        default=0.6, description="The threshold that replaces F-reg where regulators=no_f."
+    )
     eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
-    eta_w: Rate = Field(default=5e-4, description="Learning rate of F-reg.")
+    eta_w: Annotated[Rate, ReadWhere(regulators=("both", "no_c"))] = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
-    largest_batch_size: Size = Field(default=0, description="Limit of that rule's batch sizes; 0: none.")
+    largest_batch_size: Annotated[Size, ReadWhere(unlabeled_batch_size=UNSET)] = Field(
+        default=0, description="Limit of that rule's batch sizes; 0: none."
+    )
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size, at least 1, of clients with `counts` int32 [K, 2] examples."""

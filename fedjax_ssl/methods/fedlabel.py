@@ -34,7 +34,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Set
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean
-from fedjax_ssl.options import Fraction, Options, Phase, Rate, Steps, Weight
+from fedjax_ssl.options import SET, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
 from fedjax_ssl.ssl import experts, losses
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
@@ -44,7 +44,7 @@ class FedLabelOptions(Options):
     """FedLabel's own settings; tau is `client.steps`."""
 
     confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
-    measure: Literal["variance", "entropy"] = Field(
+    measure: Annotated[Literal["variance", "entropy"], ReadWhere(experts=("both",))] = Field(
         default="variance", description="How a model's certainty h is measured: variance of its probabilities or 1 / entropy."
     )
     experts: Literal["both", "local", "global"] = Field(
@@ -52,9 +52,13 @@ class FedLabelOptions(Options):
     )
     expert_view: Literal["plain", "weak"] = Field(default="plain", description="View for experts and KL (`released`: `weak`).")
     augment: Literal["strong", "none"] = Field(default="strong", description="View for CE; `none`: the experts' (Figure 7).")
-    consistency_weight: Weight = Field(default=0.05, description="Weight lambda_0 of the consistency loss.")
-    consistency_target: Literal["other", "local"] = Field(default="other", description="Target of KL (`released`: `local`).")
-    kl_order: Literal["target_first", "net_first"] = Field(
+    consistency_weight: Annotated[Weight, ReadWhere(experts=("both",))] = Field(
+        default=0.05, description="Weight lambda_0 of the consistency loss."
+    )
+    consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
+        default="other", description="Target of KL (`released`: `local`)."
+    )
+    kl_order: Annotated[Literal["target_first", "net_first"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
     )
     normalize: Literal["batch", "passing"] = Field(
@@ -101,7 +105,12 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     if options.aggregation == "halves":
         work = usual._replace(step=lambda state, aggregate: usual.step(state, merge(aggregate)))
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
+    views = (
+        "labeled",
+        *(["weak"] if options.expert_view == "weak" else []),
+        *(["strong"] if options.augment == "strong" else []),
+    )
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), views=views, work=work)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedLabelClientState]:
         state, optimizers = method.init(key, spec)

@@ -68,7 +68,7 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
     """FedMatch, for labels at the server or at the clients: parameters in two parts, and clients that help each other."""
     setup = Setup(task, client, server, options)
     update, places, work = partial(client_update, setup), ("server", "clients"), server_work(setup)
-    method = local.averaging_method(task, client, server, update, labels_at=places, work=work)
+    method = local.averaging_method(task, client, server, update, labels_at=places, views=("labeled", "strong"), work=work)
     return method._replace(
         init=partial(init, setup),
         broadcast=partial(broadcast, setup),

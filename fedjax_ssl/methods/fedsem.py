@@ -44,7 +44,9 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     The server's and the Broadcast's `own` is the labeler, the last model of the first phase.
     """
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",), own=lambda state, _: state.own)
+    method = local.averaging_method(
+        task, client, server, update, labels_at=("clients",), views=("labeled",), own=lambda state, _: state.own
+    )
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:
         state, optimizer = method.init(key, spec)

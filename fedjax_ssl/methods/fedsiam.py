@@ -32,7 +32,7 @@ from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import LabeledRepeats, Weight
+from fedjax_ssl.options import SET, LabeledRepeats, ReadWhere, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
@@ -41,7 +41,9 @@ RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
 class FedSiamPiOptions(LabeledRepeats):
     """Settings of Pi, MT and D."""
 
-    consistency: Literal["mse", "kl"] = Field(default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5).")
+    consistency: Annotated[Literal["mse", "kl"], ReadWhere(consistency_weight=SET)] = Field(
+        default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5)."
+    )
     consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
     normalization: Literal["paper", "released"] = Field(
         default="paper",
@@ -138,6 +140,7 @@ def method_of(
         server,
         client_update,
         labels_at=("server", "clients"),
+        views=("labeled", "weak"),
         work=server_work(task, server, alpha_max),
         own=lambda _, cohort: alpha_max(cohort.round + 1),
     )

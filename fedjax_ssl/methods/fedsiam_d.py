@@ -4,7 +4,7 @@ In the simulation clients return the updates of both networks and the distances 
 layers. The released code has another linear curve and another window of distances, which no option follows.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, Networks, each, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Count, Fraction, Phase, rounds_of
+from fedjax_ssl.options import Count, Fraction, Phase, ReadWhere, rounds_of
 from fedjax_ssl.ssl import siamese
 
 
@@ -30,7 +30,9 @@ class FedSiamDOptions(FedSiamMTOptions):
     target_delay: Count = Field(
         default=0, description="Further rounds with one network, while alpha stays 0 (`released`: 1, whose code counts from 0)."
     )
-    end_round: Phase = Field(default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle.")
+    end_round: Annotated[Phase, ReadWhere(curve=("rectangle",))] = Field(
+        default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle."
+    )
 
     def for_rounds(self, rounds: int) -> Self:
         """The options with `pi_rounds` and `end_round` as numbers of rounds; ValueError where a share is above 1."""

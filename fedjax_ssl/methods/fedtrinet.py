@@ -76,7 +76,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return jnp.where(state.own > 0, q, NEVER)
 
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",), own=threshold)
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), views=("labeled",), own=threshold)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients

@@ -7,7 +7,7 @@ FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`:
 batch's weak views. With labels at the clients a step takes a labeled batch, too.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import jax
 import pydantic
@@ -20,7 +20,7 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_su
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import Fraction, LabeledRepeats, Size, Weight
+from fedjax_ssl.options import Fraction, LabeledRepeats, ReadWhere, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
@@ -38,7 +38,7 @@ class FixMatchOptions(LabeledRepeats):
     )
     unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
     unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    batches: Literal["all", "accepted"] = Field(
+    batches: Annotated[Literal["all", "accepted"], ReadWhere(pseudo_labels=("global",))] = Field(
         default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
     )
 

@@ -5,7 +5,7 @@ trains with sharpness-aware consistency regularization (SACR), and is averaged b
 fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weigh
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import Each, Mean, Sum, mean, num_bytes
-from fedjax_ssl.options import Fraction, Options, Weight
+from fedjax_ssl.options import Fraction, Options, ReadWhere, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
 MIN_WEIGHT = 1e-20  # the LSAA weight where tau_k is 1: negligible beside others, and equal weights where all are 1
@@ -28,7 +28,11 @@ class FL2Options(Options):
     """(FL)^2's own settings."""
 
     threshold: Literal["cat", "fixed"] = Field(default="cat", description="Each client's own (`cat`, Eqs. 7-9) or a fixed one.")
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
+    confidence: Annotated[
+        Fraction,
+        ReadWhere(threshold=("fixed",)),
+        ReadWhere(consistency=("sacr", "sam"), consistency_on=("confident", "confident_accepted")),
+    ] = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
     pseudo_labels: Literal["global", "true"] = Field(
         default="global", description="Labels of accepted examples: the global model's, or the `true` ones (an oracle)."
     )
@@ -37,15 +41,21 @@ class FL2Options(Options):
     consistency: Literal["sacr", "sam", "none"] = Field(
         default="sacr", description="The second loss: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4) or `none`."
     )
-    consistency_on: Literal["confident", "confident_accepted", "accepted", "correct"] = Field(
+    consistency_on: Annotated[
+        Literal["confident", "confident_accepted", "accepted", "correct"], ReadWhere(consistency=("sacr", "sam"))
+    ] = Field(
         default="confident", description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its correct."
     )
-    perturbation: Literal["asam", "sam"] = Field(
+    perturbation: Annotated[Literal["asam", "sam"], ReadWhere(consistency=("sacr", "sam"))] = Field(
         default="asam",
         description="`asam` scales the perturbation by each weight's size (Section 5.1), `sam` does not (Eq. 12).",
     )
-    rho: Weight = Field(default=0.1, description="The radius of the perturbation.")
-    consistency_weight: Weight = Field(default=1.0, description="Weight w_cs of the second loss (Eq. 14).")
+    rho: Annotated[Weight, ReadWhere(consistency=("sacr", "sam"))] = Field(
+        default=0.1, description="The radius of the perturbation."
+    )
+    consistency_weight: Annotated[Weight, ReadWhere(consistency=("sacr", "sam"))] = Field(
+        default=1.0, description="Weight w_cs of the second loss (Eq. 14)."
+    )
     aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="Clients' weights: Eq. 15 (LSAA) or uniform.")
 
 
@@ -89,7 +99,7 @@ def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = F
         }
         return output._replace(metrics=metrics)
 
-    return local.averaging_method(task, client, server, client_update)
+    return local.averaging_method(task, client, server, client_update, views=("weak", "strong"))
 
 
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:

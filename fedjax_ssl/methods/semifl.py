@@ -8,7 +8,7 @@ Where the paper is silent the choices are those of its released code: mixtures a
 with replacement, and a client without a confident image is left out of the average.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weigh
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, Mean, mean
-from fedjax_ssl.options import Fraction, Options, Rate
+from fedjax_ssl.options import Fraction, Options, Rate, ReadWhere
 from fedjax_ssl.ssl import mixup, pseudo_labels
 
 
@@ -35,7 +35,9 @@ class SemiFLOptions(Options):
         default="global", description="Once a round by the `global` model, or (needs mix=none) per `batch` by the local one."
     )
     mix: Literal["mixup", "none"] = Field(default="mixup", description="Train on mixtures as well, or on the fix set alone.")
-    mixup_alpha: Rate = Field(default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a.")
+    mixup_alpha: Annotated[Rate, ReadWhere(mix=("mixup",))] = Field(
+        default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a."
+    )
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -70,7 +72,7 @@ def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptio
         output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
         return output._replace(metrics={**metrics, **output.metrics})
 
-    return local.averaging_method(task, client, server, client_update)
+    return local.averaging_method(task, client, server, client_update, views=("weak", "strong"))
 
 
 def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> GradientFn:

@@ -21,5 +21,5 @@ def supervised(*, task: Task, client: Training, server: Server, options: Supervi
         init=partial(init, task, server),
         train=work.train_alone,
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
-        requires=requirements(task, server),
+        requires=requirements(task, server, views=("labeled",)),
     )._replace(prepare=work.prepare)

@@ -1,0 +1,102 @@
+"""Settings that a run does not read: each field says where it is read (`options.ReadWhere`), and this looks what holds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.method import VIEWS, Requires
+from fedjax_ssl.methods import METHODS, options_class
+from fedjax_ssl.models import MODELS
+from fedjax_ssl.options import Is, Model, ReadWhere, fields_of, is_group
+
+Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
+
+SAID: dict[str, str] = {
+    "run.has_clients": "a method with clients",
+    "run.has_client_data": "a method that reads the clients' data",
+    "run.has_unlabeled_data": "a method that reads unlabeled data",
+    "run.has_batch_norm": "a network with batch norm",
+    **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
+    **{
+        f"run.partition_reads_{key}": f"a partition by {' or '.join(names)}"
+        for key in ("alpha", "min_size", "shards_per_client", "classes_per_client")
+        if (names := [name for name, scheme in PARTITIONS.items() if key in scheme.parameters])
+    },
+}  # fmt: skip
+"""The facts about a run, beside the keys of its config, that a condition may ask for, in words."""
+
+
+def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> dict[str, bool]:
+    """Which of the facts in SAID hold."""
+    data = settings.data
+    has_client_data = requires.clients or requires.next_cohort
+    schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
+    views = set(requires.views) | ({"labeled"} if data.labels_at == "server" else set())
+    if "labeled" in views and data.labeled == "default":
+        views.add("weak")
+    found = {
+        "run.has_clients": requires.clients,
+        "run.has_client_data": has_client_data,
+        "run.has_unlabeled_data": has_client_data or requires.pool,
+        "run.has_batch_norm": has_batch_norm,
+    }
+    found |= {f"run.has_{view}_views": view in views for view in VIEWS}
+    for key in SAID.keys() - found.keys():
+        parameter = key.removeprefix("run.partition_reads_")
+        found[key] = any(parameter in PARTITIONS[scheme].parameters for scheme in schemes)
+    return found
+
+
+def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
+    """The keys that a run with such facts does not read, and in words what would read each of them."""
+    values = _values(settings) | known
+    found: dict[str, str] = {}
+    for key, asked in readers(settings.method["name"], settings.model["name"]):
+        for marks in asked:
+            lacking = [[one for one, what in mark.items() if not what.holds(values[one])] for mark in marks]
+            if all(lacking):
+                alternatives = zip(marks, lacking, strict=True)
+                words = (" and ".join(_said(one, mark[one]) for one in keys) for mark, keys in alternatives)
+                found[key] = " or ".join(dict.fromkeys(words))
+                break
+    return found
+
+
+def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
+    """Those of the unread keys that were set to something else than their default."""
+    values, of_names = _values(settings), {group: {"name": getattr(settings, group)["name"]} for group in ("method", "model")}
+    defaults = _values(Settings.from_dict(of_names))
+    return {key: needs for key, needs in unread.items() if values[key] != defaults[key]}
+
+
+def readers(method: str, model: str) -> Iterator[tuple[str, list[Marks]]]:
+    """Every key with what its groups and it itself ask for: of each of these some mark has to hold."""
+    shared: list[tuple[str, type[Model]]] = [("", Settings), ("method.", MethodSettings), ("model.", ModelSettings)]
+    for prefix, part in (*shared, ("method.", options_class(METHODS[method])), ("model.", MODELS[model].options)):
+        asked: dict[str, list[Marks]] = {"": []}
+        for key, field in fields_of(part):
+            group = key.rpartition(".")[0]
+            beside = f"{prefix}{group}." if group else prefix
+            marks = [mark.conditions for mark in field.metadata if isinstance(mark, ReadWhere)]
+            own = [{one if "." in one else beside + one: what for one, what in mark.items()} for mark in marks]
+            asked[key] = [*asked[group], *([own] if own else [])]
+            if not is_group(field) and (prefix or key not in ("method", "model")):
+                yield prefix + key, asked[key]
+
+
+def needs(asked: Sequence[Marks]) -> str:
+    """What a key asks for, in words; empty: every run reads it."""
+    return ", and ".join(
+        " or ".join(" and ".join(_said(key, what) for key, what in mark.items()) for mark in marks) for marks in asked
+    )
+
+
+def _said(key: str, asked: Is) -> str:
+    return SAID.get(key) or asked.words.format(key)
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    own = {"method": settings.method_options(), "model": settings.model_options()}
+    return flattened(settings.to_dict() | {group: getattr(settings, group) | dict(values) for group, values in own.items()})

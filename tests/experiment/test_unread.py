@@ -1,0 +1,201 @@
+"""Which settings a run reads: what the fields declare is what the traced programs do, and what is not read is named."""
+
+import copy
+import hashlib
+import logging
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.experiment.unread import SAID, needs, readers
+from fedjax_ssl.methods import METHODS, options_class
+from fedjax_ssl.options import choices, fields_of
+from tests import tiny
+
+BASE: dict[str, Any] = {"network": "cnn", "server__sbn_labeled_batch_size": 7, "server__sbn_unlabeled_batch_size": 33}
+LARS, ADAM = {"client__optimizer__name": "lars"}, {"client__optimizer__name": "adam", "server__optimizer__name": "adam"}
+BRANCHES: list[tuple[str, dict[str, Any]]] = [
+    ("fl2", {}),
+    ("supervised", {}),
+    ("fl2", {"method__threshold": "fixed", "method__consistency": "none", **LARS}),
+    ("fl2", {"method__consistency": "sam", "method__consistency_on": "accepted", **ADAM}),
+    ("fixmatch", {"method__pseudo_labels": "local", "server__sbn_data": "all", "server__sbn_order": "joined"}),
+    ("fixmatch", {"labels_at": "clients", "data__partition": "dirichlet", "data__min_size": 1}),
+    ("semifl", {"method__mix": "none", "server__sbn_data": "labeled"}),
+    ("semifl", {"data__labeled": "none", "client__optimizer__momentum": 0.0, "server__optimizer__weight_decay": 0.0}),
+    ("feddure", {}),
+    ("feddure", {"method__regulators": "no_f", "method__unlabeled_batch_size": 5}),
+    ("fedlabel", {"data__labeled": "none", "model__norm": "running"}),
+    ("fedlabel", {"method__experts": "local", "method__augment": "none", "method__expert_view": "weak"}),
+    ("fedsiam_d", {"method__curve": "rectangle", "method__consistency_weight": 0.0}),
+    ("fedsiam_mt", {"labels_at": "clients", "network": "mlp"}),
+    ("fedmatch", {"data__labeled": "none"}),
+    ("fedmatch", {"labels_at": "clients"}),
+    ("fedsem", {"data__labeled_fraction": (), "data__num_labels": 100, "data__labeled_partition": "shards"}),
+    ("fedtrinet", {}),
+    ("fedavg", {"data__exclude_labeled": False}),
+    ("fedavg_pp", {}),
+    ("uda", {"labels_at": "server"}),
+    ("fedcon", {}),
+    ("freematch_central", {}),
+    ("fixmatch_central", {}),
+]
+ALIKE = re.compile(
+    r"(execution|diagnostics|system)\.|data\.(name|data_dir|path|download|mean|std|image_size|resplit|renumber_labels|num_labels)"
+    r"|.*\.(labeled_repeats|repeats_below|on_nonfinite)$|(model|method)\.name$"
+    r"|(seeds|vary|values|log_to|eval_every|checkpoint_every|rounds|seed|cohort_size)$"
+)
+"""Keys of where things are and how they are laid out, and those of which other values have masks of other sizes."""
+
+
+def digest(tree: dict[str, Any]) -> str:
+    """What a run computes: its programs without dead code, and the data that these read."""
+    simulator = build(tree).simulator
+    state, _ = simulator._initialize.eval_shape(simulator._inputs, simulator._key, simulator._pools)
+    found = hashlib.sha256()
+    for program, *args in (
+        (simulator._initialize, simulator._inputs, simulator._key, simulator._pools),
+        (simulator._round, state, simulator._inputs, simulator._pools),
+        (simulator._evaluate, state.server, simulator._inputs, simulator._pools),
+    ):
+        with program._tracing():
+            traced = jax.make_jaxpr(program._jitted)(*args)
+        lean, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+        found.update(re.sub(r"0x[0-9a-f]+", "", str(lean)).encode())
+        read = [leaf for leaf, is_read in zip(jax.tree.leaves(args), used, strict=True) if is_read]
+        for leaf in [*traced.consts, *read]:
+            if not isinstance(leaf, jax.ShapeDtypeStruct) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def fields(settings: Settings) -> dict[str, Any]:
+    """The fields of all keys but the network's own."""
+    own = options_class(METHODS[settings.method["name"]])
+    parts = (("", Settings), ("method.", MethodSettings), ("method.", own), ("model.", ModelSettings))
+    return {prefix + key: field for prefix, part in parts for key, field in fields_of(part)}
+
+
+def others(field: Any, value: object) -> list[Any]:
+    """Other values of a setting."""
+    if words := choices(field):
+        return [word for word in words if word not in (value, "", "natural")]
+    if isinstance(value, bool):
+        return [not value]
+    factors = (value + 1, 2 * value + 3) if isinstance(value, int) else (0.5 * value + 0.01, 2 * value + 1, 0.123)
+    return list(factors)
+
+
+def with_value(tree: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    tree = copy.deepcopy(tree)
+    *groups, name = key.split(".")
+    group = tree
+    for one in groups:
+        group = group[one]
+    group[name] = value
+    return tree
+
+
+def disagreements(tree: dict[str, Any], only: str = "") -> list[str]:
+    """The keys that change what a run computes and are declared as not read, and the reverse."""
+    experiment, before, wrong = build(tree), digest(tree), []
+    flat = flattened(experiment.settings.to_dict())
+    for key, field in fields(experiment.settings).items():
+        if key not in flat or ALIKE.match(key) or isinstance(flat[key], tuple) or not re.match(only, key):
+            continue
+        tried, changes = 0, False
+        for value in others(field, flat[key]):
+            try:
+                changes |= digest(with_value(tree, key, value)) != before
+            except ValueError:  # a value that does not go with others
+                continue
+            tried += 1
+            if changes:
+                break
+        if tried and changes == (key in experiment.unread):
+            wrong.append(f"{key}={flat[key]} {'changes' if changes else 'does not change'} the run")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "overrides"), BRANCHES)
+def test_what_is_declared_as_read_is_what_changes_a_run(method, overrides):
+    assert disagreements(tiny.config(method, **{**BASE, **overrides})) == []
+
+
+def test_the_loss_of_fl2_reads_what_it_declares():
+    tree = tiny.config("fl2", method__consistency="none")
+    assert disagreements(tree, only=r"method\.(perturbation|strict)|data\.(strong|reveal_labels)") == []
+    assert {"method.rho", "method.perturbation", "method.confidence", "data.alpha"} <= build(tree).unread.keys()
+
+
+IGNORED = [
+    ("supervised", {"method__prox_mu": 5.0}, "method.prox_mu=5.0 (needs a method with clients)"),
+    ("fixmatch_central", {"system__dropout": 0.5}, "system.dropout=0.5 (needs a method with clients)"),
+    ("fl2", {"client__optimizer__name": "adam", "client__optimizer__momentum": 0.99},
+     "client.optimizer.momentum=0.99 (needs client.optimizer.name=sgd or lars)"),
+    ("fl2", {"client__optimizer__name": "lars", "client__optimizer__decay": "kernels"},
+     "client.optimizer.decay=kernels (needs client.optimizer.name=sgd or adam)"),
+    ("fl2", {"data__shards_per_client": 7}, "data.shards_per_client=7 (needs a partition by shards)"),
+    ("fl2", {"data__min_size": 7}, "data.min_size=7 (needs a partition by dirichlet)"),
+    ("fedavg", {"data__strong": "usb"}, "data.strong=usb (needs a method that trains on strong views)"),
+    ("fedavg", {"server__pretrain": 3}, "server.pretrain=3 (needs data.labels_at=server)"),
+    ("fl2", {"model__norm": "running"}, "model.norm=running (needs a network with batch norm)"),
+    ("fl2", {"method__consistency": "none", "method__rho": 0.5}, "method.rho=0.5 (needs method.consistency=sacr or sam)"),
+    ("fl2", {"system__window_s": 60.0}, "system.window_s=60.0 (needs system.trace=diurnal)"),
+    ("fl2", {"system__late": "shortened"}, "system.late=shortened (needs system.deadline_s)"),
+    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (needs system.up or system.down)"),
+    ("fedsem", {"method__repeats_below": 0.5}, "method.repeats_below=0.5 (needs method.labeled_repeats > 1)"),
+    ("fedavg", {"data__num_labels": 50}, "data.num_labels=50 (needs no data.labeled_fraction)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "overrides", "said"), IGNORED)
+def test_settings_that_a_run_does_not_read_are_named_in_one_warning(caplog, method, overrides, said):
+    with caplog.at_level(logging.WARNING, "fedjax_ssl"):
+        build(tiny.config(method, **overrides))
+    (line,) = [message for message in caplog.messages if message.startswith("settings that this run does not read: ")]
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "key"),
+    [
+        ("fl2", {}, "data.alpha"),
+        ("fedavg", {"client__optimizer__name": "adam"}, "client.optimizer.momentum"),
+        ("fl2", {"method__consistency": "none"}, "method.rho"),
+        ("supervised", {}, "server.learning_rate"),
+    ],
+)
+def test_a_number_that_nothing_reads_cannot_vary(method, overrides, key):
+    with pytest.raises(ValueError, match=f"^vary: got '{re.escape(key)}', which this run does not read, accepted: with "):
+        build(tiny.config(method, **overrides, vary=key, values=(0.1, 0.2)))
+
+
+def test_phases_that_are_one_number_of_rounds_cannot_vary():
+    with pytest.raises(ValueError, match=r"^values: got \(0.5, 0.55\) with vary=method.labeled_rounds, accepted: other values"):
+        build(tiny.config("fedsem", vary="method.labeled_rounds", values=(0.5, 0.55)))
+
+
+def test_every_value_that_varies_is_looked_at_for_doubts(caplog):
+    for values in ((0.03, 50.0), (50.0, 0.03)):
+        caplog.clear()
+        build(tiny.config("fedavg", vary="client.optimizer.learning_rate", values=values))
+        doubted = [message for message in caplog.messages if "networks hardly ever learn" in message]
+        assert doubted == ["client.optimizer.learning_rate=50.0: networks hardly ever learn by steps of this size"]
+
+
+def test_each_mark_names_keys_and_facts_that_there_are():
+    for method in METHODS:
+        asked = dict(readers(method, "cnn"))
+        known = {*asked, *SAID}
+        for key, levels in asked.items():
+            assert {one for marks in levels for mark in marks for one in mark} <= known, key
+            assert bool(levels) == bool(needs(levels))
