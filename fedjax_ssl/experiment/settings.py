@@ -235,6 +235,8 @@ class Settings(Model):
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
         if (runs := self.seeds * max(1, len(self.values))) > MOST_RUNS:
             raise ValueError(f"values: got {len(self.values)} for {self.seeds} seeds, {runs} runs, accepted: {MOST_RUNS} runs")
+        if (last := self.seed + self.seeds - 1) > MANY:
+            raise ValueError(f"seed: got {self.seed} with seeds={self.seeds}, whose last is {last}, accepted: at most {MANY}")
         for group, got in (("client", self.client), ("server", self.server)):
             if (got.epochs > 0) == (got.steps > 0):
                 shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"

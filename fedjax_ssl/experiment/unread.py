@@ -51,7 +51,7 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
 
 def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
     """The keys that a run with such facts does not read, and in words what would read each of them."""
-    values = _values(settings) | known
+    values = {**_values(settings), **known}
     found: dict[str, str] = {}
     for key, asked in readers(settings.method["name"], settings.model["name"]):
         for marks in asked:
