@@ -12,13 +12,6 @@ from fedjax_ssl.options import SET, UNSET, Count, Known, Model, Numbers, Positiv
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
 Scheme = Annotated[str, Known(PARTITIONS)]
 OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
-APART = tuple(
-    ReadWhere({"run.has_client_data": SET}, exclude_labeled=SET, **{key: asked})
-    for key, asked in (
-        ("labels_at", ("server",)), ("labeled_fraction", UNSET), ("labeled_partition", SET), ("unlabeled_partition", SET),
-    )
-)  # fmt: skip
-"""Where the labeled set is drawn from all examples (not `DataSettings.is_joint`), and left out of others' data."""
 
 
 class DataSettings(Model):
@@ -50,7 +43,7 @@ class DataSettings(Model):
     exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
         default=True, description="Whether the clients' unlabeled data contain no labeled example."
     )
-    labels_first: Annotated[bool, *APART] = Field(
+    labels_first: Annotated[bool, ReadWhere({"run.draws_labels_apart": SET}, exclude_labeled=SET)] = Field(
         default=True, description="Remove labeled examples before the partition, or (FedCon) after."
     )
     reveal_labels: Annotated[bool, ReadWhere({"run.has_clients": SET})] = Field(

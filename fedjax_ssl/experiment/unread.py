@@ -16,6 +16,7 @@ Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
 SAID: dict[str, str] = {
     "run.has_clients": "a method with clients",
     "run.has_client_data": "a method that reads the clients' data",
+    "run.draws_labels_apart": "clients' data, and labels that no partition of all examples gives (data.labeled_fraction does)",
     "run.has_unlabeled_data": "a method that reads unlabeled data",
     "run.has_batch_norm": "a network with batch norm",
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
@@ -39,6 +40,7 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
     found = {
         "run.has_clients": requires.clients,
         "run.has_client_data": has_client_data,
+        "run.draws_labels_apart": has_client_data and not data.is_joint,
         "run.has_unlabeled_data": has_client_data or requires.pool,
         "run.has_batch_norm": has_batch_norm,
     }
@@ -59,7 +61,7 @@ def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
             if all(lacking):
                 alternatives = zip(marks, lacking, strict=True)
                 words = (" and ".join(_said(one, mark[one]) for one in keys) for mark, keys in alternatives)
-                found[key] = " or ".join(dict.fromkeys(words))
+                found[key] = "; or ".join(dict.fromkeys(words))
                 break
     return found
 
@@ -89,7 +91,7 @@ def readers(method: str, model: str) -> Iterator[tuple[str, list[Marks]]]:
 def needs(asked: Sequence[Marks]) -> str:
     """What a key asks for, in words; empty: every run reads it."""
     return ", and ".join(
-        " or ".join(" and ".join(_said(key, what) for key, what in mark.items()) for mark in marks) for marks in asked
+        "; or ".join(" and ".join(_said(key, what) for key, what in mark.items()) for mark in marks) for marks in asked
     )
 
 

@@ -97,7 +97,7 @@ IGNORED = [
     ("fl2", {"method__consistency": "none", "method__rho": 0.5}, "method.rho=0.5 (needs method.consistency=sacr or sam)"),
     ("fl2", {"system__window_s": 60.0}, "system.window_s=60.0 (needs system.trace=diurnal)"),
     ("fl2", {"system__late": "shortened"}, "system.late=shortened (needs system.deadline_s)"),
-    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (needs system.up or system.down)"),
+    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (needs system.up; or system.down)"),
     ("fedsem", {"method__repeats_below": 0.5}, "method.repeats_below=0.5 (needs method.labeled_repeats > 1)"),
     ("fedavg", {"data__num_labels": 50}, "data.num_labels=50 (needs no data.labeled_fraction)"),
 ]  # fmt: skip
