@@ -134,8 +134,9 @@ def fl2_pretrainings(dataset: str, labels: int) -> int:
 def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False) -> tuple[ConfigDict, bool]:
     """(FL)^2's setting with WRN-28-2 or a linear model, and whether it is the one of its `released` code.
 
-    800 rounds of 10 of 100 clients, 5 local and 5 server epochs, after `fl2_pretrainings`. The argument is `paper` or `released`, then `labels`, `split`
-    and `method`, one of FL2_METHODS; a linear model excludes FedCon, whose clients train the layers before the classifier.
+    800 rounds of 10 of 100 clients, 5 local and 5 server epochs, after `fl2_pretrainings`. The argument is `paper` or
+    `released`, then `labels`, `split` and `method`, one of FL2_METHODS; a linear model excludes FedCon, whose clients train the
+    layers before the classifier.
     """
     variant, given = parse(argument, ("paper", "released"), labels=str(labels), split="iid", method="fl2")
     labels = number("labels", given["labels"])

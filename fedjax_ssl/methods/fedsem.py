@@ -29,7 +29,7 @@ class FedSemOptions(LabeledRepeats):
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
     pseudo_labels: Literal["global", "true"] = Field(
-        default="global", description="Labels of the second phase: the first phase's last model's, or the `true` ones (an oracle)."
+        default="global", description="Labels of the second phase: those of the first one's last model, or `true` ones."
     )
 
 

@@ -88,13 +88,14 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
     ids=["drawn at once", "drawn later", "drawn again", "true labels"],
 )
 def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels_which_stay(round, kept, labels, down, source):
-    """A client that is drawn later receives the labeler beside the global model; the oracle has the true labels in their place."""
+    """A client that is drawn later receives the labeler beside the global model; an oracle has true labels in their place."""
     client, drawn = problem()[2], labels[: lc.UNLABELED]
     right = int((drawn == lc.TRUE_LABELS).sum())
     assert (0 < right < lc.UNLABELED) == (labels is MADE)
     views = lc.plain(client.pool[client.index[: lc.UNLABELED]].astype(float))[:, ::-1]  # the labeled ones
     x, y = np.concatenate([client.labeled, views.reshape(lc.UNLABELED, -1)]), np.append(lc.LABELS, drawn)
-    output, rows = got(round, kept, source=source), 8 if kept is NONE and source == "global" else 0  # to label: two batches of 4
+    rows = 8 if kept is NONE and source == "global" else 0  # to label: two batches of 4
+    output = got(round, kept, source=source)
     check(output, x, y, down=down, diagnostics=lc.ratios(right, lc.UNLABELED, lc.UNLABELED), labeled_rows=rows)
     np.testing.assert_array_equal(output.client_state.pseudo, labels)
 
