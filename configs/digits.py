@@ -25,7 +25,7 @@ CENTRAL: dict[str, Any] = {
 """On pooled data: 1,000 steps instead of 2^20, so averages have to follow faster."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fl2": {"method.batches": "accepted"},
+    "fl2": {"method.batches": "accepted", "server.pretrain": common.fl2_pretrainings("digits", 40)},
     "fedcon": {"server.pretrain": 1, "client.optimizer.learning_rate": 0.3, "server.optimizer.learning_rate": 0.1},
     "fedmatch": common.FEDMATCH_AT_LARGE_RATES | {"server.pretrain": 1},
     "fixmatch": {"method.batches": "accepted"},

@@ -2,8 +2,8 @@
 
     python -m launch.run --config=fl2_cifar100:paper,labels=400,split=iid --config.data.data_dir=DIR
 
-rho is 1 (`paper`) or .1 (`released`). The released code does not run on CIFAR-100, as its number of pre-trainings is undefined
-there: here it is CIFAR-10's. `method=` as in fl2_cifar10.
+rho is 1 (`paper`) or .1 (`released`). The released code does not run on CIFAR-100, as its number of pretrainings is undefined
+there: here it is CIFAR-10's, ten. `method=` as in fl2_cifar10.
 Expected: no reference at hand, not measured. Run time: for an accelerator; 10 clients of 23.4 million parameters a round.
 """
 

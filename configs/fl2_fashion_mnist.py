@@ -3,7 +3,7 @@
     python -m launch.run --config=fl2_fashion_mnist:paper,labels=40,split=iid --config.data.data_dir=DIR
 
 The paper states neither the input's size (here zero-padded to 32), nor its normalization (here Fashion-MNIST's), nor the
-optimizer (here CIFAR-10's); its code has no loader. `method=` as in fl2_cifar10.
+optimizer, nor pretraining (here CIFAR-10's); its code has no loader. `method=` as in fl2_cifar10.
 Expected: not measured. Run time: for an accelerator.
 """
 

@@ -7,7 +7,7 @@ pseudo-labels are made on plain images.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ class FedSemOptions(LabeledRepeats):
     """FedSem's own settings; labels are repeated in its first phase alone."""
 
     labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
+    pseudo_labels: Literal["global", "true"] = Field(
+        default="global", description="Labels of the second phase: those of the first one's last model, or `true` ones."
+    )
 
 
 class FedSemClientState(NamedTuple):
@@ -73,7 +76,8 @@ def client_update(
     # With a count of 0 the loop over batches has length 0, and there is no forward pass.
     unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
     probs = local.class_probabilities(task, shared.own, unlabeled, None)
-    pseudo = jnp.where(unlabeled.mask, pseudo_labels.harden(probs).label, state.pseudo)
+    label = shard.true_labels if options.pseudo_labels == "true" else pseudo_labels.harden(probs).label
+    pseudo = jnp.where(unlabeled.mask, label, state.pseudo)
     own = jnp.where(second_phase, 1, local.own_repeats(options, shard))  # labels are repeated in the first phase alone
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, own, pseudo=pseudo)
     gradient, schedule = local.supervised_gradient(task, examples), client.schedule(order_key, examples.mask)

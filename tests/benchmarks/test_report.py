@@ -1,11 +1,14 @@
 """The README of all measurements against the results that it is written from."""
 
+import re
+
 import pytest
 
 from benchmarks import harness, report
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.report import cells
 from fedjax_ssl.experiment.report.tables import DASH
+from launch import command, sweep
 
 
 def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
@@ -23,6 +26,34 @@ def test_the_committed_means_and_deviations_of_sweeps_are_those_of_their_runs():
     for one in results:
         found = {"accuracy_mean": one["accuracy_mean"], "accuracy_sd": one["accuracy_sd"]}
         assert found == pytest.approx(plain(cells.over_seeds(one["runs"]))), one["case"]
+
+
+PRETRAININGS = {"without pretraining": 0, "no pretraining": 0, "one pretraining": 1, "ten pretrainings": 10}
+
+
+def pretrainings(config, overrides):
+    """How often the server of a cell trains before round 1, by today's config."""
+    name = config.removeprefix("configs/").replace(".py:", ":")
+    return overrides.get("server.pretrain", command.read(name).tree["server"]["pretrain"])
+
+
+def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its_sweep_still_runs():
+    """A default may change after a run: what the run had is then in its row's name, its overrides and its sweep's file."""
+    named, repeatable = 0, 0
+    results = [one for file in harness.RESULTS.glob("sweep_*.json") for run in harness.load(file) for one in run["results"]]
+    for one in (one for one in results if re.search(r"\bfl2(_\w+)?\b", one["config"])):
+        place, (table, _, small) = (one["case"]["row"], one["case"]["column"]), one["case"]["table"].partition("-")
+        had = pretrainings(one["config"], one["overrides"])
+        said = {count for words, count in PRETRAININGS.items() if words in ", ".join(place)}
+        assert said <= {had}, one["case"]
+        named += len(said)
+        if (report.SWEEPS / f"{table}.toml").exists():
+            cells_of = {(cell.row, cell.column): cell for cell in sweep.from_file(table, bool(small)).cells()}
+            if cell := cells_of.get(place):
+                assert pretrainings(cell.config, cell.overrides) == had, one["case"]
+                repeatable += 1
+    assert named > 20
+    assert repeatable > 70
 
 
 def test_a_section_has_a_table_of_each_machine_with_its_source(tmp_path):
@@ -60,7 +91,7 @@ def saved(folder):
         ]  # fmt: skip
         return {"case": {"table": "fl2_settings", "row": row, "column": column}, "paper": "55", "runs": runs}
 
-    cells_of = [cell("labels alone", "I", 0.25, has_labels=False), cell("paper", "I", 0.5, has_labels=True)]
+    cells_of = [cell("labels alone", "I", 0.25, has_labels=False), cell("one pretraining", "I", 0.5, has_labels=True)]
     about = {
         "command": "c",
         "commit": "0" * 40 + "+",
@@ -69,7 +100,7 @@ def saved(folder):
         "versions": {"python": "3", "jax": "0"},
     }
     about |= {"machine": "a machine", "note": "by hand"}
-    harness.save(folder / "sweep_settings_here.json", about, [*cells_of, cell("paper", "II", 0.5, has_labels=True)])
+    harness.save(folder / "sweep_settings_here.json", about, [*cells_of, cell("one pretraining", "II", 0.5, has_labels=True)])
     return lambda words: report.of_cells(report.CELLS.fullmatch(words), folder)
 
 
@@ -78,21 +109,21 @@ def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
     assert shown("rounds settings_here I at 5 10 15").replace(DASH, "-").splitlines() == [
         f"| I, row, seed (rounds 5, 10, 15) | {' | '.join(report.QUANTITIES)} |",
         "| --- | --- | --- | --- | --- | --- |",
-        "| paper, 0 | 50.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
-        "| paper, 1 | 60.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
+        "| one pretraining, 0 | 50.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
+        "| one pretraining, 1 | 60.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
         "| labels alone, 0 | 25.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
         "| labels alone, 1 | 35.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
     ]  # as in its file
     assert shown("rounds settings_here II at 10").replace(DASH, "-").splitlines()[::2] == [
         "| II, round 10 | accuracy, % | accepted pseudo-labels, % | mean threshold | the server's loss |",
-        "| paper | 50.0, 50.0 | 50, 50 | 0.95, 0.95 | 0.12, 0.12 |",
+        "| one pretraining | 50.0, 50.0 | 50, 50 | 0.95, 0.95 | 0.12, 0.12 |",
     ]
     assert "(by hand)" in report.section("sweep fl2_settings", tmp_path)
     assert "commit 000000000+" in report.section("sweep fl2_settings", tmp_path)
     for words, why in (
         ("rounds settings_here III at 5", "names no cell"),
         ("rounds settings_here I", "names no cell, or no rounds or rows"),
-        ("last5 settings_here I: paper", "names no cell, or no rounds or rows"),
+        ("last5 settings_here I: one pretraining", "names no cell, or no rounds or rows"),
         ("rounds settings_here I+ at 5", "got 2 columns, accepted: one"),
         ("curves settings_here II: labels alone", "has no row 'labels alone'"),
     ):
@@ -103,11 +134,11 @@ def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
 def test_means_of_the_last_evaluations_and_curves_are_those_of_the_runs(tmp_path):
     shown = saved(tmp_path)
     assert shown("last5 settings_here I+").replace(DASH, "-").splitlines()[2:] == [
-        "| paper | 62.5 ± 17.7 | 62.5 ± 17.7 |", "| labels alone | 37.5 ± 17.7 | - |"
+        "| one pretraining | 62.5 ± 17.7 | 62.5 ± 17.7 |", "| labels alone | 37.5 ± 17.7 | - |"
     ]  # fmt: skip
-    picture = shown("curves settings_here II: paper")
+    picture = shown("curves settings_here II: one pretraining")
     assert picture.name == "curves_settings_here_II"
-    assert "accuracy, %: paper from 55 to 50. accepted pseudo-labels, %: paper from 25 to 50" in picture.alt
+    assert "accuracy, %: one pretraining from 55 to 50. accepted pseudo-labels, %: one pretraining from 25 to 50" in picture.alt
 
 
 def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
@@ -145,7 +176,7 @@ To be looked at before a mean is trusted:
     with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
         report.of_sweep("fedsiam_mnist", [*found, found[0]])
     for name, rows in (
-        ("fl2_settings-small", ["paper", "labels alone"]),
+        ("fl2_settings-small", ["one pretraining", "labels alone"]),
         ("feddure_iterations-small", ["T = 1, 40 rounds", "T = 5, 40 rounds"]),
     ):
         table = report.of_sweep(name, [cell(row, "", [0.5], table=name) for row in reversed(rows)])

@@ -137,7 +137,7 @@ def test_digits_takes_every_method(method):
     ours = {"model.name": "cnn", "data.name": "digits", "data.num_clients": 20, "rounds": 40, "cohort_size": 5}
     ours |= {"method.name": method, "method.prox_mu": 0.01 if method == "fedprox" else 0.0}
     if method in ("fl2", "fixmatch"):
-        ours |= {"method.batches": "accepted", "server.pretrain": 0}
+        ours |= {"method.batches": "accepted", "server.pretrain": 10 if method == "fl2" else 0}
         for holder in ("client", "server"):
             own = {"schedule": "constant", "clip_norm": 1.0, "learning_rate": 0.03}
             ours |= {f"{holder}.optimizer.{key}": value for key, value in own.items()}

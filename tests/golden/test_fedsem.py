@@ -21,22 +21,23 @@ from tests.golden import linear_clients as lc
 R1, SGD = 3, torch_sgd(momentum=lc.MOMENTUM)
 NONE = np.full(lc.UNLABELED + 1, -1, np.int32)
 MADE = np.append(lc.OUTPUTS.argmax(1), -1)  # the labeler's, the last row is padding
+TRUE = np.append(lc.TRUE_LABELS, -1)
 OTHERS = np.append((lc.TRUE_LABELS + 1) % lc.CLASSES, -1)
 
 
 @functools.cache
-def problem(norm="static"):
+def problem(norm="static", source="global"):
     """(method, jitted client update, client, the model that is trained), whose labeler is the client's linear model."""
     task = lc.linear_task(norm, views=lc.LABELED_ALONE)
     training = lc.InOrder(SGD, lambda _: jnp.float32(lc.RATE), lc.BATCH, epochs=lc.EPOCHS)
     server = Server(optax.sgd(1.0), training, 0, None)
-    options = toy.options(FedSemOptions, labeled_rounds=R1, labeled_repeats=2)
+    options = toy.options(FedSemOptions, labeled_rounds=R1, labeled_repeats=2, pseudo_labels=source)
     method = fedsem(task=task, client=training, server=server, options=options)
     return method, lc.with_costs(method.client_update), lc.Client(), lc.random_layer(np.random.default_rng(5), 0.3)
 
 
-def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED):
-    _, update, client, start = problem()
+def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED, source="global"):
+    _, update, client, start = problem(source=source)
     weights, labeler = (Weights(lc.named(params), {}) for params in (start, client.params))
     shared = Broadcast(weights, jnp.float32(lc.RATE), jnp.int32(round), own=labeler)
     optimizer = lc.with_leaves(SGD.init(lc.named(start)), jax.tree.map(jnp.zeros_like, lc.named(start)))
@@ -77,18 +78,24 @@ def test_the_first_phase_is_fedavg_on_labels_gone_through_twice():
 
 
 @pytest.mark.parametrize(
-    ("round", "kept", "labels", "down"),
-    [(R1, NONE, MADE, lc.BYTES), (R1 + 1, NONE, MADE, 2 * lc.BYTES), (R1 + 1, OTHERS, OTHERS, lc.BYTES)],
-    ids=["drawn at once", "drawn later", "drawn again"],
+    ("round", "kept", "labels", "down", "source"),
+    [
+        (R1, NONE, MADE, lc.BYTES, "global"),
+        (R1 + 1, NONE, MADE, 2 * lc.BYTES, "global"),
+        (R1 + 1, OTHERS, OTHERS, lc.BYTES, "global"),
+        (R1, NONE, TRUE, lc.BYTES, "true"),
+    ],
+    ids=["drawn at once", "drawn later", "drawn again", "true labels"],
 )
-def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels_which_stay(round, kept, labels, down):
-    """A client that is drawn later receives the labeler beside the global model."""
+def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels_which_stay(round, kept, labels, down, source):
+    """A client that is drawn later receives the labeler beside the global model; an oracle has true labels in their place."""
     client, drawn = problem()[2], labels[: lc.UNLABELED]
     right = int((drawn == lc.TRUE_LABELS).sum())
     assert (0 < right < lc.UNLABELED) == (labels is MADE)
     views = lc.plain(client.pool[client.index[: lc.UNLABELED]].astype(float))[:, ::-1]  # the labeled ones
     x, y = np.concatenate([client.labeled, views.reshape(lc.UNLABELED, -1)]), np.append(lc.LABELS, drawn)
-    output, rows = got(round, kept), 8 if kept is NONE else 0  # to label: two batches of 4
+    rows = 8 if kept is NONE and source == "global" else 0  # to label: two batches of 4
+    output = got(round, kept, source=source)
     check(output, x, y, down=down, diagnostics=lc.ratios(right, lc.UNLABELED, lc.UNLABELED), labeled_rows=rows)
     np.testing.assert_array_equal(output.client_state.pseudo, labels)
 
