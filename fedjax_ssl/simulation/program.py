@@ -38,7 +38,8 @@ class Program:
         self._jitted = jax.jit(function, **jit_options)
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
-        self.compile_s = 0.0  # seconds that tracing and compiling took; 0 before the first call
+        self.compile_s = 0.0  # seconds that tracing and compiling took
+        self.fits = False  # whether a call has ended, for which memory was enough; the caller says so
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
