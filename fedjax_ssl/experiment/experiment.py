@@ -197,7 +197,9 @@ class Experiment:
         if np.ndim(state.round) != (runs > 1):
             several = "experiment.simulator.join(states), of one state for each run"
             accepted = several if runs > 1 else "one run's: experiment.only([i]) and experiment.simulator.split(state)[i]"
-            raise ValueError(f"state: got that of {'several runs' if np.ndim(state.round) else 'one run'}, accepted: {accepted}")
+            raise ValueError(
+                f"state: got that of {'several runs' if np.ndim(state.round) else 'one run'}, accepted: {accepted}"
+            )
 
     @functools.cached_property
     def _examples(self) -> Callable:

@@ -38,7 +38,7 @@ def check_method(method: Any) -> Method:
             several = "" if field == "aggregator" else ", in a tuple"
             raise ValueError(f"{field}: got {given[field]!r}, accepted: {' or '.join(map(repr, accepted))}{several}")
     if not method.predict:
-        raise ValueError("predict: got no function, accepted: a mapping of names to functions, the first of which is evaluated")
+        raise ValueError("predict: got no function, accepted: names and functions, the first of which is evaluated")
     return method
 
 
@@ -148,7 +148,9 @@ def _check_update(update: PyTree, broadcast: PyTree) -> None:
         alike = [shown(y) for where, y in sent if where[max(0, len(where) - len(path)) :] == path]
         if alike and shown(x) not in alike:
             at = jax.tree_util.keystr(path)
-            raise ValueError(f"client_update: update: got {shown(x)}{at and f' at {at}'}, accepted: {alike[0]}, as it was broadcast")
+            raise ValueError(
+                f"client_update: update: got {shown(x)}{at and f' at {at}'}, accepted: {alike[0]}, as it was broadcast"
+            )
 
 
 def _check_metrics(what: str, metrics: ClientMetrics, kinds: tuple[type, ...], axis: tuple[int, ...]) -> None:

@@ -1,8 +1,9 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
 A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
-`start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it. `tables` and
-`pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client states.
+`start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it.
+`tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client
+states.
 """
 
 from collections.abc import Callable, Mapping
@@ -75,6 +76,14 @@ class RunInputs(NamedTuple):
     number: Number | None
 
 
+class Traced(NamedTuple):
+    """Shapes and dtypes of what programs give: the state before round 1, the metrics of `prepare`, and those of a round."""
+
+    state: RunState
+    prepared: Metrics
+    metrics: ClientMetrics
+
+
 class DeviceSource:
     """All data and all client states on the device; the states may be spread over several, `shards`."""
 
@@ -109,10 +118,10 @@ class DeviceSource:
         """The state before round 1, and the metrics of `prepare`; `program` is the compiled `initialize`."""
         return program(*data)
 
-    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> tuple[RunState, Metrics, ClientMetrics]:
-        """Traces `initialize` and the rounds: the state before round 1, the metrics of `prepare` and of a round, as shapes."""
+    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
+        """Traces `initialize`, which is `start`, and the rounds."""
         state, metrics = start.eval_shape(inputs, key, pools)
-        return state, metrics, rounds.eval_shape(state, inputs, pools)[-1]
+        return Traced(state, metrics, rounds.eval_shape(state, inputs, pools)[-1])
 
     def shapes(self, program: Program, *data: Any) -> RunState:
         """Its shapes and dtypes."""
@@ -188,14 +197,15 @@ class HostSource:
         state, metrics = program(jax.device_put(server, self._place), key, self._send(first, first))
         return state._replace(clients=clients), metrics
 
-    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> tuple[RunState, Metrics, ClientMetrics]:
-        """Traces `initialize` and the rounds: the state before round 1, the metrics of `prepare` and of a round, as shapes."""
+    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
+        """Traces `initialize`, which is `start`, and the rounds."""
         server, clients = jax.eval_shape(self._init, key)
         _, cohort, data = self._ahead = self._gather(0)
         state, metrics = start.eval_shape(server, key, data)
         size, where = len(cohort.ids), self._place
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=where), clients)
-        return state, metrics, rounds.eval_shape(state._replace(clients=rows), jax.device_put(cohort, self._place), data)[-1]
+        of_round = rounds.eval_shape(state._replace(clients=rows), jax.device_put(cohort, where), data)[-1]
+        return Traced(state, metrics, of_round)
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
         """Its shapes and dtypes; its clients are NumPy arrays: on disk the states before round 1, else of any values."""
