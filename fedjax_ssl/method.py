@@ -62,7 +62,7 @@ class ServerData(NamedTuple):
 class ClientOutput(NamedTuple):
     """What one client returns."""
 
-    update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer; arrays named as broadcast ones are alike
+    update: PyTree  # like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer
     weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part, and sends nothing
     client_state: PyTree  # the client's new persistent state, structured as it was handed
     metrics: ClientMetrics  # name -> Mean or Sum of scalars, or Each, which is recorded alone (`diagnostics.clients_every`)

@@ -16,6 +16,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
+from fedjax_ssl.simulation.round import RunState
 from launch import command
 from tests import tiny
 from tests.engine import run_python
@@ -128,7 +129,7 @@ def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
         return np.zeros((size, 10))
 
     experiment.__dict__["_predict"] = predict
-    state = types.SimpleNamespace(server=None, round=np.int32(0))
+    state = RunState(server=None, clients=(), round=np.int32(0), key=None)
     assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 10)
     assert sizes == [(size, size), (size, 1)]
 
