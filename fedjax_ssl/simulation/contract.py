@@ -3,7 +3,7 @@
 So whatever is wrong is a ValueError of one line before anything is compiled, not a wrong number.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -95,26 +95,26 @@ def checked(method: Method, spec: DataSpec) -> Method:
     def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         return of_server("prepare", method.prepare(server, data, key), server)
 
-    def predicting(name: str, predict: Any) -> Any:
-        @wraps(predict)
-        def logits_of(server: PyTree, images: jax.Array, mask: jax.Array) -> jax.Array:
-            logits = predict(server, images, mask)
-            shape = (len(images), spec.num_classes)
-            if jnp.shape(logits) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
-                accepted = f"logits float32{list(shape)}, of so many examples and classes"
-                raise ValueError(f"predict: {name!r}: got {shown(logits)}, accepted: {accepted}")
-            return logits
-
-        return logits_of
-
     return method._replace(
         init=init,
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
-        predict={name: predicting(name, predict) for name, predict in method.predict.items()},
+        predict={name: _checked_predict(name, predict, spec.num_classes) for name, predict in method.predict.items()},
         prepare=prepare,
     )
+
+
+def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: int) -> Callable[..., jax.Array]:
+    @wraps(predict)
+    def logits_of(server: PyTree, images: jax.Array, mask: jax.Array) -> jax.Array:
+        logits, shape = predict(server, images, mask), (len(images), num_classes)
+        if jnp.shape(logits) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
+            accepted = f"logits float32{list(shape)}, of so many examples and classes"
+            raise ValueError(f"predict: {name!r}: got {shown(logits)}, accepted: {accepted}")
+        return logits
+
+    return logits_of
 
 
 def check_names(metrics: Iterable[str], others: Iterable[str], what: str, whose: str) -> None:
@@ -137,20 +137,26 @@ def _check_axis(what: str, tree: PyTree, size: int, of: str) -> None:
             raise ValueError(f"{what}: got {shown(x)}{at and f' at {at}'}, accepted: a leading axis of {size}, {of}")
 
 
-def _check_update(update: PyTree, broadcast: PyTree) -> None:
+def _check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
     """Raises ValueError where arrays were broadcast under the name of one of an update, and all have another shape or dtype.
 
-    Such an update could be subtracted all the same, where its axes have one entry. A name is the end of a path: `params/kernel`
-    of an update is that of `weights/params/kernel`.
+    Such an update could be subtracted all the same, where its axes have one entry. Two arrays have the same name where the path
+    of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the broadcast. Positions in
+    tuples and lists alone are no name. An update that is one array has the name of all.
     """
-    sent = jax.tree_util.tree_leaves_with_path(broadcast)
+    sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
     for path, x in jax.tree_util.tree_leaves_with_path(update):
-        alike = [shown(y) for where, y in sent if where[max(0, len(where) - len(path)) :] == path]
+        alike = [shown(y) for where, y in sent if not path or _same_name(path, where)]
         if alike and shown(x) not in alike:
             at = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"client_update: update: got {shown(x)}{at and f' at {at}'}, accepted: {alike[0]}, as it was broadcast"
-            )
+            got = f"got {shown(x)}{at and f' at {at}'}"
+            raise ValueError(f"client_update: update: {got}, accepted: {alike[0]}, as it was broadcast")
+
+
+def _same_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    size = min(len(one), len(other))
+    end = one[-size:]
+    return end == other[-size:] and any(not isinstance(key, jax.tree_util.SequenceKey) for key in end)
 
 
 def _check_metrics(what: str, metrics: ClientMetrics, kinds: tuple[type, ...], axis: tuple[int, ...]) -> None:

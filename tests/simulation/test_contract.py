@@ -94,6 +94,9 @@ REFUSED = {
     "client_update: update: got float32[1], accepted: float32[3], as it was broadcast": client(
         update=lambda update: update["w"][:1]
     ),
+    "client_update: update: got float32[1] at ['of']['w'], accepted: float32[3], as it was broadcast": client(
+        update=lambda update: {"of": {"w": update["w"][:1]}}
+    ),
     "client_update: weight: got float32[1], accepted: a scalar": client(weight=lambda weight: weight[None]),
     "client_update: client_state: got int32[], accepted: float32[], as the method's init gives it": client(
         client_state=lambda state: state.astype(jnp.int32)
@@ -196,6 +199,35 @@ def test_the_method_that_the_refused_ones_are_changes_of_runs():
     took_part = np.asarray(state.clients) == 0.5
     assert took_part.sum() == 5
     assert row["client/loss"] == np.mean(np.array(toy.SIZES)[took_part])
+
+
+@pytest.mark.parametrize(
+    ("update", "sent"),
+    [
+        ({"w": 3, "distances": 7}, {"w": 3}),
+        ((3, 7), (3, 0)),  # positions are no names
+        ({"psi": {"kernel": 5}}, {"weights": {"sigma": {"kernel": 3}}}),
+        ({"mean": {"w": 7}}, {"norm": {"w": 3}}),
+        (3, {"w": 3, "rate": 0}),
+        ({"w": 7}, {"w": 3, "last": {"w": 7}}),
+        ({"w": 7}, ()),
+    ],
+)
+def test_an_update_may_have_what_was_not_broadcast(update, sent):
+    made = wide_method()
+
+    def tree(sizes):
+        return jax.tree.map(lambda size: jnp.zeros(size) if size else jnp.zeros(()), sizes)
+
+    def client_update(*args):
+        return made.client_update(*args)._replace(update=tree(update))
+
+    changed = made._replace(
+        broadcast=lambda server, clients, cohort: (tree(sent), ()),
+        client_update=client_update,
+        server_update=lambda server, aggregate, data, key: (server, {}),
+    )
+    Simulator(toy.problem(made=changed), Execution(1)).trace()
 
 
 WEIGHTS = Weights({"kernel": jnp.ones((2, 3))}, {"mean": jnp.ones(3)})
