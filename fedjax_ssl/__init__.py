@@ -16,6 +16,7 @@
 
 import importlib
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 _folder = pathlib.Path(__file__).parent
 if not (_folder / "configs").exists():  # in a checkout `configs` and `launch` stand beside the package, not in it
-    __path__.append(str(_folder.parent))
+    from fedjax_ssl import checkout
+
+    sys.meta_path.insert(0, checkout.Finder())
 
 _HOMES = {
     "build": "experiment.build", "Experiment": "experiment.experiment", "load": "experiment.loading",

@@ -1,4 +1,6 @@
-"""The types of arrays in annotations: `Float[Array, "B C"]` is a float array with the axes B and C (jaxtyping).
+"""The types of arrays in annotations, and a check that two pytrees have the same ones.
+
+`Float[Array, "B C"]` is a float array with the axes B and C (jaxtyping).
 
 Axis letters: R runs, K clients in all, M clients of a cohort, N pooled examples, n examples of the largest client, S local
 steps, B batch, C classes, H W ch of an image, V stored views and D features of a text. Tests check the annotations on every
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import jaxtyping
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Bool, Float, Float32, Int, Int32, Shaped
 
 if TYPE_CHECKING:
@@ -40,3 +43,23 @@ Features = Float[Array, "B F"]  # what a classifier gets, in the dtype of the ac
 Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
 Params: TypeAlias = jaxtyping.PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient
+
+
+def shown(x: PyTree) -> str:
+    """An array's dtype and shape, `float32[2, 3]`."""
+    aval = jax.typeof(x)
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+def check_alike(what: str, got: PyTree, accepted: PyTree, like: str) -> None:
+    """Raises ValueError, with one line, where `got` has another structure, shape or dtype than `accepted`.
+
+    Also while tracing. `what` is the function and the part of its result, `like` says what it has to be like.
+    """
+    of_got, of_accepted = ({keystr(path): x for path, x in tree_leaves_with_path(tree)} for tree in (got, accepted))
+    for path in [*of_accepted, *of_got]:
+        pair = [shown(tree[path]) if path in tree else "nothing" for tree in (of_got, of_accepted)]
+        if pair[0] != pair[1]:
+            raise ValueError(f"{what}: got {pair[0]}{path and f' at {path}'}, accepted: {pair[1]}, as {like}")
+    if (found := jax.tree.structure(got)) != (wanted := jax.tree.structure(accepted)):  # type: ignore[operator]
+        raise ValueError(f"{what}: got {found}, accepted: {wanted}, as {like}")

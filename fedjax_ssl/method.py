@@ -85,7 +85,7 @@ class Requires(NamedTuple):
     clients: bool = True  # whether clients take part at all; without, the server trains alone
     next_cohort: bool = False  # whether the server reads `ServerData.next_cohort`
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
-    all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None where they stay on the host
+    all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None in their place
     server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
     views: tuple[str, ...] = VIEWS  # which views it trains on, beside the `labeled` ones of a server that has labels
 
@@ -114,14 +114,15 @@ class Method(NamedTuple):
     Attributes:
         init: (key, DataSpec) -> (server, clients). `clients` is `()` or a pytree with leading axis K.
         broadcast: (server, clients, Cohort) -> (shared, own): what every client receives alike, and a pytree with leading
-            axis M (or `()`) that differs from client to client.
+            axis M (or `()`) that differs from client to client. `clients` is None unless `Requires.all_states`.
         client_update: (shared, own, client_state, Shard, key) -> ClientOutput, written for one client.
         server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
         predict: name -> (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B], which of them are
             real) -> logits float32 [B, C]. The first is the model that is evaluated (`eval/accuracy`); each other one is
             logged as `eval/accuracy_<name>`.
         requires: what the method reads, and where it can run.
-        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; default: none.
+        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, whose row has its metrics;
+            default: none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
     """
 

@@ -29,6 +29,7 @@ from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Training
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.options import Options, one_line
+from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.source import Problem
 from fedjax_ssl.simulation.system import System
 
@@ -100,9 +101,8 @@ class Plan(NamedTuple):
         """The method, with the plan's task where it has been made."""
         settings, own = self.settings, self.settings.method
         client = _training(settings, settings.client)._replace(prox_mu=own.get("prox_mu", 0.0))
-        return methods.METHODS[own["name"]](
-            task=task or self.task(), client=client, server=_server(settings), options=self.options
-        )
+        factory, given = methods.METHODS[own["name"]], {"task": task or self.task(), "server": _server(settings)}
+        return check_method(factory(client=client, options=self.options, **given))
 
     def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples.
@@ -233,18 +233,18 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         stop=settings.client.on_nonfinite == "stop",
     )
     task = plan.task()
-    method = plan.method(task)
     with naming("model"):
         weights = jax.eval_shape(lambda key: task.init(key, plan.spec.image_shape), jax.random.key(0))
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
-    sizes.check_states(plan.settings, method, problem.spec, num_params, len(runs))
-    unread = unread_by(plan.settings, facts(plan.settings, method.requires, has_batch_norm=bool(weights.stats)))
+    sizes.check_states(plan.settings, problem.first_method, problem.spec, num_params, len(runs))
+    known = facts(plan.settings, problem.first_method.requires, has_batch_norm=bool(weights.stats))
+    unread = unread_by(plan.settings, known)
     if settings.vary in unread:
         raise ValueError(f"vary: got {settings.vary!r}, which this run does not read, accepted: with {unread[settings.vary]}")
     shape = plan.stored_shape
     experiment = Experiment(
-        *(runs, problem, layout, method, num_params, plan.views, shape, plan.dataset.classes),
-        tiny_method=lambda: plan.with_tiny_network().method(),
+        *(runs, problem, layout, num_params, plan.views, shape, plan.dataset.classes),
+        tiny_method=lambda number: plan.varied(settings.vary, number).with_tiny_network().method(),
         unread=unread,
     )
     try:

@@ -66,7 +66,7 @@ def may_be_long(experiment: Experiment) -> bool:
 def counted(experiment: Experiment) -> tuple[Passes, Passes]:
     """Examples that pass the network in round 1 of the first run, at clients and server, and before it."""
     size = experiment.layout.batch_size
-    source, arguments = _first_run(experiment.problem, experiment.tiny_method())
+    source, arguments = _first_run(experiment.problem, experiment.tiny_method(experiment.problem.first_number))
 
     def program(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[Passes, Passes]:
         (state, _), preparing = with_passes(source.initialize)(inputs, key, pools)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.arrays import Number
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.experiment import inputs, inspection
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
@@ -21,7 +22,7 @@ from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
 from fedjax_ssl.simulation.round import FAULT, RunState
-from fedjax_ssl.simulation.simulator import Simulator
+from fedjax_ssl.simulation.simulator import Simulator, check_alive
 from fedjax_ssl.simulation.source import Problem
 
 Row = dict[str, Any]
@@ -32,20 +33,19 @@ TOTALS = (*COSTS, "time/total_s", "time/compile_s")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Experiment:
-    """One run or several that are ready to run together; `method` is the first run's, `num_params` the network's size.
+    """One run or several that are ready to run together; `num_params` is the network's size.
 
-    `tiny_method` makes the method with a tiny network, for counts of steps and examples.
+    `tiny_method` makes the method of a run's number with a tiny network, for counts of steps and examples.
     """
 
     runs: tuple[Run, ...]
     problem: Problem
     layout: Layout
-    method: Method
     num_params: int
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
-    tiny_method: Callable[[], Method]
+    tiny_method: Callable[[Number | None], Method]
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 
@@ -58,6 +58,11 @@ class Experiment:
     def settings(self) -> Settings:
         """The first run's settings; those of others have another seed, or another value of the number that varies."""
         return self.runs[0].settings
+
+    @functools.cached_property
+    def method(self) -> Method:
+        """The first run's method."""
+        return self.problem.first_method
 
     @functools.cached_property
     def simulator(self) -> Simulator:
@@ -74,11 +79,11 @@ class Experiment:
         return dataclasses.replace(self, runs=tuple(self.runs[i] for i in which), problem=problem._replace(**some))
 
     def start(self) -> tuple[RunState, list[Row]]:
-        """The state before round 1, and a row of metrics of round 0 for each run."""
+        """The state before round 1, and a row of metrics of round 0 for each run, with those of the method's `prepare`."""
         began, compiled = time.perf_counter(), self.simulator.compile_s
         state = self.simulator.initialize()
         seconds = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
-        return state, [{"round": 0, **dict.fromkeys(COSTS, 0), **seconds} for _ in self.runs]
+        return state, [{"round": 0, **own, **dict.fromkeys(COSTS, 0), **seconds} for own in self.simulator.prepared]
 
     def rounds(self, state: RunState | None = None, last: Any = None) -> Iterator[tuple[RunState, Any]]:
         """Runs the remaining rounds one by one: yields (state, row of metrics), or (state, list of rows) for several runs.
@@ -101,6 +106,7 @@ class Experiment:
             raise ValueError(self.lacking)
         if state is None:
             state, last = self.start()
+        self._check(state, len(self.runs))
         state = state._replace(key=jnp.copy(state.key))  # a round consumes it, and `copied` states are used again
         before = [dict(row) for row in last or [dict.fromkeys(TOTALS, 0)] * len(self.runs)]
         rows, began, compiled = before, time.perf_counter(), self.simulator.compile_s
@@ -163,8 +169,8 @@ class Experiment:
         The pseudo-labels are those that the round would train on. `state` stays as it is. ValueError for an unknown client.
         """
         self._check(state)
-        ids, problem = inspection.cohort_with(client, self.problem), self.problem
-        found = self._examples(state, ids, dict(problem.tables[0]), (problem.train, problem.test))
+        problem = self.problem
+        found = self._examples(*inspection.of_one(problem, state, client))
         if "pseudo_label" not in found:
             table = problem.data.unlabeled
             logits = self.predict(state, problem.train.images[table.index[client][: table.count[client]]])
@@ -184,14 +190,17 @@ class Experiment:
         self._check(state)
         export.save(path, self, state)
 
-    def _check(self, state: RunState) -> None:
-        """Raises ValueError for a state that is gone, or of several runs."""
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-            accepted = "the newest, or a copy from before: fedjax_ssl.copied(state)"
-            raise ValueError(f"state: got one that a round has consumed, accepted: {accepted}")
-        if np.ndim(state.round):
-            one = "experiment.only([i]) and experiment.simulator.split(state)[i]"
-            raise ValueError(f"state: got that of {np.size(state.round)} runs, accepted: one run's: {one}")
+    def _check(self, state: RunState, runs: int = 1) -> None:
+        """Raises ValueError for a state that is gone, or of another number of runs."""
+        if not isinstance(state, RunState):
+            raise ValueError(f"state: got {type(state).__name__}, accepted: a state, as rounds() yields it before the metrics")
+        check_alive(state)
+        if np.ndim(state.round) != (runs > 1):
+            several = "experiment.simulator.join(states), of one state for each run"
+            accepted = several if runs > 1 else "one run's: experiment.only([i]) and experiment.simulator.split(state)[i]"
+            raise ValueError(
+                f"state: got that of {'several runs' if np.ndim(state.round) else 'one run'}, accepted: {accepted}"
+            )
 
     @functools.cached_property
     def _examples(self) -> Callable:

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
-from fedjax_ssl.data.federated import FederatedData, Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import Each
+from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.round import RunState, assemble, run_client
-from fedjax_ssl.simulation.source import Problem
+from fedjax_ssl.simulation.round import ClientInputs, RoundData, RunState, run_client
+from fedjax_ssl.simulation.source import Problem, capacity, gather_images
 
 
 class Inspection(NamedTuple):
@@ -30,24 +30,38 @@ class Inspection(NamedTuple):
 
 
 def examples_program(problem: Problem, execution: Any) -> Program:
-    """What the method says of a client's examples, `example/...`, at the start of the next round; its training is not run."""
+    """What the method says of a client's examples, `example/...`, at the start of the next round; its training is not run.
 
-    def examples(state: RunState, ids: jax.Array, tables: Any, pools: tuple[Pool, Pool]) -> dict[str, jax.Array]:
-        cohort = Cohort(ids, state.round, problem.rounds)
-        ready = assemble(problem.first_method, state, cohort, cohort, FederatedData(*pools, **tables))
-        output = run_client(ready.method, ready.shared, jax.tree.map(lambda x: x[0], ready.inputs))
+    Its arguments are those of `of_one`.
+    """
+
+    def examples(state: RunState, ids: jax.Array, data: RoundData) -> dict[str, jax.Array]:
+        method, cohort = problem.first_method, Cohort(ids, state.round, problem.rounds)
+        shared, own = method.broadcast(state.server, state.clients, cohort)
+        key = rng.client_keys(state.key, state.round, ids)
+        of_client = jax.tree.map(lambda x: x[0 if problem.on_host else ids[0]], state.clients)
+        own, rows, key = jax.tree.map(lambda x: x[0], (own, data.clients, key))
+        output = run_client(method, (shared, data.images), ClientInputs(own, of_client, rows, key))
         named = {name: metric for name, metric in output.metrics.items() if name.startswith("example/")}
         return {name.partition("/")[2]: metric.value for name, metric in named.items() if isinstance(metric, Each)}
 
     return Program(examples, execution)
 
 
-def cohort_with(client: int, problem: Problem) -> Int32[np.ndarray, " M"]:
-    """A cohort that begins with a client."""
-    spec = problem.spec
+def of_one(problem: Problem, state: RunState, client: int) -> tuple[RunState, Int32[np.ndarray, " M"], RoundData]:
+    """The state, a cohort that begins with a client, and that client's data alone.
+
+    Where client states are on the host the state has only that client's; else it has all, as they are on the device anyway.
+    """
+    spec, data = problem.spec, problem.data
     if not isinstance(client, int | np.integer) or not 0 <= client < spec.num_clients:
         raise ValueError(f"client: got {client!r}, accepted: a number from 0 to {spec.num_clients - 1}")
-    return ((int(client) + np.arange(spec.cohort_size)) % spec.num_clients).astype(np.int32)
+    ids = ((int(client) + np.arange(spec.cohort_size)) % spec.num_clients).astype(np.int32)
+    one = Cohort(ids[:1], np.asarray(state.round), problem.rounds)
+    of_client = gather_images(data, one, one, capacity(data, 1, reads_next=False), reads_next=False)
+    if problem.on_host:
+        state = state._replace(clients=jax.tree.map(lambda x: x[ids[:1]], state.clients))
+    return state, ids, of_client
 
 
 def inspection(problem: Problem, client: int, found: dict[str, np.ndarray]) -> Inspection:

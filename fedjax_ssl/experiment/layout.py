@@ -29,7 +29,7 @@ class Layout(NamedTuple):
         given = settings.execution
         own = {key: value for key, value in self._asdict().items() if key in Execution._fields}
         # Processes would have to agree on it, round by round.
-        auto_chunk = given.strategy in ("auto", "sharded") and given.chunk_size == 0 and jax.process_count() == 1
+        auto_chunk = given.strategy in ("auto", "chunked", "sharded") and given.chunk_size == 0 and jax.process_count() == 1
         return Execution(**own, precision=given.precision, rounds=given.rounds_per_dispatch, auto_chunk=auto_chunk)
 
     def after(self, execution: Execution) -> Self:
@@ -63,7 +63,7 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
         raise ValueError(f"execution.chunk_size: got {given.chunk_size} with strategy={strategy}, accepted: 0, or chunked")
     if given.data != "device":
         _check_host(settings, requires, num_runs)
-    chunk_size = {"vmap": 0, "scan": 1}.get(strategy, given.chunk_size or int(on_cpu))
+    chunk_size = {"vmap": 0, "scan": 1}.get(strategy, given.chunk_size or int(on_cpu and strategy != "chunked"))
     runs_at_once = _fewest(num_runs, max(1, max_devices // devices))
     vmap_runs = num_runs > runs_at_once and not on_cpu and chunk_size == 0
     per_device = -(-cohort // devices)

@@ -132,7 +132,9 @@ class ExecutionSettings(Model):
         "devices, else `scan` on a CPU and `vmap` on an accelerator.",
     )
     chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
-        default=0, description="Clients at once, if in chunks; 0: one on a CPU, else all of a device."
+        default=0,
+        description="Clients at once, if in chunks. 0: for `chunked` as many as fit into memory; else one on a CPU, and on an "
+        "accelerator as many of a device's as fit.",
     )
     conv: Literal["auto", "xla", "cpu", "gpu"] = Field(default="auto", description="Form of convolutions; auto: by platform.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of computation; parameters stay float32.")
@@ -241,8 +243,6 @@ class Settings(Model):
             if (got.epochs > 0) == (got.steps > 0):
                 shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
                 raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
-        if self.execution.strategy == "chunked" and self.execution.chunk_size == 0:
-            raise ValueError("execution.chunk_size: got 0, accepted: a positive number where execution.strategy=chunked")
         together = self.execution.rounds_per_dispatch
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if (got := getattr(self, name)) % together:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Int32, Shaped
 
-from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree
+from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree, check_alike
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
 from fedjax_ssl.local.marks import mark_examples
@@ -223,10 +223,20 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     momentum. If no client took part, neither the weights nor the momentum change.
     """
     d = aggregate.update
+    check_update(d, weights)
     change, new_optimizer = server.optimizer.update(d.params, optimizer, weights.params)
     params = optax.apply_updates(weights.params, change)
     stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
     return optax.tree.where(aggregate.weight > 0, (Weights(params, stats), new_optimizer), (weights, optimizer))
+
+
+def check_update(update: PyTree, weights: Weights) -> None:
+    """Raises ValueError, with one line, where an update is not like `weights`, with their statistics or without."""
+    if not isinstance(update, Weights):
+        accepted = "Weights of parameters and statistics, such as task.update(received, trained)"
+        raise ValueError(f"client_update: update: got {type(update).__name__}, accepted: {accepted}")
+    like = weights if update.stats != () else weights._replace(stats=())
+    check_alike("client_update: update", update, like, "the global model's weights")
 
 
 def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggregate) -> Aggregate:
@@ -239,6 +249,7 @@ def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggr
     Where no client took part the weight stays 0, so that the result is W_s.
     """
     update, after, before = aggregate.update, trained.weights, sent.weights
+    check_update(update, before)
     if update.stats == ():
         after, before = after._replace(stats=()), before._replace(stats=())
     return aggregate._replace(update=jax.tree.map(lambda u, s, t: (s - t + u) / 2, update, after, before))

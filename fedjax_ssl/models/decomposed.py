@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int32
 
-from fedjax_ssl.arrays import Array, Count, PyTree, Scalar
+from fedjax_ssl.arrays import Array, Count, Number, PyTree, Scalar
 
 PSI_FACTOR = 0.2  # psi_0 / sigma_0
 
@@ -35,12 +35,12 @@ def add(sigma: PyTree, psi: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, sigma, psi)
 
 
-def sparse(psi: PyTree, threshold: float) -> PyTree:
+def sparse(psi: PyTree, threshold: Number) -> PyTree:
     """`psi` with zeros in place of the entries of size `threshold` or less."""
     return jax.tree.map(lambda x: jnp.where(jnp.abs(x) > threshold, x, 0.0), psi)
 
 
-def penalty(parts: Parts, l1: float, l2: float) -> Scalar:
+def penalty(parts: Parts, l1: Number, l2: Number) -> Scalar:
     """l1 ||psi||_1 + l2 ||sigma - psi||_2^2, sums over all entries (FedMatch's loss of psi).
 
     The gradient of |x| is taken as 0 at x = 0, where JAX has 1.
@@ -53,7 +53,7 @@ def penalty(parts: Parts, l1: float, l2: float) -> Scalar:
     return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(entry_sums, parts.sigma, parts.psi))))
 
 
-def changed(new: PyTree, known: PyTree, *, threshold: float, delta: float) -> Message:
+def changed(new: PyTree, known: PyTree, *, threshold: Number, delta: Number) -> Message:
     """The message with which a client sends `new` to the server, which knows `known`.
 
     An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. What is sent is the entry as it

@@ -38,7 +38,16 @@ class Program:
         self._jitted = jax.jit(function, **jit_options)
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
-        self.compile_s = 0.0  # seconds that tracing and compiling took; 0 before the first call
+        self.compile_s = 0.0  # seconds that tracing and compiling took
+        self.fits = False  # whether a call has ended, for which memory was enough; the caller says so
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.compile_s += time.perf_counter() - start
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -49,7 +58,7 @@ class Program:
 
     def eval_shape(self, *args: PyTree) -> PyTree:
         """Shapes and dtypes of the results."""
-        with self._tracing():
+        with self._timed(), self._tracing():
             return self._jitted.eval_shape(*args)
 
     def memory_bytes(self) -> tuple[int, int]:
@@ -66,11 +75,8 @@ class Program:
     def compiled(self, *args: PyTree) -> jax.stages.Compiled:
         """The program for such arguments, compiled where it is not yet."""
         if self._compiled is None:
-            start = time.perf_counter()
-            try:
+            with self._timed():
                 with self._tracing():
                     lowered = self._jitted.lower(*args)
                 self._compiled = lowered.compile(compiler_options(jax.default_backend()))
-            finally:
-                self.compile_s += time.perf_counter() - start
         return self._compiled

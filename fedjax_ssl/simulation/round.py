@@ -19,6 +19,7 @@ from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
 from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
 from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.contract import check_names
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
 from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, result_where, slots
@@ -94,21 +95,15 @@ def assemble(
     take: Callable[[jax.Array, jax.Array], jax.Array] = lambda x, ids: x[ids],
 ) -> Round:
     """The round of a cohort, from the state and the data of all clients; `take` gives rows of the client states."""
-    message = method.broadcast(state.server, state.clients, cohort)
+    message = method.broadcast(state.server, state.clients, cohort)  # a checked method does not see all states unasked
     of_cohort = state._replace(clients=jax.tree.map(lambda x: take(x, cohort.ids), state.clients))
     return Round(method, cohort, gather(data, cohort, next_cohort), of_cohort, message)
 
 
 def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
-    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's. ValueError: no ClientOutput."""
+    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
     message, images = shared
-    output = method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
-    if not isinstance(output, ClientOutput):
-        raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
-    got, accepted = (jax.tree.structure(state) for state in (output.client_state, inputs.state))
-    if got != accepted:  # type: ignore[operator]
-        raise ValueError(f"client_update: got the client_state {got}, accepted: that of the method's init, {accepted}")
-    return output
+    return method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
 
 
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
@@ -190,6 +185,7 @@ def run_round(
     )
     key = rng.round_key(state.key, "server", cohort.round)
     server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
+    check_names(of_server, output.metrics, "server_update", "client_update")
     found: ClientMetrics = {**output.metrics, **of_server, "server/non_finite": Sum((~_all_finite(server)).astype(jnp.int32))}
     metrics = {name: _of_senders(name, metric, output.metrics[SENT][0]) for name, metric in found.items() if name != SENT}
     if not method.requires.clients:
@@ -235,11 +231,6 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     recorded values (`Each`) become NaN; one that is not finite leaves no client out. A client whose own weight is 0 sends
     nothing; all else stays as it says.
     """
-    for name, metric in output.metrics.items():
-        if not isinstance(metric, Mean | Sum | Each):
-            raise ValueError(
-                f"metric {name!r}: got {type(metric).__name__}, accepted: metrics.mean(values, mask), or a Mean or Sum"
-            )
     faults = (
         ~_all_finite(output.update),
         ~jnp.isfinite(output.weight),

@@ -16,7 +16,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort
 from fedjax_ssl.metrics import ClientMetrics, Metrics, reduce
-from fedjax_ssl.simulation import memory
+from fedjax_ssl.simulation import contract, memory
 from fedjax_ssl.simulation.distributed import fetched, from_first, is_key, put
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
@@ -57,6 +57,7 @@ class Simulator:
         self._key = put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
         self._initialize, self._round, self._recorded, self._evaluate = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
+        self.prepared: list[Row] = [{}] * problem.num_runs  # each run's metrics of `prepare`, once it is initialized
 
     def _placed(self, specs: PyTree) -> PyTree:
         """The placements of arrays that lie on the mesh as `specs` say."""
@@ -100,7 +101,7 @@ class Simulator:
             return rounds(state, *data, record=True)
 
         def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
-            return evaluate(problem.method(inputs.number), server, pools[1], execution)
+            return evaluate(problem.checked_method(inputs.number), server, pools[1], execution)
 
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
@@ -145,9 +146,12 @@ class Simulator:
         return len(self._mesh.local_devices) if self._mesh else 1
 
     def trace(self) -> None:
-        """Traces the programs without compiling them, which shows whether a method can do with a traced number."""
-        state, _ = self._initialize.eval_shape(self._inputs, self._key, self._pools)
-        self._round.eval_shape(state, self._inputs, self._pools)
+        """Traces the programs without compiling them; what a method does against its contract is an error here.
+
+        What is traced once is not traced again when it is compiled.
+        """
+        state, prepared, metrics = self._source.trace(self._initialize, self._round, self._inputs, self._key, self._pools)
+        contract.check_names(prepared, metrics, "prepare", "a round")
         self._evaluate.eval_shape(state.server, self._inputs, self._pools)
 
     def compile(self) -> None:
@@ -159,8 +163,11 @@ class Simulator:
     # --- rounds --------------------------------------------------------------------------------------------------------
 
     def initialize(self) -> RunState:
-        """The state before round 1."""
-        return self._source.start(self._initialize, self._inputs, self._key, self._pools)
+        """The state before round 1; round 1's rows have the metrics of `prepare`."""
+        self.trace()
+        state, metrics = self._source.start(self._initialize, self._inputs, self._key, self._pools)
+        self.prepared = self._of_each_run(metrics)
+        return state
 
     def dispatch(
         self, state: RunState, labels: Sequence[str | None] = ("",), *, record: bool = False
@@ -170,16 +177,18 @@ class Simulator:
         `labels` are the runs' names in the log; nothing is logged of a run whose label is None. With `record` a row has what
         each client did, as `each_client` says, under CLIENTS_KEY; that is another program, compiled once as well.
         """
+        check_alive(state)
         args = self._source.fetch(state, self._inputs, self._pools)
         program = self._recorded if record else self._round
-        new, cohort, metrics = program(*args) if program.compile_s else self._first_round(record, *args)
+        new, cohort, metrics = program(*args) if program.fits else self._first_round(record, *args)
         new = self._source.store(state, new)
         cohort, metrics = jax.device_get(jax.block_until_ready((cohort, metrics)))
 
         def row(run: int, number: int, label: str | None) -> Row:
             at = (run,) * self._several + (number,) * (self.execution.rounds > 1)
             whose, what = jax.tree.map(lambda x: x[at] if at else x, (cohort, metrics))
-            return report(whose, what, label) | ({CLIENTS_KEY: each_client(whose, what)} if record else {})
+            found = report(whose, what, label) | ({CLIENTS_KEY: each_client(whose, what)} if record else {})
+            return found | self.prepared[run] if whose.round == 0 else found
 
         return new, [[row(i, j, label) for i, label in enumerate(labels)] for j in range(self.execution.rounds)]
 
@@ -197,7 +206,9 @@ class Simulator:
             try:
                 program.compiled(state, *data)
                 memory.check(*program.memory_bytes(), self._local_devices)
-                return jax.block_until_ready(program(state, *data))
+                results = jax.block_until_ready(program(state, *data))
+                program.fits = True
+                return results
             except (memory.OutOfMemoryError, jax.errors.JaxRuntimeError) as error:
                 if not memory.is_short(error):
                     raise
@@ -213,7 +224,12 @@ class Simulator:
 
     def evaluate(self, state: RunState) -> list[Row]:
         """Accuracy and loss of each run's global model on the test set."""
-        metrics = jax.device_get(jax.block_until_ready(self._evaluate(state.server, self._inputs, self._pools)))
+        check_alive(state)
+        return self._of_each_run(self._evaluate(state.server, self._inputs, self._pools))
+
+    def _of_each_run(self, metrics: Metrics) -> list[Row]:
+        """Each run's metrics as numbers."""
+        metrics = jax.device_get(jax.block_until_ready(metrics))
         if not self._several:
             return [reduce(metrics)]
         return [reduce(jax.tree.map(lambda x, i=i: x[i], metrics)) for i in range(self.problem.num_runs)]
@@ -238,6 +254,7 @@ class Simulator:
 
     def split(self, state: RunState) -> list[RunState]:
         """Each run's own state; of several runs, or in several processes, in NumPy arrays, but for typed keys."""
+        check_alive(state)
         if not self._on_host:
             return [state]
         host = fetched(state)
@@ -251,8 +268,16 @@ class Simulator:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
 
 
+def check_alive(state: PyTree) -> None:
+    """Raises ValueError for a state that a round has consumed."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        accepted = "the newest, or a copy from before: fedjax_ssl.copied(state)"
+        raise ValueError(f"state: got one that a round has consumed, accepted: {accepted}")
+
+
 def copied(state: PyTree) -> PyTree:
     """A copy of a state in NumPy arrays, but for typed keys; a round that consumes the original leaves it alone."""
+    check_alive(state)
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
 
 

@@ -1,8 +1,9 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
 A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
-`start` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it. `tables` and
-`pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client states.
+`start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it.
+`tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client
+states.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +17,8 @@ from jax.sharding import Sharding
 from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
-from fedjax_ssl.metrics import Metrics
-from fedjax_ssl.simulation import client_states, rng
+from fedjax_ssl.metrics import ClientMetrics, Metrics
+from fedjax_ssl.simulation import client_states, contract, rng
 from fedjax_ssl.simulation.cohort import draw
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.program import Program
@@ -48,10 +49,19 @@ class Problem(NamedTuple):
         """R."""
         return len(self.seeds)
 
+    def checked_method(self, number: Number | None) -> Method:
+        """The method of a run's number, whose functions check what they return: what rounds and evaluations call."""
+        return contract.checked(self.method(number), self.spec)
+
+    @property
+    def first_number(self) -> float | None:
+        """The first run's number."""
+        return None if self.numbers is None else self.numbers[0]
+
     @property
     def first_method(self) -> Method:
-        """The first run's method."""
-        return self.method(None if self.numbers is None else self.numbers[0])
+        """The first run's method, with the same checks."""
+        return self.checked_method(self.first_number)
 
     @property
     def data(self) -> FederatedData:
@@ -66,6 +76,14 @@ class RunInputs(NamedTuple):
     number: Number | None
 
 
+class Traced(NamedTuple):
+    """Shapes and dtypes of what programs give: the state before round 1, the metrics of `prepare`, and those of a round."""
+
+    state: RunState
+    prepared: Metrics
+    metrics: ClientMetrics
+
+
 class DeviceSource:
     """All data and all client states on the device; the states may be spread over several, `shards`."""
 
@@ -75,7 +93,8 @@ class DeviceSource:
 
     def initialize(self, inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
         """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
-        method, spec, data = self._problem.method(inputs.number), self._problem.spec, FederatedData(*pools, **inputs.tables)
+        method, spec = self._problem.checked_method(inputs.number), self._problem.spec
+        data = FederatedData(*pools, **inputs.tables)
         server, clients = method.init(rng.stream(key, "init"), spec)
         first = self._cohort(key, jnp.zeros((), jnp.int32), data)
         server, metrics = prepare(method, server, gather(data, first, first), key)
@@ -86,7 +105,7 @@ class DeviceSource:
 
     def open(self, state: RunState, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Round:
         """The next round, assembled."""
-        method, data = self._problem.method(inputs.number), FederatedData(*pools, **inputs.tables)
+        method, data = self._problem.checked_method(inputs.number), FederatedData(*pools, **inputs.tables)
         cohort, next_cohort = (self._cohort(state.key, r, data) for r in (state.round, state.round + 1))
         return assemble(method, state, cohort, next_cohort, data, self._take)._replace(system=self._problem.system)
 
@@ -95,9 +114,14 @@ class DeviceSource:
         clients = jax.tree.map(lambda x, new: self._put(x, cohort.ids, new), before.clients, after.clients)
         return after._replace(clients=clients)
 
-    def start(self, program: Program, *data: Any) -> RunState:
-        """The state before round 1; `program` is the compiled `initialize`."""
-        return program(*data)[0]
+    def start(self, program: Program, *data: Any) -> tuple[RunState, Metrics]:
+        """The state before round 1, and the metrics of `prepare`; `program` is the compiled `initialize`."""
+        return program(*data)
+
+    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
+        """Traces `initialize`, which is `start`, and the rounds."""
+        state, metrics = start.eval_shape(inputs, key, pools)
+        return Traced(state, metrics, rounds.eval_shape(state, inputs, pools)[-1])
 
     def shapes(self, program: Program, *data: Any) -> RunState:
         """Its shapes and dtypes."""
@@ -164,14 +188,24 @@ class HostSource:
         """The state of the cohort after a round; `store` writes it to the host's."""
         return after
 
-    def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
-        """The state before round 1, its clients in NumPy arrays; `program` is the compiled `initialize`."""
+    def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> tuple[RunState, Metrics]:
+        """The state before round 1, its clients in NumPy arrays, and the metrics of `prepare`; `program` is `initialize`."""
         clients, self._unused = self._initial() if self._unused is None else self._unused, None
         with jax.default_device(cpu()):
             server = jax.jit(lambda key: self._init(key)[0])(self._key)
         first = self._cohort(0)
-        state, _ = program(jax.device_put(server, self._place), key, self._send(first, first))
-        return state._replace(clients=clients)
+        state, metrics = program(jax.device_put(server, self._place), key, self._send(first, first))
+        return state._replace(clients=clients), metrics
+
+    def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
+        """Traces `initialize`, which is `start`, and the rounds."""
+        server, clients = jax.eval_shape(self._init, key)
+        _, cohort, data = self._ahead = self._gather(0)
+        state, metrics = start.eval_shape(server, key, data)
+        size, where = len(cohort.ids), self._place
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=where), clients)
+        of_round = rounds.eval_shape(state._replace(clients=rows), jax.device_put(cohort, where), data)[-1]
+        return Traced(state, metrics, of_round)
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
         """Its shapes and dtypes; its clients are NumPy arrays: on disk the states before round 1, else of any values."""

@@ -10,7 +10,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl.experiment.clients import ClientsLog
 from fedjax_ssl.method import ClientOutput
-from fedjax_ssl.metrics import Each
+from fedjax_ssl.metrics import Each, num_bytes
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
@@ -128,3 +128,20 @@ def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseud
         assert shown.accepted.mean() == pytest.approx(found["client/mask_rate"][m])
         right = (shown.pseudo_label == shown.true_label)[shown.accepted]
         assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
+
+
+def test_inspect_of_data_on_the_host_sends_one_clients_data_and_state_and_shows_the_same():
+    given = {"network": "linear", "data__num_clients": 200, "cohort_size": 5, "data__min_size": 0, "rounds": 2}
+    sizes, shown = {}, {}
+    for where in ("device", "host"):
+        experiment = tiny.experiment("fedtrinet", execution__data=where, **given)
+        state, _ = experiment.start()
+        shown[where] = experiment.inspect(state, 3)
+        sizes[where] = experiment._examples.memory_bytes()[1]
+    per_client = num_bytes(state.clients) // 200
+    server = num_bytes(state.server)
+    images = experiment.problem.train.images.nbytes
+    assert sizes["host"] < server + 2 * per_client + images / 4
+    assert sizes["device"] > 100 * per_client
+    for one, other in zip(shown["device"], shown["host"], strict=True):
+        np.testing.assert_array_equal(one, other)

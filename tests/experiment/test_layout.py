@@ -16,6 +16,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
+from fedjax_ssl.simulation.round import RunState
 from launch import command
 from tests import tiny
 from tests.engine import run_python
@@ -106,6 +107,19 @@ def test_runs_of_an_accelerator_are_vmapped_where_all_clients_run_at_once(monkey
     assert not layout(runs=3).vmap_runs
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_chunks_without_a_size_begin_with_all_clients_and_are_halved_until_they_fit(monkeypatch, platform):
+    on(monkeypatch, platform)
+    settings = Settings.from_dict(tiny.config("fixmatch", execution__strategy="chunked"))
+    found = resolve(settings, Requires())
+    assert (found.strategy, found.chunk_size, found.devices) == ("chunked", 0, 1)
+    execution = found.execution(settings)
+    assert execution.auto_chunk
+    assert found.after(execution.smaller(5)).chunk_size == 3
+    given = Settings.from_dict(tiny.config("fixmatch", execution__strategy="chunked", execution__chunk_size=2))
+    assert not resolve(given, Requires()).execution(given).auto_chunk
+
+
 @pytest.mark.parametrize(("given", "size"), [({}, BATCH_SIZE_ON_CPU), ({"execution__batch_size": 9}, 9)])
 def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
     experiment, sizes = tiny.experiment("fixmatch", network="cnn", **given), []
@@ -115,7 +129,7 @@ def test_predictions_have_as_many_images_a_pass_as_an_evaluation(given, size):
         return np.zeros((size, 10))
 
     experiment.__dict__["_predict"] = predict
-    state = types.SimpleNamespace(server=None, round=np.int32(0))
+    state = RunState(server=None, clients=(), round=np.int32(0), key=None)
     assert experiment.predict(state, np.zeros((size + 1, 8, 8, 1), np.uint8)).shape == (size + 1, 10)
     assert sizes == [(size, size), (size, 1)]
 

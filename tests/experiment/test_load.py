@@ -183,11 +183,30 @@ def test_a_saved_model_gives_its_logits_again_with_numpy_and_plain_flax(tmp_path
     for name, array in safetensors.load_file(tmp_path / "model.safetensors").items():
         np.testing.assert_array_equal(array, arrays.pop(name))
     assert not arrays
+
+
+def test_a_state_that_is_gone_or_of_other_runs_is_one_line_wherever_it_is_given(tmp_path):
+    experiment = tiny.experiment("fedavg", network="linear")
     state, _ = experiment.start()
-    next(experiment.rounds(state))
-    for use in (experiment.predict, experiment.inspect):
-        with pytest.raises(ValueError, match=r"^state: got one that a round has consumed, accepted: the newest"):
-            use(state, images)
+    images = experiment.problem.test.images[:2]
+    new, _ = next(experiment.rounds(state))
+    uses = {
+        "predict": lambda state: experiment.predict(state, images),
+        "inspect": lambda state: experiment.inspect(state, 0),
+        "save_model": lambda state: experiment.save_model(tmp_path / "model.npz", state),
+        "rounds": lambda state: next(experiment.rounds(state)),
+        "copied": fedjax_ssl.copied,
+        "split": experiment.simulator.split,
+        "evaluate": experiment.simulator.evaluate,
+        "round": experiment.simulator.round,
+    }
+    for name, use in uses.items():
+        said = message_of(ValueError, use, state)
+        assert said.startswith("state: got one that a round has consumed, accepted: the newest, or a copy"), name
+    several = jax.tree.map(lambda x: jax.numpy.stack([x, x]), new)
+    for name in ("predict", "inspect", "save_model", "rounds"):
+        assert message_of(ValueError, uses[name], several).startswith("state: got that of several runs, accepted: one run's: ")
+        assert message_of(ValueError, uses[name], (new, {})).startswith("state: got tuple, accepted: a state")
 
 
 def test_inspect_shows_the_global_models_predictions_where_a_method_makes_no_pseudo_labels(loaded):

@@ -164,6 +164,20 @@ def test_a_phase_that_varies_is_a_number_of_rounds_in_each_run():
     assert [run.name for run in experiment.runs] == ["0-labeled_rounds=0.25", "0-labeled_rounds=0.5"]
 
 
+def test_some_of_the_runs_have_a_method_of_their_own_number():
+    """Its predictions are those that were evaluated, and its tiny network's method is of the same number."""
+    experiment = varied("method.l1_thres", 1e-5, 0.5, method="fedmatch", rounds=1, eval_every=1)
+    state, rows = next(experiment.rounds())
+    test, found = experiment.problem.test, []
+    for number, row in enumerate(rows):
+        one, own = experiment.only([number]), experiment.simulator.split(state)[number]
+        logits = one.predict(own, np.asarray(test.images))
+        found.append(float(-jax.nn.log_softmax(logits)[np.arange(len(logits)), test.labels].mean()))
+        assert found[-1] == pytest.approx(row["eval/loss"], rel=1e-5)
+    assert abs(found[0] - found[1]) > 1e-2
+    assert experiment.only([1]).problem.first_number == 0.5
+
+
 def test_the_split_may_vary():
     tables = varied("data.alpha", 0.5, 100.0, **DIRICHLET).problem.tables
     skewed, even = (np.std(of_run["unlabeled"].count) for of_run in tables)

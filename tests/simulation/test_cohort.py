@@ -65,7 +65,7 @@ def test_clients_and_server_draw_from_keys_of_their_run_their_round_and_a_client
 
     def client_update(shared, own, state, shard, key):
         output = made.client_update(shared, own, state, shard, key)
-        return output._replace(metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/id": Sum(own)})
+        return output._replace(metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/own": Sum(own)})
 
     def server_update(server, aggregate, data, key):
         server, metrics = made.server_update(server, aggregate, data, key)
@@ -81,7 +81,7 @@ def test_clients_and_server_draw_from_keys_of_their_run_their_round_and_a_client
             np.testing.assert_allclose(row["client/draw"], np.sum(jax.vmap(jax.random.uniform)(keys)), rtol=1e-6)
             own = jax.random.uniform(rng.round_key(state.key, "server", np.int32(number)))
             np.testing.assert_allclose(row["server/draw"], own, rtol=1e-6)
-            assert row["client/id"] == sum(range(7))
+            assert row["client/own"] == sum(range(7))
             drawn.add(round(row["client/draw"], 4))
     assert len(drawn) == 4
 

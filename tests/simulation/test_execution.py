@@ -269,20 +269,3 @@ BIG, LARGE = np.arange(1000, dtype=np.float32), np.full(10, 3.4e38, np.float32) 
 )
 def test_all_numbers_are_finite_or_not(leaves, finite):
     assert bool(jax.jit(round_module._all_finite)((*leaves, jax.random.key(0)))) == finite
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda output: (output.update, output.weight), r"client_update: got tuple, accepted: ClientOutput"),
-        (
-            lambda output: output._replace(client_state=()),
-            r"got the client_state .*, accepted: that of the method",
-        ),
-    ],
-)
-def test_what_a_client_must_not_return_is_said_in_one_line(change, words):
-    base = toy.method()
-    made = base._replace(client_update=lambda *args: change(base.client_update(*args)))
-    with pytest.raises(ValueError, match=words):
-        toy.run(toy.problem(made=made), Execution(), 1)

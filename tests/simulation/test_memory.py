@@ -45,6 +45,24 @@ def test_chunks_are_halved_until_they_fit_and_stay_so(tight, on_host, caplog):
     assert got == [pytest.approx(row) for row in rows]
 
 
+def test_a_round_that_was_compiled_and_does_not_fit_is_not_run(monkeypatch):
+    """Chunks are halved all the same, as without `compile`."""
+    tried = []
+
+    def check(needed, arguments, devices):
+        tried.append(needed)
+        if needed == tried[0]:
+            raise memory.OutOfMemoryError("of all clients at once")
+
+    monkeypatch.setattr(memory, "check", check)
+    simulator = Simulator(toy.problem(), Execution(0, auto_chunk=True))
+    with pytest.raises(memory.OutOfMemoryError):
+        simulator.compile()
+    simulator.round(simulator.initialize())
+    assert simulator.execution.chunk_size == 3
+    assert len(tried) == 3
+
+
 def test_vmapped_runs_first_follow_one_another_and_then_chunks_shrink(tight):
     simulator = Simulator(toy.problem(seeds=(0, 1)), Execution(0, vmap_runs=True, auto_chunk=True))
     _, rows = simulator.dispatch(simulator.initialize(), ["a", "b"])

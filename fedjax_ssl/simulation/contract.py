@@ -1,0 +1,174 @@
+"""Whether a method keeps the contract: its parts when it is made, and what its functions return while they are traced.
+
+So whatever is wrong is a ValueError of one line before anything is compiled, not a wrong number.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.arrays import Key, PyTree, check_alike, shown
+from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
+from fedjax_ssl.options import one_line
+
+WORDS = {"aggregator": ("sum", "stack"), "labels_at": ("server", "clients"), "server_training": ("after", "parallel")}
+"""What fields of a Method and of its Requires may say."""
+
+OWNED_GROUPS = ("time/", "cost/", "eval/", "sim/", "internal/")
+OWNED = (
+    "round", "clients", "diverged", "perf/client_images_per_s", "server/non_finite", "client/id", "client/non_finite",
+    "client/participants", "client/weight", "client/update_norm", "client/cosine", "client/seconds",
+)  # fmt: skip
+"""Metrics of a round that are the simulation's own: no method may give another number under such a name."""
+
+
+def check_method(method: Any) -> Method:
+    """The method; raises ValueError where it is none, or a field has a word that has no meaning."""
+    if not isinstance(method, Method):
+        raise ValueError(f"method: got {type(method).__name__}, accepted: a factory that returns a Method")
+    given = method._asdict() | method.requires._asdict()
+    for field, accepted in WORDS.items():
+        words = (given[field],) if field == "aggregator" else given[field]
+        if not isinstance(words, tuple | list) or not words or not set(words) <= set(accepted):
+            several = "" if field == "aggregator" else ", in a tuple"
+            raise ValueError(f"{field}: got {given[field]!r}, accepted: {' or '.join(map(repr, accepted))}{several}")
+    if not method.predict:
+        raise ValueError("predict: got no function, accepted: names and functions, the first of which is evaluated")
+    return method
+
+
+def checked(method: Method, spec: DataSpec) -> Method:
+    """The method, whose functions raise ValueError, with one line, where what they return is not what the contract says.
+
+    Its `broadcast` gets None in place of the clients' states unless `Requires.all_states`, wherever these are.
+    """
+    check_method(method)
+
+    @wraps(method.init)
+    def init(key: Key, data_spec: DataSpec) -> tuple[PyTree, PyTree]:
+        server, clients = _pair("init", method.init(key, data_spec), "(server, clients)")
+        _check_axis("init: the client states", clients, data_spec.num_clients, "all clients")
+        return server, clients
+
+    @wraps(method.broadcast)
+    def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
+        seen = clients if method.requires.all_states else None
+        try:
+            result = method.broadcast(server, seen, cohort)
+        except (TypeError, AttributeError) as error:
+            if seen is not None or "None" not in str(error):
+                raise
+            accepted = "requires=Requires(all_states=True) where it reads the states of all clients"
+            raise ValueError(f"broadcast: got None for clients ({one_line(error)}), accepted: {accepted}") from error
+        shared, own = _pair("broadcast", result, "(shared, own)")
+        _check_axis("broadcast: own", own, len(cohort.ids), "the cohort")
+        return shared, own
+
+    @wraps(method.client_update)
+    def client_update(shared: PyTree, own: PyTree, state: PyTree, shard: Shard, key: Key) -> ClientOutput:
+        output = method.client_update(shared, own, state, shard, key)
+        if not isinstance(output, ClientOutput):
+            raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
+        _check_update(output.update, (shared, own))
+        if jnp.shape(output.weight) != ():
+            raise ValueError(f"client_update: weight: got {shown(output.weight)}, accepted: a scalar")
+        check_alike("client_update: client_state", output.client_state, state, "the method's init gives it")
+        _check_metrics("client_update", output.metrics, (Mean, Sum, Each), ())
+        return output
+
+    def of_server(name: str, result: Any, server: PyTree) -> tuple[PyTree, Metrics]:
+        new, metrics = _pair(name, result, "(server, metrics)")
+        check_alike(f"{name}: server", new, server, "the method's init gives it")
+        _check_metrics(name, metrics, (Mean, Sum), (spec.cohort_size,))
+        return new, metrics
+
+    @wraps(method.server_update)
+    def server_update(server: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
+        return of_server("server_update", method.server_update(server, aggregate, data, key), server)
+
+    @wraps(method.prepare)
+    def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
+        return of_server("prepare", method.prepare(server, data, key), server)
+
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        predict={name: _checked_predict(name, predict, spec.num_classes) for name, predict in method.predict.items()},
+        prepare=prepare,
+    )
+
+
+def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: int) -> Callable[..., jax.Array]:
+    @wraps(predict)
+    def logits_of(server: PyTree, images: jax.Array, mask: jax.Array) -> jax.Array:
+        logits, shape = predict(server, images, mask), (len(images), num_classes)
+        if jnp.shape(logits) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
+            accepted = f"logits float32{list(shape)}, of so many examples and classes"
+            raise ValueError(f"predict: {name!r}: got {shown(logits)}, accepted: {accepted}")
+        return logits
+
+    return logits_of
+
+
+def check_names(metrics: Iterable[str], others: Iterable[str], what: str, whose: str) -> None:
+    """Raises ValueError where a metric of one function has the name of one of another, which it would replace."""
+    for name in sorted({*metrics} & {*others}):
+        raise ValueError(f"{what}: metric {name!r}: got a name that {whose} has, too, accepted: another one")
+
+
+def _pair(what: str, result: Any, names: str) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"{what}: got {type(result).__name__}, accepted: a pair {names}")
+    return result
+
+
+def _check_axis(what: str, tree: PyTree, size: int, of: str) -> None:
+    """Raises ValueError where an array has no leading axis of this size; JAX would repeat the last row."""
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        if np.shape(x)[:1] != (size,):
+            at = jax.tree_util.keystr(path)
+            raise ValueError(f"{what}: got {shown(x)}{at and f' at {at}'}, accepted: a leading axis of {size}, {of}")
+
+
+def _check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
+    """Raises ValueError where arrays were broadcast under the name of one of an update, and all have another shape or dtype.
+
+    Such an update could be subtracted all the same, where its axes have one entry. Two arrays have the same name where the path
+    of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the broadcast. Positions in
+    tuples and lists alone are no name. An update that is one array has the name of all.
+    """
+    sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
+    for path, x in jax.tree_util.tree_leaves_with_path(update):
+        alike = [shown(y) for where, y in sent if not path or _same_name(path, where)]
+        if alike and shown(x) not in alike:
+            at = jax.tree_util.keystr(path)
+            got = f"got {shown(x)}{at and f' at {at}'}"
+            raise ValueError(f"client_update: update: {got}, accepted: {alike[0]}, as it was broadcast")
+
+
+def _same_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    size = min(len(one), len(other))
+    end = one[-size:]
+    return end == other[-size:] and any(not isinstance(key, jax.tree_util.SequenceKey) for key in end)
+
+
+def _check_metrics(what: str, metrics: ClientMetrics, kinds: tuple[type, ...], axis: tuple[int, ...]) -> None:
+    """Raises ValueError where a metric has a name of the simulation's own, or another type or shape than a scalar or `axis`."""
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"{what}: metrics: got {type(metrics).__name__}, accepted: a mapping of names to metrics")
+    for name, metric in metrics.items():
+        if name in OWNED or name.startswith(OWNED_GROUPS):
+            raise ValueError(f"{what}: metric {name!r}: got a name of the simulation's own, accepted: another one")
+        if not isinstance(metric, kinds):
+            accepted = f"metrics.mean(values, mask), or {', '.join(kind.__name__ for kind in kinds)}"
+            raise ValueError(f"{what}: metric {name!r}: got {type(metric).__name__}, accepted: {accepted}")
+        if not isinstance(metric, Each) and any(jnp.shape(part) not in ((), axis) for part in metric):
+            several = f", or arrays {list(axis)} of the cohort's clients" if axis else ""
+            raise ValueError(f"{what}: metric {name!r}: got {', '.join(map(shown, metric))}, accepted: scalars{several}")
