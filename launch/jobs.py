@@ -26,6 +26,7 @@ from fedjax_ssl.experiment.report import cells, runs
 from fedjax_ssl.experiment.report.tables import spread
 from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
 from fedjax_ssl.host_memory import free_bytes
+from fedjax_ssl.options import plural
 
 from . import command
 from .programs import Cell, Program, programs
@@ -127,8 +128,8 @@ class Queue:
                 for log in self.folder.glob("*/*/metrics.jsonl"):
                     is_new = (size := log.stat().st_size) != before.get(log, (-1, 0))[0]
                     self._rounds[log] = (size, log.read_bytes().count(b"\n")) if is_new else before[log]
-            bar.n = len(done)
-            bar.set_description_str(f"{sum(lines for _, lines in self._rounds.values()):,} rounds done")
+            bar.n, done_rounds = len(done), sum(lines for _, lines in self._rounds.values())
+            bar.set_description_str(f"{plural(done_rounds, 'round')} done")
             return
         for name in [name for name in done if name not in self._said]:
             self._said.add(name)
@@ -216,7 +217,8 @@ class Queue:
         cell, log, error, is_refused = program.cells[0], self.folder / f"{program.name}.log", "", False
         overrides = [f"--config.{key}={command.as_text(value)}" for key, value in cell.overrides.items()]
         for words in commands:
-            line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *overrides, *self.extra, *words]
+            of_key = {word.partition("=")[0]: word for word in (*overrides, *self.extra, *words)}  # the last one, once
+            line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *of_key.values()]
             with log.open("ab") as file:
                 file.write(f"$ {shlex.join(line)}\n".encode())
                 file.flush()

@@ -35,7 +35,7 @@ from fedjax_ssl.experiment.provenance import git_commit, processor
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
-from fedjax_ssl.options import parse
+from fedjax_ssl.options import parse, plural
 
 from . import arguments, command, prepare
 from .jobs import Done, Queue
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     """What the command line asks for, in a folder that is owned until the end; ValueError or OSError for wrong input."""
     config, extra, words = command.split_words(argv[1:])
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(words, meant=functools.partial(command.meant, config))
     options.config = config
     for name in ("config", "methods", "set"):
         if options.file and getattr(options, name):
@@ -88,7 +88,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
             meant = command.hint(unknown[0], there)
             raise ValueError(f"--{axis}: got {unknown[0]!r}, accepted: {', '.join(there) or 'none'}{meant}")
     seeds = table.seeds if options.seeds is None else options.seeds
-    if not 1 <= seeds <= MOST_RUNS:
+    if seeds > MOST_RUNS:
         raise ValueError(f"--seeds: got {seeds}, accepted: a whole number >= 1 and <= {MOST_RUNS}")
     name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
@@ -118,7 +118,7 @@ def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -
     said = {
         "command": _with(before.get("command", ""), about["command"], "\n"),
         "commit": _with(before.get("commit", ""), git_commit() or "", ", "),
-        "machine": _with(before.get("machine", ""), f"{processor()}, {os.cpu_count()} cores", "; "),
+        "machine": _with(before.get("machine", ""), f"{processor()}, {plural(os.cpu_count() or 1, 'core')}", "; "),
         "versions": {name: _with(earlier.get(name, ""), one, ", ") for name, one in versions.items()},
     }
     of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
@@ -216,7 +216,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
     )
-    parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
+    parser.add_argument("--seeds", metavar="N", type=arguments.whole(1), help="seeds from 0 on (the file's number, or 1)")
     for axis in ("rows", "columns"):
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")

@@ -22,6 +22,7 @@ from fedjax_ssl.experiment.settings import ModelSettings
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes
+from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.costs import Passes, with_passes
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.memory import OutOfMemoryError
@@ -143,7 +144,7 @@ def duration(seconds: float) -> str:
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} seconds"
+    return plural(max(round(seconds), 1), "second")
 
 
 def described(experiment: Experiment) -> Iterator[str]:

@@ -20,6 +20,7 @@ from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
+from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.round import FAULT, RunState
 from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.source import Problem
@@ -51,7 +52,7 @@ class Experiment:
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
         name, clients = settings.method["name"], settings.data.num_clients
-        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{settings.rounds} rounds>"
+        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{plural(settings.rounds, 'round')}>"
 
     @property
     def settings(self) -> Settings:

@@ -59,7 +59,7 @@ def test_a_forward_passs_arithmetic_is_its_direct_convolutions():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.2, "1 seconds"), (119, "119 seconds"), (7000, "117 minutes"), (7200, "2 hours"), (916219, "11 days")],
+    [(0.2, "1 second"), (119, "119 seconds"), (7000, "117 minutes"), (7200, "2 hours"), (916219, "11 days")],
 )
 def test_durations_in_words(seconds, words):
     assert estimate.duration(seconds) == words
@@ -90,5 +90,7 @@ def test_a_run_of_days_says_so_before_its_first_round(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "run", lambda experiment, *_, **__: began.append(experiment.settings.rounds))
     long = ("--config.data.name=synthetic", "--config.rounds=1000000", "--config.eval_every=1000")
     done = succeeded("--config=fl2_cifar10", *long, f"--workdir={tmp_path}")
-    assert re.search(r"^1000000 rounds take about \d+ days here, by a rough estimate$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^1,000,000 rounds take about \d+ days here, by a rough estimate$", done.stderr, re.MULTILINE), (
+        done.stderr
+    )
     assert began == [1_000_000]

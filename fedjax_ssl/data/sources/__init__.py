@@ -60,7 +60,8 @@ def load(
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if found is None:
         names = [*GENERIC, "synthetic", *DATASETS]
-        accepted = f"{', '.join(names)}, or what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]}"
+        prepared = f"what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]} (other folders: --config.data.data_dir)"
+        accepted = f"{', '.join(names)}, or {prepared}"
         raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{did_you_mean(name.lower(), names)}")
     if about and found.num_classes != about.classes:
         raise ValueError(

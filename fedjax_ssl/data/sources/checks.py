@@ -166,7 +166,8 @@ def _not_integers(labels: np.ndarray) -> str:
     whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()
     if whole or (labels.dtype == object and all(isinstance(label, int | np.integer) for label in labels)):
         return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
-    return f"have dtype {labels.dtype}: store them as integers 0..C-1"
+    texts = ", or as texts, labels.astype(str), with renumber_labels=true" if labels.dtype == object else ""
+    return f"have dtype {labels.dtype}: store them as integers 0..C-1{texts}"
 
 
 def first_line(value: object) -> str:
