@@ -193,7 +193,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key; accepted{f' in {group}' if group else ''}: {', '.join(siblings) or 'none'}"
 
 
-def plural(number: int, noun: str) -> str:
+def plural(number: int | np.integer, noun: str) -> str:
     """A number with its noun: `1 round`, `2 rounds`."""
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 

@@ -1,6 +1,5 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
-import argparse
 import contextlib
 import difflib
 import errno
@@ -174,7 +173,7 @@ class Config(NamedTuple):
     words: list[str]
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str], *, computes: bool = False) -> tuple[Config, Any]:
+def parse(parser: Any, words: Sequence[str], *, computes: bool = False) -> tuple[Config, Any]:
     """The config of a command's words, and its other arguments; ValueError has one line for a mistake.
 
     A command that `computes` uses all cores.

@@ -94,7 +94,8 @@ def settings_of(folder: pathlib.Path) -> Settings:
     for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
         name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
         if isinstance(name, str) and name not in known:
-            how = f"{_config_word(folder)}, the config file that registers it; in Python fedjax_ssl.register_{group}({name!r}, ...)"
+            in_python = f"in Python fedjax_ssl.register_{group}({name!r}, ...)"
+            how = f"{_config_word(folder)}, the config file that registers it; {in_python}"
             raise ValueError(f"{group}.name: got {name}, which {path} names and nobody has registered, accepted: {how}")
     try:
         return Settings.from_dict(tree)
