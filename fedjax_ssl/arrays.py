@@ -7,6 +7,7 @@ call (`tests/conftest.py`); a run does not check them.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -40,3 +41,12 @@ Features = Float[Array, "B F"]  # what a classifier gets, in the dtype of the ac
 Outputs = Float32[Array, "B F"]  # what a network gives: logits, or the features of its last layer
 
 Params: TypeAlias = jaxtyping.PyTree[Float[Array, "..."]]  # a network's parameters, or their gradient
+
+
+def digest(arrays: PyTree, before: Any = None) -> Any:
+    """A hash of arrays, with their dtypes and shapes; `before` is one that goes on with them."""
+    found = hashlib.blake2b(digest_size=16) if before is None else before
+    for array in map(np.ascontiguousarray, jax.tree.leaves(arrays)):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.data)
+    return found

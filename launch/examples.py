@@ -18,11 +18,15 @@ KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", 
 
 
 class Examples(NamedTuple):
-    """What is predicted: images or features [N, ...]; labels int [N], -1: not known, or None; and the files they are from."""
+    """What is predicted: images or features [N, ...]; labels int [N], -1: not known, or None; and where they are from.
+
+    `origins` are texts, and `kind` is what they are, as in `sources.checks.Origins`.
+    """
 
     images: np.ndarray
     labels: np.ndarray | None
-    files: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    kind: str = "file"
 
 
 class Classes(NamedTuple):

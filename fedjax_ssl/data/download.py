@@ -236,7 +236,7 @@ def _absent(name: str, missing: Sequence[Original], data_dir: str | None) -> str
     option = f" --data_dir={data_dir}" if data_dir else ""
     return (
         f"{states[0] if states else where}, and data.download is false: give a folder that has it "
-        f"(--config.data.data_dir=DIR), run fedjax-ssl prepare {name}{option}, or set --config.data.download=true"
+        f"(--config.data.data_dir=DIR), run fedjax-ssl prepare {name}{option}, or set data.download=true"
     )
 
 

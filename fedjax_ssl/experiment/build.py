@@ -233,7 +233,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
     sizes.check_states(plan.settings, method, problem.spec, num_params, len(runs))
     shape = plan.stored_shape
     experiment = Experiment(
-        *(runs, problem, layout, method, num_params, plan.views, shape, plan.dataset.classes),
+        *(runs, problem, layout, method, num_params, plan.views, shape, plan.dataset.classes, plan.dataset),
         tiny_method=lambda: plan.with_tiny_network().method(),
     )
     try:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment import inputs, inspection
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
 from fedjax_ssl.experiment.evaluation import predictions
@@ -46,6 +47,7 @@ class Experiment:
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
+    dataset: Dataset  # of which `problem` has the images, and whose splits it divides
     tiny_method: Callable[[], Method]
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 

@@ -199,6 +199,8 @@ def test_names_of_classes_are_shown_and_stored(named, tmp_path):
     assert [line.split("  ")[0] for line in shown.splitlines() if " = " in line] == heads
     with out.open() as file:
         table = list(csv.DictReader(file))
+    files = [str(file.relative_to(named / "data")) for file in sorted((named / "data" / "test").glob("*/*.png"))]
+    assert [row["file"] for row in table] == files
     assert [row["predicted_class"] for row in table] == [sorted(NAMES)[int(row["prediction"])] for row in table]
     assert evaluated(run)["runs"][str(run)]["classes"] == sorted(NAMES)
     succeeded(str(run), f"--out={tmp_path / 'report.html'}", program=report)
