@@ -152,12 +152,12 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
         groups.append(Group(place, tuple(own), used, f"{word}-{n}" if (n := slugs[word.lower()]) > 1 else word))
     order = list(places.values())
     groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
-    words = ["method" if key == METHOD else _short(key, shown) for key in shown]
+    words = ["method" if key == METHOD else short(key, shown) for key in shown]
     return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
 
 
-def _short(key: str, keys: Sequence[str]) -> str:
-    """A key's last part, or all of it where several of the keys end with that."""
+def short(key: str, keys: Sequence[str]) -> str:
+    """A key's name in labels: its last part, or all of it where several of the keys end with that."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
@@ -166,7 +166,7 @@ def _named(run: Run, keys: Sequence[str]) -> Shown:
     """The place of a run that its values of keys name: `fl2`, or `fl2, num_labels=10`."""
     config = _with_files_anywhere(run)
     words = [
-        text_of(config[key]) if key in SHORT.values() else f"{_short(key, keys)}={text_of(config[key])}"
+        text_of(config[key]) if key in SHORT.values() else f"{short(key, keys)}={text_of(config[key])}"
         for key in keys
         if key in run.config
     ]
