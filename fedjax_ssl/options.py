@@ -162,11 +162,14 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of `words` that a mistyped one may have meant, or ""; of dotted keys those of its group, by their last parts."""
-    group, _, name = word.rpartition(".")
-    siblings = [one.removeprefix(f"{group}.") for one in words if not group or one.rpartition(".")[0] == group]
-    near = difflib.get_close_matches(name, siblings, 1, LIKE)
-    return f"{group}.{near[0]}".lstrip(".") if near else ""
+    """The one of `words` that a mistyped one may have meant, or ""; of dotted keys of its group, by their last parts."""
+    words = list(words)
+    prefix = word[: word.rfind(".") + 1]
+    siblings = [one for one in words if one[: one.rfind(".") + 1] == prefix]
+    if not siblings:
+        prefix, siblings = "", words
+    near = difflib.get_close_matches(word[len(prefix) :], [one[len(prefix) :] for one in siblings], 1, LIKE)
+    return f"{prefix}{near[0]}" if near else ""
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -182,8 +185,9 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     spelled = {"lr": "learning_rate"}.get(name, name)
     siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == group]
     elsewhere = [one for one in known if one.rpartition(".")[2] == spelled]
-    meant = nearest(group, sorted({one.rpartition(".")[0] for one in known}))
-    for other in (f"{meant}.{spelled}", group if not siblings else "", nearest(f"{group}.{spelled}".lstrip("."), known)):
+    meant = "" if siblings else nearest(group, sorted({one.rpartition(".")[0] for one in known}))
+    near = nearest(f"{group}.{spelled}".lstrip("."), known) if siblings else group
+    for other in (f"{meant}.{spelled}", near):
         elsewhere = [other] if other in known else elsewhere
     if elsewhere:
         return f"{key}: unknown key; did you mean {' or '.join(elsewhere)}?"

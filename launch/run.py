@@ -50,7 +50,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--workdir", metavar="DIR", help=workdir)
     for name, about in (
         ("overwrite", "remove what an earlier run left in the workdir, and start anew"),
-        ("dry_run", "say what the run is and will cost, without training; only missing data are fetched"),
+        ("dry_run", "say what the run is and will cost; nothing is trained, compiled or fetched"),
         ("distributed", "run as one of several processes, which share the clients of a round"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=about)
@@ -122,8 +122,6 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
         if options.dry_run:
-            if is_first():
-                print("compiling a round, which tells its memory; with a large network this takes minutes", file=sys.stderr)
             for line in estimate.described(experiment):
                 if is_first():
                     print(line)
@@ -174,7 +172,8 @@ def _accepted(
 
     settings, workdir, noted = hosts.together(began)
     layout, widths = exchanged(noted)[0]
-    experiment = hosts.together(lambda: build.build(settings, layout=layout and Layout(*layout), widths=widths))
+    begun, reads = layout and Layout(*layout), not options.dry_run
+    experiment = hosts.together(lambda: build.build(settings, layout=begun, widths=widths, reads=reads))
 
     def alike() -> dict[str, Any]:
         here, own = provenance.machine(), identity(flattened(settings.to_dict()))
