@@ -1,6 +1,7 @@
 """What config files share: the default of every key, the argument after a config's name, and the settings of several papers."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ def one_of(key: str, value: str, accepted: Iterable[str]) -> str:
 
 def number(key: str, value: str) -> int:
     """The whole number of a key in a config's argument."""
-    if not value.isdecimal():
+    if not re.fullmatch("[0-9]{1,18}", value):
         raise ValueError(f"the config's argument {key}: got {value!r}, accepted: a whole number")
     return int(value)
 
@@ -102,7 +103,7 @@ def real(key: str, value: str, *, maximum: float = math.inf, zero: bool = False)
 def _float(text: str) -> float:
     """The number in a text, or NaN."""
     try:
-        return float(text)
+        return float(text) if text.isascii() else math.nan
     except ValueError:
         return math.nan
 
@@ -111,7 +112,7 @@ def set_split(config: ConfigDict, split: str, *, others: str = "") -> None:
     """Sets the clients' split: iid, shards (2 a client), l2 (2 classes a client), dir0.1 (alpha); the caller takes `others`."""
     if split in ("iid", "shards"):
         config.data.partition = split
-    elif split.startswith("l") and split[1:].isdecimal():
+    elif re.fullmatch("l[0-9]{1,9}", split):
         config.data.partition, config.data.classes_per_client = "class_shards", int(split[1:])
     elif split.startswith("dir") and _float(split[3:]) > 0:
         config.data.partition, config.data.alpha = "dirichlet", float(split[3:])

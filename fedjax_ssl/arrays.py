@@ -9,6 +9,7 @@ call (`tests/conftest.py`); a run does not check them.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -63,3 +64,12 @@ def check_alike(what: str, got: PyTree, accepted: PyTree, like: str) -> None:
             raise ValueError(f"{what}: got {pair[0]}{path and f' at {path}'}, accepted: {pair[1]}, as {like}")
     if (found := jax.tree.structure(got)) != (wanted := jax.tree.structure(accepted)):  # type: ignore[operator]
         raise ValueError(f"{what}: got {found}, accepted: {wanted}, as {like}")
+
+
+def digest(arrays: PyTree, before: Any = None) -> Any:
+    """A hash of arrays, with their dtypes and shapes; `before` is one that goes on with them."""
+    found = hashlib.blake2b(digest_size=16) if before is None else before
+    for array in map(np.ascontiguousarray, jax.tree.leaves(arrays)):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.data)
+    return found

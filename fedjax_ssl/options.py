@@ -198,26 +198,45 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
     return f"{key}: got {got}, accepted: {accepted(field)}{limit}{hint}"
 
 
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of `words` that a mistyped one may have meant, or ""; of dotted keys of its group, by their last parts."""
+    words = list(words)
+    prefix = word[: word.rfind(".") + 1]
+    siblings = [one for one in words if one[: one.rfind(".") + 1] == prefix]
+    if not siblings:
+        prefix, siblings = "", words
+    near = difflib.get_close_matches(word[len(prefix) :], [one[len(prefix) :] for one in siblings], 1, LIKE)
+    return f"{prefix}{near[0]}" if near else ""
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """What ends an error: the one of `words` that a mistyped one may have meant, or nothing."""
-    near = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(word, words)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a dotted key that is not known: the same name elsewhere, the nearest one, or its group's keys."""
+    """What to say of a dotted key that is not known: the nearest of its group, the same name elsewhere, or its group's keys."""
     known, key = list(known), " ".join(key.split())
     group, _, name = key.rpartition(".")
     spelled = {"lr": "learning_rate"}.get(name, name)
-    siblings = [one for one in known if one.rpartition(".")[0] == group]
-    if (same := f"{group}.{spelled}".lstrip(".")) in known:
-        return f"{key}: unknown key; did you mean {same}?"
-    if elsewhere := [one for one in known if one.rpartition(".")[2] == spelled]:
+    siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == group]
+    elsewhere = [one for one in known if one.rpartition(".")[2] == spelled]
+    meant = "" if siblings else nearest(group, sorted({one.rpartition(".")[0] for one in known}))
+    near = nearest(f"{group}.{spelled}".lstrip("."), known) if siblings else group
+    for other in (f"{meant}.{spelled}", near):
+        elsewhere = [other] if other in known else elsewhere
+    if elsewhere:
         return f"{key}: unknown key; did you mean {' or '.join(elsewhere)}?"
-    if near := difflib.get_close_matches(key, siblings, 1) or difflib.get_close_matches(key, known, 1):
-        return f"{key}: unknown key; did you mean {near[0]}?"
-    top = siblings or [one for one in known if one.count(".") == min(other.count(".") for other in known)]
-    return f"{key}: unknown key; accepted: {', '.join(top) or 'none'}"
+    if not siblings:
+        top = min((one.count(".") for one in known), default=0)
+        siblings, group = [one for one in known if one.count(".") == top], ""
+    return f"{key}: unknown key; accepted{f' in {group}' if group else ''}: {', '.join(siblings) or 'none'}"
+
+
+def plural(number: int | np.integer, noun: str) -> str:
+    """A number with its noun: `1 round`, `2 rounds`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def from_text(key: str, text: str, like: object) -> Any:
@@ -229,7 +248,7 @@ def from_text(key: str, text: str, like: object) -> Any:
             return tuple(pydantic.TypeAdapter(int | float).validate_strings(word) for word in words if word)
         return text if kind is str else pydantic.TypeAdapter(kind).validate_strings(text)
     except (pydantic.ValidationError, pydantic.PydanticUserError):  # or a value of a kind that no text has
-        raise ValueError(f"{key}: got {_shown(text)}, accepted: {_KINDS.get(kind, 'a value')}") from None
+        raise ValueError(f"{key}: got {_shown(text)}, accepted: {KINDS.get(kind, 'a value')}") from None
 
 
 def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -259,8 +278,8 @@ def accepted(field: FieldInfo) -> str:
         return ", ".join(word or repr(word) for word in words)
     kind = get_origin(annotation) or annotation
     if kind not in (int, float):
-        return _KINDS.get(kind, "a value" if kind is Union else "a group of keys")
-    noun = _KINDS[kind]
+        return KINDS.get(kind, "a value" if kind is Union else "a group of keys")
+    noun = KINDS[kind]
     low, high = _bound(field, ge=">=", gt=">"), _bound(field, le="<=", lt="<")
     low = (">", 0) if low and low[1] == TINY else low
     high = None if high and high[1] in (MANY, HUGE) else high
@@ -277,9 +296,11 @@ def _bound(field: FieldInfo, **signs: str) -> tuple[str, float] | None:
 
 
 LONG = 800  # characters of a message
-_KINDS: dict[object, str] = {
+LIKE = 0.6  # how alike two names are, from 0 to 1, where one may be the other mistyped
+KINDS: dict[object, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "numbers, separated by commas",
 }  # fmt: skip
+"""Kinds of values, in words."""
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,9 @@
 import argparse
 import difflib
 import pathlib
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from . import command
@@ -25,15 +27,24 @@ class Parser(argparse.ArgumentParser):
             )
             self.add_argument("--config.KEY", metavar="VALUE", help=keys)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The arguments; ValueError names the first that is none of the command's."""
+    def parse_args(self, args: Any = None, namespace: Any = None, meant: Callable[[Sequence[str]], str] | None = None) -> Any:
+        """The arguments; ValueError names the first that is none of the command's, or is given twice.
+
+        `meant` says what to type in place of such arguments; "": nobody knows.
+        """
+        words = Counter(str(word).partition("=")[0] for word in args or ())
         options, strange = self.parse_known_args(args, namespace)
+        for action in self._actions:
+            if not isinstance(action, argparse._AppendAction) and sum(words[one] for one in action.option_strings) > 1:
+                raise ValueError(f"{action.option_strings[-1]}: got it twice, accepted: once")
         if not strange:
             return options
-        known = [option for option in self._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(strange[0].partition("=")[0], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
-        raise ValueError(f"{strange[0]}: unknown argument, {hint}")
+        known = {option[2:]: option for option in self._option_string_actions if option.startswith("--")}
+        name, is_option = strange[0].partition("=")[0].lstrip("-"), strange[0].startswith("-")
+        near = {like: difflib.get_close_matches(name, known, 1, like) if is_option else [] for like in (0.8, 0.6)}
+        hint = known[near[0.8][0]] if near[0.8] else meant(strange) if meant else ""
+        hint = hint or (known[near[0.6][0]] if near[0.6] else "")
+        raise ValueError(f"{strange[0]}: unknown argument, {f'did you mean {hint}?' if hint else accepted(known.values())}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help; unlike argparse's, it does not hide that nobody reads it any more."""
@@ -44,11 +55,16 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument "))
 
 
+def accepted(words: Iterable[str]) -> str:
+    """What ends an error: the words that are accepted."""
+    return f"accepted: {', '.join(words)}"
+
+
 def whole(least: int) -> Callable[[str], int]:
-    """The type of an argument that is a whole number, of at least so much."""
+    """The type of an argument that is a whole number, of at least so much, in the digits 0 to 9."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"got {text!r}, accepted: a whole number >= {least}")
         return int(text)
 

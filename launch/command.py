@@ -1,6 +1,5 @@
 """What the commands share: `--config` and its overrides, and one line for whatever is wrong with the input."""
 
-import argparse
 import contextlib
 import difflib
 import errno
@@ -12,6 +11,7 @@ import os
 import pathlib
 import re
 import runpy
+import shlex
 import signal
 import sys
 import traceback
@@ -173,13 +173,13 @@ class Config(NamedTuple):
     words: list[str]
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str], *, computes: bool = False) -> tuple[Config, Any]:
+def parse(parser: Any, words: Sequence[str], *, computes: bool = False) -> tuple[Config, Any]:
     """The config of a command's words, and its other arguments; ValueError has one line for a mistake.
 
     A command that `computes` uses all cores.
     """
     file, overrides, others = split_words(words)
-    options = parser.parse_args(others)
+    options = parser.parse_args(others, meant=functools.partial(meant, file))
     if not file:
         raise ValueError(f"--config: missing; {FOR_EXAMPLE}")
     if computes:
@@ -216,8 +216,36 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))), words)
 
 
+def meant(file: str, strange: Sequence[str]) -> str:
+    """What to type in place of words that are no arguments: `--config=...`, or a key of the config `file`; "": nobody knows."""
+    word, *after = strange
+    key, equals, value = word.lstrip("-").partition("=")
+    if not word.startswith("-") and not file and is_config(word):
+        return f"--config={word}"
+    if not equals:
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+    try:
+        keys = _keys(read(file or "digits").tree)
+    except ValueError:  # which is said once the words are right
+        return ""
+    found = [one for one in keys if key == one] or [one for one in keys if one.rpartition(".")[2] == key]
+    if found and (equals or word.startswith("-")):
+        return " or ".join(f"--config.{one}={shlex.quote(value)}" for one in found)
+    if equals and file:  # a config's argument, after its colon
+        with contextlib.suppress(ValueError):
+            read(longer := f"{file}{',' if ':' in file else ':'}{key}={value}")
+            return f"--config={shlex.quote(longer)}"
+    return ""
+
+
+def is_config(word: str) -> bool:
+    """Whether a word names a config, or a config file, with its argument."""
+    path = word.partition(":")[0]
+    return path in config_names() or (path.endswith(".py") and os.path.isfile(os.path.expanduser(path)))
+
+
 def split_words(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
-    """The config file, the overrides, and all other words of a command line."""
+    """The config file, the overrides, and all other words of a command line; ValueError where one is given twice."""
     overrides: dict[str, str] = {}
     others: list[str] = []
     file, words = "", list(words)
@@ -231,6 +259,9 @@ def split_words(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
         is_switch = value is None and (negated or not words or words[0].startswith("--"))  # without a value
         if value is None:
             value = words.pop(0) if not is_switch else "false" if negated else "true"
+        if file if key is None else key in overrides:
+            shown, before = ("--config", file) if key is None else (f"config.{key}", overrides[key])
+            raise ValueError(f"{shown}: got it twice, {before!r} and {value!r}, accepted: once")
         if key is None:
             file = "" if is_switch else value
         else:

@@ -29,9 +29,11 @@ from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import plain, replacing, write_json
 from fedjax_ssl.experiment.loading import load, run_folders
+from fedjax_ssl.experiment.provenance import dataset_digest
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.tables import Spread, Table
 from fedjax_ssl.experiment.run import EVALUATION, diverged
+from fedjax_ssl.experiment.runs import flattened, identity
 from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command
@@ -75,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
             if diverged(folder):
                 log.warning("%s has diverged: this is its checkpoint of round %d, which no mean has", folder, int(state.round))
             else:
-                kinds[str(folder)] = os.path.dirname(folder), repr(experiment.settings.model_copy(update={"seed": 0}))
+                kinds[str(folder)] = os.path.dirname(folder), _kind(experiment)
             reports[str(folder)] = report = plain(_evaluated(experiment, state, out, options))
             if options.save:
                 write_json(folder / EVALUATION, report)
@@ -107,6 +109,8 @@ def _evaluated(experiment: Experiment, state: RunState, out: pathlib.Path | None
     """The report of one run; its predictions are written to `out`."""
     test = experiment.problem.test
     own = Examples(np.asarray(test.images), np.asarray(test.labels))
+    if (origins := experiment.dataset.origins) is not None:
+        own = own._replace(origins=origins.test.tolist(), kind=origins.kind)
     examples = read(options.data, experiment) if options.data else own
     logits = experiment.predict(state, examples.images)
     report: Report = {"round": int(state.round), "examples": len(logits)}
@@ -137,7 +141,7 @@ def _write(out: pathlib.Path, predicted: evaluation.Predictions, examples: Examp
         "label": labels,
     }
     columns |= {"predicted_class": np.array(classes)[predicted.label]} if classes else {}
-    columns |= {"file": np.array(examples.files)} if examples.files else {}
+    columns |= {examples.kind: np.array(examples.origins)} if examples.origins else {}
     with replacing(out) as file:
         if out.suffix == ".npz":
             np.savez(file, **columns)
@@ -145,17 +149,23 @@ def _write(out: pathlib.Path, predicted: evaluation.Predictions, examples: Examp
         text = io.StringIO()
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # a file's name may be no text
 
 
 def _beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:
-    """The reports of runs of one kind, its folder and settings but the seed, by their folder, or by their folders' names."""
+    """The reports of runs of one kind, see `_kind`, in one folder, by that folder, or by their own folders' names."""
     beside: dict[tuple[str, str], list[str]] = {}
     for folder, kind in kinds.items():
         beside.setdefault(kind, []).append(folder)
     parents = Counter(parent for parent, _ in beside)
     names = {kind: kind[0] if parents[kind[0]] == 1 else ", ".join(own) for kind, own in beside.items()}
     return {names[kind]: [reports[folder] for folder in own] for kind, own in beside.items() if len(own) > 1}
+
+
+def _kind(experiment: Experiment) -> str:
+    """What a run is but its seed: its settings, and its dataset, wherever that lies."""
+    config = identity(flattened(experiment.settings.model_copy(update={"seed": 0}).to_dict()))
+    return repr((config, dataset_digest(experiment.dataset, experiment.stored_shape)))
 
 
 def _over(values: Sequence[Any]) -> Any:

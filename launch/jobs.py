@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 
 import tqdm
 
+from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.owner import owned
-from fedjax_ssl.experiment.provenance import cores
+from fedjax_ssl.experiment.provenance import cores, dataset_digest
 from fedjax_ssl.experiment.report import cells, runs
 from fedjax_ssl.experiment.report.tables import spread
 from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
 from fedjax_ssl.host_memory import free_bytes
+from fedjax_ssl.options import plural
 
 from . import command
 from .programs import Cell, Program, programs
@@ -77,6 +79,7 @@ class Queue:
         self._starting = threading.Lock()
         self._is_stopped = False
         self._said = set[str]()
+        self._datasets: dict[str, str] = {}
         self._rounds: dict[pathlib.Path, tuple[int, int]] = {}  # a log's size and its lines
 
     def recover(self) -> None:
@@ -127,8 +130,8 @@ class Queue:
                 for log in self.folder.glob("*/*/metrics.jsonl"):
                     is_new = (size := log.stat().st_size) != before.get(log, (-1, 0))[0]
                     self._rounds[log] = (size, log.read_bytes().count(b"\n")) if is_new else before[log]
-            bar.n = len(done)
-            bar.set_description_str(f"{sum(lines for _, lines in self._rounds.values()):,} rounds done")
+            bar.n, done_rounds = len(done), sum(lines for _, lines in self._rounds.values())
+            bar.set_description_str(f"{plural(done_rounds, 'round')} done")
             return
         for name in [name for name in done if name not in self._said]:
             self._said.add(name)
@@ -144,7 +147,7 @@ class Queue:
 
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""
-        found: list[dict[str, Any]] = []
+        found: list[runs.Run] = []
         problems: list[str] = []
         for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
             try:
@@ -154,17 +157,29 @@ class Queue:
             except OSError as unreadable:
                 problems.append(f"seed {seed}: {unreadable}")
                 continue
-            if not _is_of(cell, seed, run.config):
-                continue
+            if not _is_of(cell, seed, run.config) or (run.dataset and self._dataset(cell) not in ("", run.dataset)):
+                continue  # `launch.run` says of other data what is wrong
             is_stopped = not run.is_finished and not run.problems and run.rounds_done >= self._last
             if run.reason or is_stopped or (run.is_finished and run.summary):
-                found.append(cells.result(run))
+                found.append(run)
             else:
                 problems += [f"seed {seed}: {line}" for line in run.problems]
+        results = cells.results_of(found)
         if len(found) < self.seeds:
-            return Done(cell, found, error or "; ".join(problems) or "no result", has_ended=False)
-        wrong = (f"seed {one['seed']}: {one['error']}" for one in found if "error" in one)
-        return Done(cell, found, "; ".join(wrong), has_ended=True)
+            return Done(cell, results, error or "; ".join(problems) or "no result", has_ended=False)
+        wrong = (f"seed {one['seed']}: {one['error']}" for one in results if "error" in one)
+        return Done(cell, results, "; ".join(wrong), has_ended=True)
+
+    def _dataset(self, cell: Cell) -> str:
+        """The digest of the user's own data that a cell's runs read; empty where it has none, or they cannot be read."""
+        data = cell.settings.data
+        key = repr((data.name, data.path, data.renumber_labels, data.resplit))
+        if data.path and key not in self._datasets:
+            self._datasets[key] = ""
+            with contextlib.suppress(*command.WRONG_INPUT):
+                found = build.load_dataset(cell.settings)
+                self._datasets[key] = dataset_digest(found, found.train_images.shape[1:])
+        return self._datasets.get(key, "")
 
     def _program(self, program: Program) -> list[Done]:
         """Runs a program on a slot that is free; empty where several cells are refused, and each needs its own program."""
@@ -216,7 +231,8 @@ class Queue:
         cell, log, error, is_refused = program.cells[0], self.folder / f"{program.name}.log", "", False
         overrides = [f"--config.{key}={command.as_text(value)}" for key, value in cell.overrides.items()]
         for words in commands:
-            line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *overrides, *self.extra, *words]
+            of_key = {word.partition("=")[0]: word for word in (*overrides, *self.extra, *words)}  # the last one, once
+            line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *of_key.values()]
             with log.open("ab") as file:
                 file.write(f"$ {shlex.join(line)}\n".encode())
                 file.flush()

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from fedjax_ssl.experiment.files import replacing
 from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, statistics, tables
+from fedjax_ssl.options import plural
 
 from . import arguments, command
 
@@ -105,7 +106,7 @@ def _lead(grouped: groups.Grouped, unreadable: Sequence[str]) -> str:
     states += ["unreadable"] * len(unreadable)
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     number = len(grouped.groups)
-    return f"{len(states)} runs in {number} group{'s' * (number != 1)} by {grouped.heading}: {counted}."
+    return f"{plural(len(states), 'run')} in {plural(number, 'group')} by {grouped.heading}: {counted}."
 
 
 def _write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
@@ -125,7 +126,7 @@ def _write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
 
 def _target(text: str) -> float:
     try:
-        value = float(text)
+        value = float(text) if text.isascii() else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:

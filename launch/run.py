@@ -50,7 +50,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--workdir", metavar="DIR", help=workdir)
     for name, about in (
         ("overwrite", "remove what an earlier run left in the workdir, and start anew"),
-        ("dry_run", "say what the run is and will cost, without training; only missing data are fetched"),
+        ("dry_run", "say what the run is and will cost; nothing is trained, compiled or fetched"),
         ("distributed", "run as one of several processes, which share the clients of a round"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=about)
@@ -75,7 +75,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any] | None:
             raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
     if address is None or count is None or number is None:
         return None
-    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
+    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
         raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
     if number >= count:
         raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
@@ -107,6 +107,7 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.experiment.files import failure
     from fedjax_ssl.experiment.writers import AboveTheBar
+    from fedjax_ssl.options import plural
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
 
@@ -121,8 +122,6 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
         if options.dry_run:
-            if is_first():
-                print("compiling a round, which tells its memory; with a large network this takes minutes", file=sys.stderr)
             for line in estimate.described(experiment):
                 if is_first():
                     print(line)
@@ -132,7 +131,7 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         left = (options.stop_after or rounds) - min(begun, default=rounds)
         if is_first() and left > 0 and estimate.may_be_long(experiment):
             seconds = estimate.estimate(experiment).seconds * left / rounds
-            these = f"{left} rounds take" if left > 1 else "1 round takes"
+            these = f"{plural(left, 'round')} take{'s' * (left == 1)}"
             print(f"{these} about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
@@ -173,7 +172,8 @@ def _accepted(
 
     settings, workdir, noted = hosts.together(began)
     layout, widths = exchanged(noted)[0]
-    experiment = hosts.together(lambda: build.build(settings, layout=layout and Layout(*layout), widths=widths))
+    begun, reads = layout and Layout(*layout), not options.dry_run
+    experiment = hosts.together(lambda: build.build(settings, layout=begun, widths=widths, reads=reads))
 
     def alike() -> dict[str, Any]:
         here, own = provenance.machine(), identity(flattened(settings.to_dict()))

@@ -34,8 +34,9 @@ from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import git_commit, processor
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
+from fedjax_ssl.experiment.report.groups import short
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
-from fedjax_ssl.options import parse
+from fedjax_ssl.options import parse, plural
 
 from . import arguments, command, prepare
 from .jobs import Done, Queue
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
 def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     """What the command line asks for, in a folder that is owned until the end; ValueError or OSError for wrong input."""
     config, extra, words = command.split_words(argv[1:])
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(words, meant=functools.partial(command.meant, config))
     options.config = config
     for name in ("config", "methods", "set"):
         if options.file and getattr(options, name):
@@ -82,16 +83,20 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
         raise ValueError("--small: got it without FILE, accepted: with a sweep's file")
     table = from_file(options.file, options.small) if options.file else parse(Table, _from_options(options))
     # A mistake is said before anything runs.
+    for key in extra:
+        if len({repr(cell.overrides.get(key)) for cell in table.cells()}) > 1:
+            raise ValueError(f"config.{key}: got it for all runs, and rows or columns set it, too, accepted: one of both")
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
     for axis, there in (("rows", table.rows), ("columns", table.columns)):
         if unknown := [name for name in getattr(options, axis) or [] if name not in there]:
             meant = command.hint(unknown[0], there)
             raise ValueError(f"--{axis}: got {unknown[0]!r}, accepted: {', '.join(there) or 'none'}{meant}")
     seeds = table.seeds if options.seeds is None else options.seeds
-    if not 1 <= seeds <= MOST_RUNS:
+    if seeds > MOST_RUNS:
         raise ValueError(f"--seeds: got {seeds}, accepted: a whole number >= 1 and <= {MOST_RUNS}")
     name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
+    name = name if options.file else folder.resolve().name or name
     until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
     _write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
@@ -118,7 +123,7 @@ def _write(folder: pathlib.Path, about: dict[str, str], cells: Sequence[Cell]) -
     said = {
         "command": _with(before.get("command", ""), about["command"], "\n"),
         "commit": _with(before.get("commit", ""), git_commit() or "", ", "),
-        "machine": _with(before.get("machine", ""), f"{processor()}, {os.cpu_count()} cores", "; "),
+        "machine": _with(before.get("machine", ""), f"{processor()}, {plural(os.cpu_count() or 1, 'core')}", "; "),
         "versions": {name: _with(earlier.get(name, ""), one, ", ") for name, one in versions.items()},
     }
     of_cells = [{**{key: getattr(cell, key) for key in keys}, "folder": cell.name} for cell in cells]
@@ -167,23 +172,35 @@ def from_file(name: str, small: bool) -> Table:
 
 
 def _from_options(options: argparse.Namespace) -> dict[str, Any]:
-    config, methods = options.config, [one for one in options.methods.split(",") if one]
+    config, methods = options.config, _once("--methods", [one for one in options.methods.split(",") if one])
     if not config:
         raise ValueError("FILE or --config: missing; for example --config=digits:{method} --methods=fl2,semifl --seeds=3")
     if bool(METHOD.search(config)) != bool(methods):
         raise ValueError(
             f"--methods: got {options.methods!r} with --config={config}, accepted: methods for {{method}} in --config"
         )
-    axes = []
+    axes: dict[str, list[str]] = {}
     for text in options.set:
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
             raise ValueError(f"--set: got {text}, accepted: KEY=VALUE,VALUE,...")
-        axes.append([(key, value) for value in values.split(",")])
-    columns = {", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in one): {"set": dict(one)} for one in itertools.product(*axes)}
-    numbers = len(axes) == 1 and all(NUMBER.fullmatch(value) for _, value in axes[0])
-    x = axes[0][0][0] if numbers else ""
-    return {"config": METHOD.sub("{row}", config), "rows": methods, "columns": columns, "x": x}
+        if key in axes:
+            raise ValueError(f"--set: got {key} twice, accepted: once, with all of its values: {key}=VALUE,VALUE,...")
+        axes[key] = _once(f"--set {key}", values.split(","))
+    given = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    columns = {", ".join(f"{short(key, [*axes])}={value}" for key, value in one.items()): {"set": one} for one in given}
+    numbers = len(axes) == 1 and all(NUMBER.fullmatch(value) for values in axes.values() for value in values)
+    compared = {"method": methods} if methods else {}
+    about = "; ".join(f"{key}: {', '.join(values)}" for key, values in (compared | axes).items())
+    own = {"about": f"{about} ({config})" if about else config, "x": next(iter(axes)) if numbers else ""}
+    return {"config": METHOD.sub("{row}", config), "rows": methods, "columns": columns, **own}
+
+
+def _once(option: str, values: list[str]) -> list[str]:
+    """The values; ValueError where one is given twice."""
+    if twice := [one for one in values if values.count(one) > 1]:
+        raise ValueError(f"{option}: got {twice[0]} twice, accepted: each value once")
+    return values
 
 
 def names() -> list[str]:
@@ -216,7 +233,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=V,V", help="values of a key; several --set: all products"
     )
-    parser.add_argument("--seeds", type=int, help="seeds from 0 on (the file's number, or 1)")
+    parser.add_argument("--seeds", metavar="N", type=arguments.whole(1), help="seeds from 0 on (the file's number, or 1)")
     for axis in ("rows", "columns"):
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")

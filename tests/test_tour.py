@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -18,6 +19,12 @@ def test_it_is_kept_without_outputs():
     code = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert len(code) >= 9
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_a_badge_opens_the_notebook_itself():
+    text = "".join(line for cell in json.loads(NOTEBOOK.read_text())["cells"] for line in cell["source"])
+    badges = re.findall(r"\[!\[[^]]*\]\([^)]*\)\]\(([^)]*)\)", text)
+    assert all(re.fullmatch(r"https://colab\.research\.google\.com/github/.+/launch/tour\.ipynb", link) for link in badges)
 
 
 @pytest.mark.slow

@@ -31,6 +31,15 @@ class File(NamedTuple):
     size: int = 0  # bytes; 0: as the server says
 
 
+class Sizes(NamedTuple):
+    """The shape [H, W, ch] of a dataset's images, and how many its own splits have."""
+
+    shape: tuple[int, int, int]
+    train: int
+    validation: int
+    test: int
+
+
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
@@ -104,6 +113,21 @@ DATASETS |= {
     )
     for name, (classes, _, _) in _MEDMNIST.items()
 }  # fmt: skip
+
+_COLOR, _GRAY = (28, 28, 3), (28, 28, 1)
+SIZES: dict[str, Sizes] = {
+    "cifar10": Sizes((32, 32, 3), 50_000, 0, 10_000), "cifar100": Sizes((32, 32, 3), 50_000, 0, 10_000),
+    "svhn_cropped": Sizes((32, 32, 3), 73_257, 0, 26_032), "svhn_cropped/extra": Sizes((32, 32, 3), 604_388, 0, 26_032),
+    "mnist": Sizes(_GRAY, 60_000, 0, 10_000), "fashion_mnist": Sizes(_GRAY, 60_000, 0, 10_000),
+    "emnist/byclass": Sizes(_GRAY, 697_932, 0, 116_323), "cinic10": Sizes((32, 32, 3), 90_000, 90_000, 90_000),
+    "pathmnist": Sizes(_COLOR, 89_996, 10_004, 7_180), "dermamnist": Sizes(_COLOR, 7_007, 1_003, 2_005),
+    "octmnist": Sizes(_GRAY, 97_477, 10_832, 1_000), "pneumoniamnist": Sizes(_GRAY, 4_708, 524, 624),
+    "retinamnist": Sizes(_COLOR, 1_080, 120, 400), "breastmnist": Sizes(_GRAY, 546, 78, 156),
+    "bloodmnist": Sizes(_COLOR, 11_959, 1_712, 3_421), "tissuemnist": Sizes(_GRAY, 165_466, 23_640, 47_280),
+    "organamnist": Sizes(_GRAY, 34_561, 6_491, 17_778), "organcmnist": Sizes(_GRAY, 12_975, 2_392, 8_216),
+    "organsmnist": Sizes(_GRAY, 13_932, 2_452, 8_827),
+}  # fmt: skip
+"""The sizes of the datasets of images that can be fetched, so that a run's costs are counted without them."""
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"  # TFDS's source: LeCun's own host answers no more

@@ -5,6 +5,7 @@ from jaxtyping import Int
 from numpy.random import Generator
 
 from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, by_client, checked, cut, shuffled_by_class
+from fedjax_ssl.options import plural
 
 BATCH_IMBALANCED = (0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
 """Class probabilities of FedMatch's clients 0, 10, 20, ..."""
@@ -107,7 +108,8 @@ def batch_imbalanced(labels: Labels, indices: Indices, num_clients: int, rng: Ge
     taken = np.diff(reached, axis=1, prepend=0)
     *rows, unassigned = cut(by_class, np.column_stack([taken, counts - reached[:, -1]]))
     short = asked.sum(0) - taken.sum(0)
-    note = f"batch_imbalanced: classes ran out, {np.count_nonzero(short)} clients are short of {short.sum()} examples in all"
+    who, lacking = plural(np.count_nonzero(short), "client"), plural(short.sum(), "example")
+    note = f"batch_imbalanced: classes ran out, {who} fell short by {lacking} in all"
     return Partition(rows, np.sort(unassigned), (note,) if short.any() else ())
 
 
@@ -131,5 +133,5 @@ def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, 
         np.add.at(sizes[c], clients[:rest], 1)
     *rows, unassigned = cut(by_class, sizes)
     undrawn = np.flatnonzero(sizes[:, -1])
-    note = f"no client drew class {', '.join(map(str, undrawn))}: {len(unassigned)} examples go to no client"
+    note = f"no client drew class {', '.join(map(str, undrawn))}: nobody has {plural(len(unassigned), 'example')}"
     return Partition(rows, np.sort(unassigned), (note,) if len(undrawn) else ())

@@ -6,6 +6,7 @@ from numpy.random import Generator
 
 from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.shares import Indices, Labels, Partition, checked, cut, distinct, shuffled_by_class
+from fedjax_ssl.options import plural
 
 
 def dirichlet(
@@ -51,7 +52,7 @@ def dirichlet(
         fewest = min(fewest, int(short.sum()))
     raise ValueError(
         f"no Dirichlet split of {len(indices)} examples with alpha={alpha} and num_clients={num_clients} gave every client "
-        f"min_size={min_size} (at best {fewest} clients were short of it): raise alpha, use fewer clients or lower min_size"
+        f"min_size={min_size} (at best {plural(fewest, 'client')} fell short): raise alpha, use fewer clients or lower min_size"
     )
 
 

@@ -235,8 +235,8 @@ def _absent(name: str, missing: Sequence[Original], data_dir: str | None) -> str
     where = f"data_dir={folder(data_dir)} holds {name} neither prepared by TFDS nor as its original files"
     option = f" --data_dir={data_dir}" if data_dir else ""
     return (
-        f"{states[0] if states else where}, and data.download is false: run fedjax-ssl prepare {name}{option}, or set "
-        "data.download=true"
+        f"{states[0] if states else where}, and data.download is false: give a folder that has it "
+        f"(--config.data.data_dir=DIR), run fedjax-ssl prepare {name}{option}, or set data.download=true"
     )
 
 

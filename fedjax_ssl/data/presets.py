@@ -8,6 +8,7 @@ from fedjax_ssl.data.augment import Augmentation, Views, compose, crop, flip
 from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.options import plural
 
 WEAK_VIEWS: dict[str, Augmentation] = {
     "none": compose(),
@@ -54,11 +55,13 @@ def make(
     channels = dataset.train_images.shape[-1]
     for key, view in (("strong", strong), ("weak", weak), ("labeled", labeled)):
         if channels not in (1, 3) and (view in VARIANTS or view == "fedsiam"):  # those that change colors
-            raise ValueError(f"data.{key}: got {view} for images of {channels} channels, accepted: none, or 1 or 3 channels")
+            raise ValueError(
+                f"data.{key}: got {view} for images of {plural(channels, 'channel')}, accepted: none, or 1 or 3 channels"
+            )
     mean, std = (mean, std) if mean else (about.mean, about.std) if about and about.mean else measured(dataset.train_images)
     if not len(mean) == len(std) or len(mean) not in (1, channels):
         raise ValueError(
-            f"data.mean, data.std: got {len(mean)} and {len(std)} values for images of {channels} channel(s), "
+            f"data.mean, data.std: got {len(mean)} and {len(std)} values for images of {plural(channels, 'channel')}, "
             f"accepted: {channels} in both{', or 1' if channels > 1 else ''}"
         )
     mean, std = mean * (channels // len(mean)), std * (channels // len(std))

@@ -10,6 +10,7 @@ from fedjax_ssl.arrays import Stored
 from fedjax_ssl.data.partition import class_counts
 from fedjax_ssl.data.shares import Labels
 from fedjax_ssl.data.split import Assignment
+from fedjax_ssl.options import plural
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -92,15 +93,17 @@ def _summary(seen: Preview) -> list[str]:
         "classes, unlabeled": np.count_nonzero(seen.unlabeled, axis=1),
         "divergence": seen.divergence[~np.isnan(seen.divergence)],
     }
-    lines = [f"{f'of {num_clients} clients':<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}{'sum':>10}"]
+    who = f"of {plural(num_clients, 'client')}"
+    lines = [f"{who:<20}{'min':>9}{'median':>9}{'mean':>9}{'max':>9}{'sum':>10}"]
     for name, values in rows.items():
         if values.any() or name == "divergence":
             total = f"{values.sum():>10,}" if name in ("labeled", "unlabeled", "of unknown class") else ""
             lines.append(f"{name:<20}" + "".join(f"{text:>9}" for text in _spread(values)) + total)
     lines.append("divergence: Jensen-Shannon, in bits, between labeled and unlabeled class distributions: 0 equal, 1 disjoint")
     if seen.server.any():
-        lines += [f"server: {seen.server.sum():,} labeled examples of {np.count_nonzero(seen.server)} of {num_classes} classes"]
-    lines.append(f"unassigned: {seen.unassigned:,} training examples that nobody has")
+        labels = plural(seen.server.sum(), "labeled example")
+        lines.append(f"server: {labels} of {np.count_nonzero(seen.server)} of {num_classes} classes")
+    lines.append(f"unassigned: {plural(seen.unassigned, 'training example')} that nobody has")
     return [*lines, *(f"note: {note}" for note in seen.notes)]
 
 

@@ -16,6 +16,7 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.data import presets, profiles, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
+from fedjax_ssl.data.sources import stand_in
 from fedjax_ssl.experiment import sizes, trackers
 from fedjax_ssl.experiment.doubts import log_doubts
 from fedjax_ssl.experiment.experiment import Experiment
@@ -42,12 +43,14 @@ def build(
     model: Any = None,
     layout: Layout | None = None,
     widths: Mapping[str, int] | None = None,
+    reads: bool = True,
 ) -> Experiment:
     """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
-    `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them.
+    `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. Unless it `reads`, random
+    images stand for those of a dataset whose size is known, to count a run's costs.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if dataset is not None and not isinstance(dataset, sources.Dataset):
@@ -64,7 +67,7 @@ def build(
         own = dict(group) if isinstance(group := tree.get("model"), Mapping) else {}
         shared = {key: own[key] for key in ModelSettings.model_fields if key in own}
         tree["model"] = shared | {"name": models.name_of(model)}
-    drawn = drawn_runs(Settings.from_dict(tree), dataset)
+    drawn = drawn_runs(Settings.from_dict(tree), dataset, reads=reads)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
@@ -139,11 +142,11 @@ class Plan(NamedTuple):
         return self._replace(settings=replaced(self.settings, path, number), options=options)
 
 
-def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
+def plan_of(settings: Settings, dataset: sources.Dataset | None, *, reads: bool = True) -> Plan:
     """Reads the data of one run, unless `dataset` has them; arguments and errors are as in `build`."""
     data, model, options = settings.data, settings.model["name"], settings.method_options().for_rounds(settings.rounds)
     if dataset is None:
-        dataset = load_dataset(settings)
+        dataset = load_dataset(settings, reads=reads)
     else:
         data = data.model_copy(
             update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
@@ -174,11 +177,11 @@ class Drawn(NamedTuple):
     assignments: list[split.Assignment]
 
 
-def drawn_runs(config: Settings, dataset: sources.Dataset | None = None) -> Drawn:
+def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, reads: bool = True) -> Drawn:
     """Reads the data of a config, unless `dataset` has them, and draws the splits; the first part of `build`."""
     runs = runs_of(config)
     trackers.names(config.log_to)
-    plan = plan_of(runs[0].settings, dataset)
+    plan = plan_of(runs[0].settings, dataset, reads=reads)
     plans = [plan.of(run.settings) for run in runs]
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
@@ -243,7 +246,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         raise ValueError(f"vary: got {settings.vary!r}, which this run does not read, accepted: with {unread[settings.vary]}")
     shape = plan.stored_shape
     experiment = Experiment(
-        *(runs, problem, layout, num_params, plan.views, shape, plan.dataset.classes),
+        *(runs, problem, layout, num_params, plan.views, shape, plan.dataset.classes, plan.dataset),
         tiny_method=lambda number: plan.varied(settings.vary, number).with_tiny_network().method(),
         unread=unread,
     )
@@ -269,13 +272,17 @@ def naming(group: str) -> Iterator[None]:
         raise kind(prefix + line) from error
 
 
-def load_dataset(settings: Settings) -> sources.Dataset:
-    """The dataset that the settings name; raises ValueError or FileNotFoundError where it cannot be read."""
+def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
+    """The dataset that the settings name, or, unless it `reads`, one that stands for it, where its size is known.
+
+    Raises ValueError or FileNotFoundError where it cannot be read.
+    """
     data = settings.data
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     options: dict[str, Any] = {"resplit": resplit, "renumber_labels": data.renumber_labels, "seed": settings.seed}
     with naming("data"):
-        return sources.load(data.name, data_dir=folder, path=path, download=data.download, **options)
+        found = stand_in.load(data.name, folder, resplit) if not (reads or path) else None
+        return found or sources.load(data.name, data_dir=folder, path=path, download=data.download and reads, **options)
 
 
 def _check_scenario(settings: Settings, method: Method) -> None:

@@ -39,7 +39,9 @@ def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> s
         faults = functools.reduce(operator.or_, metrics[FAULT].values())
         of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
         todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
-        return f"round {number}: all {heard_of} clients returned {reason(faults)}; {todo}"
+        return (
+            f"round {number}: {'the client' if heard_of == 1 else f'all {heard_of} clients'} returned {reason(faults)}; {todo}"
+        )
     return ""
 
 
@@ -47,7 +49,7 @@ def check_clients(number: int, metrics: Mapping[str, Any], state: RunState) -> N
     """Raises StoppedError where a client of round `number` was left out."""
     if faults := metrics.get(FAULT):
         client, fault = next(iter(faults.items()))
-        others = f" ({len(faults) - 1} others are bad, too)" if len(faults) > 1 else ""
+        others = f" ({len(faults) - 1} more {'is' if len(faults) == 2 else 'are'} bad, too)" if len(faults) > 1 else ""
         todo = "to go on without such clients, set client.on_nonfinite=skip"
         raise StoppedError(f"round {number}: client {client} returned {reason(fault)}{others}; {todo}", state)
 

@@ -22,9 +22,9 @@ from fedjax_ssl.experiment.settings import ModelSettings
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes
+from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.costs import Passes, with_passes
 from fedjax_ssl.simulation.execution import Execution
-from fedjax_ssl.simulation.memory import OutOfMemoryError
 from fedjax_ssl.simulation.round import RunState, run_client, run_round
 from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs, cpu
 
@@ -143,36 +143,40 @@ def duration(seconds: float) -> str:
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} seconds"
+    return plural(max(round(seconds), 1), "second")
 
 
 def described(experiment: Experiment) -> Iterator[str]:
-    """Lines that say what an experiment is and costs, as `launch.run --dry_run` prints them; compiles a round."""
+    """Lines that say what an experiment is and costs, as `launch.run --dry_run` prints them; compiles no round."""
     settings, problem, found = experiment.settings, experiment.problem, estimate(experiment)
     data, spec, runs = problem.data, problem.spec, len(experiment.runs)
     per_client = {name: np.asarray(table.count) for name, table in (("labeled", data.labeled), ("unlabeled", data.unlabeled))}
-    counts = ", ".join(f"{x.min():,} to {x.max():,} {name}" for name, x in per_client.items())
+    ends = {name: sorted({int(x.min()), int(x.max())}) for name, x in per_client.items()}
+    counts = ", ".join(f"{' to '.join(f'{end:,}' for end in own)} {name}" for name, own in ends.items())
     per_round = found.round.as_forward * found.forward_flops
     shape = " x ".join(map(str, spec.image_shape))
     examples = f"{len(data.train.labels):,} training and {len(data.test.labels):,} test examples, {shape}"
     yield f"data      {settings.data.name}: {examples}, {spec.num_classes} classes"
-    yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round, with {counts} examples each"
-    yield f"server    {int(data.server.count.sum()):,} labeled examples"
+    if says := experiment.dataset.sizes_from:
+        yield f"          by {says}, without a look at the data: classes of one size, and random images, make the numbers below"
+    yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round; examples of each: {counts}"
+    yield f"server    {plural(data.server.count.sum(), 'labeled example')}"
     network = f"{experiment.num_params:,} parameters, {found.forward_flops / 1e6:,.3g} MFLOP forward an example"
     yield f"network   {settings.model['name']}: {network}"
     yield f"a round   {found.round.forward:,} examples forward, {found.round.backward:,} backward, {per_round / 1e9:,.3g} GFLOP"
     up, down = traffic(experiment)
     yield f"traffic   at most {up / 1e6:,.3g} MB up and {down / 1e6:,.3g} MB down a round"
-    yield f"layout    {experiment.layout.strategy}, {experiment.layout.devices} devices for a run's clients"
+    devices = plural(experiment.layout.devices, "device")
+    yield f"layout    {experiment.layout.strategy}, {devices} for a run's clients"
     yield f"memory    {_memory(experiment)}"
-    yield f"time      {runs} x {settings.rounds:,} rounds: about {duration(found.seconds)} without compilation, a rough figure"
+    rounds = f"{runs} x {plural(settings.rounds, 'round')}"
+    yield f"time      {rounds}: about {duration(found.seconds)} without compilation, a rough figure"
 
 
 def _memory(experiment: Experiment) -> str:
-    if experiment.problem.on_host:
-        return "not computed where data are on the host"
-    try:
-        experiment.simulator.compile()
-    except OutOfMemoryError as error:
-        return str(error)
-    return f"a round needs {experiment.simulator.memory_bytes / 1e6:,.3g} MB of each device, data and states included"
+    """What is known of a run's memory before a round is compiled: its data, and the states of server and clients."""
+    problem = experiment.problem
+    data = num_bytes((problem.train, problem.test, problem.tables))
+    states = len(experiment.runs) * num_bytes(jax.eval_shape(lambda: experiment.method.init(jax.random.key(0), problem.spec)))
+    where = f"on the {'disk' if problem.on_disk else 'host'}" if problem.on_host else "on each device"
+    return f"{data / 1e6:,.3g} MB of data {where}, {states / 1e6:,.3g} MB of states; a round's own is known once it is compiled"

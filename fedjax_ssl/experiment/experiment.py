@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_ssl.arrays import Number
 from fedjax_ssl.data.augment import Views
+from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment import inputs, inspection
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
 from fedjax_ssl.experiment.evaluation import predictions
@@ -21,6 +22,7 @@ from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
+from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.round import FAULT, RunState
 from fedjax_ssl.simulation.simulator import Simulator, check_alive
 from fedjax_ssl.simulation.source import Problem
@@ -45,6 +47,7 @@ class Experiment:
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
+    dataset: Dataset  # of which `problem` has the images, and whose splits it divides
     tiny_method: Callable[[Number | None], Method]
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
@@ -52,7 +55,7 @@ class Experiment:
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
         name, clients = settings.method["name"], settings.data.num_clients
-        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{settings.rounds} rounds>"
+        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{plural(settings.rounds, 'round')}>"
 
     @property
     def settings(self) -> Settings:

@@ -1,5 +1,6 @@
 """Finished and stopped runs, loaded from their folders, which are only read."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -53,7 +54,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     try:
         experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; for data that have moved, give path or data_dir") from None
+        have_moved = "for data that have moved, give path or data_dir (launch.evaluate --path=PATH or --data_dir=DIR)"
+        raise FileNotFoundError(f"{error}; {have_moved}") from None
     if noted.get("data") not in (None, *provenance.data_digests(experiment)):
         if noted.get("examples") not in provenance.data_digests(experiment, devices=False):
             accepted = "the data that it began with (load's dataset, data_dir or path)"
@@ -92,12 +94,21 @@ def settings_of(folder: pathlib.Path) -> Settings:
     for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
         name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
         if isinstance(name, str) and name not in known:
-            how = f"fedjax_ssl.register_{group}({name!r}, ...), or import the file that does so, and load again"
+            in_python = f"in Python fedjax_ssl.register_{group}({name!r}, ...)"
+            how = f"{_config_word(folder)}, the config file that registers it; {in_python}"
             raise ValueError(f"{group}.name: got {name}, which {path} names and nobody has registered, accepted: {how}")
     try:
         return Settings.from_dict(tree)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _config_word(folder: pathlib.Path) -> str:
+    """The `--config=FILE` of a command that made a run, without its argument; of a run in Python, with any file."""
+    with contextlib.suppress(ValueError, OSError):
+        words = [word for word in read_json(folder / RUN).get("command", ()) if word.startswith("--config=")]
+        return words[0].partition(":")[0] if words else "--config=FILE"
+    return "--config=FILE"
 
 
 def _unreadable(settings: Settings) -> str:

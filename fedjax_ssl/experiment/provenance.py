@@ -9,13 +9,13 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.arrays import PyTree, digest
 from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.data.sources import SYNTHETIC, Dataset, unpadded
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
@@ -35,8 +35,15 @@ def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout,
     """Writes each run's `run.json`; `command` are the words of `launch.run` that made it."""
     digests = data_digests(experiment)
     of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
+    dataset = dataset_digest(experiment.dataset, experiment.stored_shape)
     for path, data, examples in zip(paths, digests, of_examples, strict=True):
-        noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
+        noted = {
+            "layout": layout._asdict(),
+            "machine": machine(),
+            "data": data,
+            "widths": widths(experiment),
+            "dataset": dataset,
+        }
         write_json(path, noted | {"examples": examples, "command": command})
 
 
@@ -109,21 +116,27 @@ def machine() -> dict[str, str | int | bool | None]:
 def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
     """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
     problem = experiment.problem
-    of_all = _digest(hashlib.blake2b(digest_size=16), (problem.train, problem.test))
+    of_all = digest((problem.train, problem.test))
 
     def own(name: str, table: PyTree) -> PyTree:
         """A table without the columns that it has for the runs beside it."""
         return table._replace(index=table.index[:, : max(1, int(np.max(table.count)))]) if name in TABLES else table
 
     parts = [[own(name, table) for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
-    return [_digest(of_all.copy(), own).hexdigest() for own in parts]
+    return [digest(own, of_all.copy()).hexdigest() for own in parts]
 
 
-def _digest(digest: Any, arrays: PyTree) -> Any:
-    for array in map(np.ascontiguousarray, jax.tree.leaves(arrays)):
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.data)
-    return digest
+def dataset_digest(dataset: Dataset, stored_shape: tuple[int, ...]) -> str:
+    """A digest of a dataset's examples, the same for every seed and split; empty for `synthetic` ones, which the seed draws.
+
+    `stored_shape` is that of an example before images were padded.
+    """
+    if dataset.name == SYNTHETIC:
+        return ""
+    if dataset.whole:
+        return dataset.whole
+    train, test = (unpadded(images, stored_shape) for images in (dataset.train_images, dataset.test_images))
+    return digest((train, dataset.train_labels, test, dataset.test_labels)).hexdigest()
 
 
 def processor() -> str:

@@ -23,6 +23,7 @@ from fedjax_ssl.experiment.stop import Stop
 from fedjax_ssl.experiment.summary import seen, summary
 from fedjax_ssl.experiment.trackers import tracked, trackers
 from fedjax_ssl.experiment.writers import Progress
+from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
@@ -198,7 +199,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
     else:
         exchanged(None)  # other processes wait for what `loop.rounds` tells them
     if all(is_finished(path, rounds) for path in paths):
-        _log.info("all %d rounds are done, results in %s", rounds, workdir)
+        _log.info("%s done, results in %s", "the round is" if rounds == 1 else f"all {rounds} rounds are", workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
@@ -288,7 +289,7 @@ def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
     """The rows of a run that has finished so many rounds; ValueError where its log is damaged, or lacks any of them."""
     rows = MetricsLog(folder).rows()
     if len(rows) < rounds:
-        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(rows)} of the {rounds} rounds that are finished: {REMEDY}")
+        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(rows)} of {plural(rounds, 'finished round')}: {REMEDY}")
     return rows
 
 
@@ -352,10 +353,10 @@ def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
         # A process may be killed before its first checkpoint is on disk, which another thread writes.
         were_there = (folder.path / SUMMARY).exists()
         if were_there or rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
-            raise ValueError(f"{folder.path} has {rows} rounds in its log and no checkpoint: {REMEDY}")
+            raise ValueError(f"{folder.path} has {plural(rows, 'round')} in its log and no checkpoint: {REMEDY}")
         if rows:
             _log.warning("%s has no checkpoint: it begins anew", folder.path)
     elif rows < done:
-        raise ValueError(f"{folder.log.path} has {rows} rounds up to the checkpoint's {done}: {REMEDY}")
+        raise ValueError(f"{folder.log.path} has {plural(rows, 'round')} up to the checkpoint's {done}: {REMEDY}")
     elif folder.checkpoints.log not in ("", folder.log.digest(done)):
         raise ValueError(f"{folder.log.path} is not the log of the run whose checkpoints lie beside it: {REMEDY}")

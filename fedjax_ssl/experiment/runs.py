@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.options import did_you_mean
+from fedjax_ssl.options import KINDS, did_you_mean, plural
 
 GROUPS = ("client", "server", "method", "data")
 """The groups of settings with numbers that can vary between runs of one program."""
@@ -50,12 +50,12 @@ def _check(settings: Settings) -> None:
     """Raises ValueError where `vary` is not the key of a float, or `values` are not its values."""
     key, values = settings.vary, settings.values
     if not key:
-        raise ValueError(f"vary: got '' with {len(values)} values, accepted: the key of the number that has them")
+        raise ValueError(f"vary: got '' with {plural(len(values), 'value')}, accepted: the key of the number that has them")
     config = {name: value for name, value in settings.to_dict().items() if name in GROUPS}
     flat = flattened(config | {"method": settings.method_options().model_dump() | config["method"]})
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
-        what = f"which is a {type(flat[key]).__name__}, " if key in flat else ""
+        what = f"which is {KINDS.get(type(flat[key]), 'no float')}, " if key in flat else ""
         hint = did_you_mean(key, numbers)
         raise ValueError(f"vary: got {key!r}, {what}accepted: the key of a float in {', '.join(GROUPS)}{hint}")
     if len(values) < 2 or len(set(values)) < len(values):

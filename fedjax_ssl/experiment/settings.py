@@ -1,6 +1,5 @@
 """The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -30,7 +29,9 @@ from fedjax_ssl.options import (
     Steps,
     Weight,
     fields_of,
+    nearest,
     parse,
+    plural,
 )
 
 Seed = Annotated[int, Field(ge=0, le=MANY)]
@@ -236,7 +237,9 @@ class Settings(Model):
         if not {*names} <= {*TRACKERS}:
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
         if (runs := self.seeds * max(1, len(self.values))) > MOST_RUNS:
-            raise ValueError(f"values: got {len(self.values)} for {self.seeds} seeds, {runs} runs, accepted: {MOST_RUNS} runs")
+            raise ValueError(
+                f"values: got {len(self.values)} for {plural(self.seeds, 'seed')}, {runs} runs, accepted: {MOST_RUNS} runs"
+            )
         if (last := self.seed + self.seeds - 1) > MANY:
             raise ValueError(f"seed: got {self.seed} with seeds={self.seeds}, whose last is {last}, accepted: at most {MANY}")
         for group, got in (("client", self.client), ("server", self.server)):
@@ -274,7 +277,7 @@ class Settings(Model):
         name, own = self.method["name"], self._own("method")
         options = options_class(METHODS[name])
         known = [key for key, _ in fields_of(options)]
-        if strange := [key for key in own if key not in known and not difflib.get_close_matches(key, known, 1)]:
+        if strange := [key for key in own if key not in known and not nearest(key, known)]:
             accepted = f"{', '.join(known) or 'none'}; start from a config of {name}, such as configs/digits.py:{name}"
             raise ValueError(f"method.{strange[0]}: not a key of method.name={name}, accepted: {accepted}")
         return parse(options, own, "method.")

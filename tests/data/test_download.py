@@ -216,7 +216,8 @@ def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):
     tree = command.read("fl2_cifar10", overrides).tree
     tree["model"] = {"name": "linear"}
     tree["data"]["download"] = False
-    assert "data.download is false" in message_of(FileNotFoundError, build.build, tree)
+    message = message_of(FileNotFoundError, build.build, tree)
+    assert "data.download is false: give a folder that has it (--config.data.data_dir=DIR), run " in message
     assert small.asked == []
     tree["data"]["download"] = True
     experiment = build.build(tree)

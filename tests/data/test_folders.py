@@ -77,5 +77,8 @@ def test_resplit_merges_all_splits_or_splits_a_folder_of_classes(tmp_path):
     kept = as_rows(*dataset[1:3]) + as_rows(*dataset[3:5])
     assert len(set(kept)) == 38
     assert set(kept) <= {row for images, labels in written.values() for row in as_rows(images, labels)}
+    for part, images in ((dataset.origins.train, dataset.train_images), (dataset.origins.test, dataset.test_images)):
+        assert all(np.array_equal(Image.open(tmp_path / file), image) for file, image in zip(part, images, strict=True))
+    assert dataset.origins.kind == "file"
     alone = sources.load("image_folder", path=str(tmp_path / "train"), resplit=(0.8, 0.0, 0.2))
     assert sorted(as_rows(*alone[1:3]) + as_rows(*alone[3:5])) == as_rows(*written["train"])

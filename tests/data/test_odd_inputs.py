@@ -167,6 +167,8 @@ ODD = {
     "fractions as labels": arrays(train_labels=LABELS / 3),
     "one-hot labels": arrays(train_labels=np.eye(2)[LABELS]),
     "text labels": arrays(train_labels=np.array(["cat", "dog"])[LABELS]),
+    "objects as labels": arrays(train_labels=np.array([(1,), "a"] * 10, dtype=object)),
+    "objects as labels, renumbered": arrays(train_labels=np.array([(1,), "a"] * 10, dtype=object), renumber_labels=True),
     "numbers as objects": arrays(train_labels=LABELS.astype(object)),
     "labels below -1": arrays(train_labels=LABELS - 2),
     "-1 in the test part": arrays(test_labels=LABELS[:8] - 1),

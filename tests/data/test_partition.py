@@ -228,13 +228,13 @@ def test_a_class_that_nobody_drew_is_unassigned_and_noted():
     _, unassigned, notes = share_of("random_classes", labels, np.arange(300), 2)
     assert len(unassigned) >= 180
     assert notes[0].startswith("no client drew class ")
-    assert notes[0].endswith(f": {len(unassigned)} examples go to no client")
+    assert notes[0].endswith(f": nobody has {len(unassigned):,} examples")
 
 
 def test_batch_imbalanced_counts_what_is_short():
     rows, unassigned, notes = share_of("batch_imbalanced", np.arange(50_000) % 10, np.arange(50_000), 100)
     assert 0 < len(unassigned) < 1500  # classes run out, by the chance of their counts
-    assert notes[0].endswith(f"short of {len(unassigned)} examples in all")
+    assert notes[0].endswith(f"fell short by {len(unassigned):,} examples in all")
     assert all(len(row) == 500 for row in rows[:80])  # the first clients have all that they asked for
 
 

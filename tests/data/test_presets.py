@@ -112,8 +112,8 @@ def test_one_value_normalizes_every_channel_and_other_numbers_are_refused():
     half = presets.make(dataset(), mean=(0.5,), std=(0.5,))
     assert np.array_equal(presets.make(dataset("bloodmnist")).plain(images), half.plain(images))
     message = message_of(ValueError, presets.make, dataset(), mean=(0.5, 0.5), std=(0.5, 0.5))
-    assert message == "data.mean, data.std: got 2 and 2 values for images of 3 channel(s), accepted: 3 in both, or 1"
-    assert message_of(ValueError, presets.make, dataset("cifar10", (12, 12, 1))).endswith("1 channel(s), accepted: 1 in both")
+    assert message == "data.mean, data.std: got 2 and 2 values for images of 3 channels, accepted: 3 in both, or 1"
+    assert message_of(ValueError, presets.make, dataset("cifar10", (12, 12, 1))).endswith("1 channel, accepted: 1 in both")
 
 
 def test_labeled_images_are_seen_as_the_weak_view_unless_a_config_says_otherwise_and_so_are_strong_views_of_none():

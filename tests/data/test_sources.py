@@ -1,5 +1,7 @@
 """Sources: every format ends in the same checked arrays, pixel for pixel, and wrong input in one clear line."""
 
+import re
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -85,6 +87,10 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
     assert set(kept) <= {row for split in splits for row in as_rows(*split)}
     assert set((dataset.train_images[:, 0, 0, 0] // 20).tolist()) == {0, 1, 2, 3}  # 0, 1: train; 2: val; 3: test
     again, other = (load_npz(tmp_path, arrays, resplit=RESPLIT, seed=seed) for seed in (1, 2))
+    for part, images in ((dataset.origins.train, dataset.train_images), (dataset.origins.test, dataset.test_images)):
+        places = [re.fullmatch(r"(train|val|test)\[(\d+)\]", origin).groups() for origin in part]
+        assert np.array_equal([arrays[f"{split}_images"][int(at)] for split, at in places], images[..., 0])
+    assert (dataset.origins.kind, dataset.whole == again.whole == other.whole != "") == ("original", True)
     assert np.array_equal(dataset.test_images, again.test_images)
     assert not np.array_equal(dataset.test_images, other.test_images)
 

@@ -12,8 +12,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from fedjax_ssl.data import presets, sources
-from fedjax_ssl.data.catalog import DATASETS
-from fedjax_ssl.data.sources import checks
+from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, SIZES
+from fedjax_ssl.data.sources import checks, stand_in
 from fedjax_ssl.data.sources import tfds as reader
 from tests.data.common import as_rows, check_contract, check_equal, message_of, picture
 
@@ -89,6 +89,36 @@ def test_tfds_known_datasets_are_read_from_their_own_features_and_splits(tiny_di
         if name == "emnist/byclass":
             stored = stored.swapaxes(1, 2)  # NIST's rows are columns
         assert as_rows(images, labels) == as_rows(stored, expected)
+
+
+@pytest.mark.parametrize("resplit", [None, (0.5, 0.1, 0.4)])
+def test_a_stand_in_has_the_sizes_that_the_metadata_say_and_reads_no_example(tiny_dir, no_network, tmp_path, resplit):
+    real = sources.load("cifar100", data_dir=str(tiny_dir), resplit=resplit)
+    for folder in (tiny_dir / "cifar100").glob("*"):
+        (tmp_path / "cifar100" / folder.name).mkdir(parents=True)
+        for file in folder.glob("*.json"):
+            shutil.copy(file, tmp_path / "cifar100" / folder.name)
+    made = stand_in.load("cifar100", str(tmp_path), resplit)
+    check_contract(made)
+    assert [(array.shape, array.dtype) for array in made[1:5]] == [(array.shape, array.dtype) for array in real[1:5]]
+    assert (made.name, made.num_classes, made.classes) == (real.name, 100, ())
+    assert made.sizes_from.startswith(f"TFDS's metadata in {tmp_path}")
+    assert stand_in.load("nobody_knows_it", str(tmp_path), resplit) is None
+
+
+def test_a_stand_in_of_what_is_not_there_has_the_catalogs_sizes(no_network, tmp_path):
+    assert set(SIZES) == set(ORIGINALS) - {"ag_news"}
+    made = stand_in.load("bloodmnist", str(tmp_path), (0.8, 0.05, 0.15))
+    assert (made.train_images.shape, made.test_images.shape) == ((13_674, 28, 28, 3), (2_564, 28, 28, 3))
+    assert np.ptp(np.bincount(made.train_labels)) <= 14  # 8 classes in each of 14 blocks
+    assert (stand_in.load("breastmnist", None, None).train_images.shape, made.sizes_from) == ((546, 28, 28, 1), "the catalog")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
+def test_the_catalogs_sizes_are_those_of_the_real_datasets(tfds_dir, name):
+    info, sizes = reader.prepared(name, tfds_dir).info, SIZES[name]
+    numbers = [info.splits[split].num_examples for split in ("train", "test")]
+    assert (info.features["image"].shape, *numbers) == (sizes.shape, sizes.train, sizes.test)
 
 
 def test_tfds_splits_are_merged_and_split_anew(tiny_dir, no_network):

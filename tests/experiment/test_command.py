@@ -1,13 +1,15 @@
 """What a command line may say: configs by name or path, overrides, and one line for everything else."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from configs import digits
-from launch import command, evaluate, explain, run
+from launch import command, evaluate, explain, main, run
 from tests import tiny
-from tests.experiment.commands import refused
+from tests.experiment.commands import ROOT, refused
 
 
 def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeypatch):
@@ -103,3 +105,11 @@ def test_a_platform_without_devices_is_one_line(tmp_path, monkeypatch, error, re
     asked = f"JAX_PLATFORMS: got cpu, of which JAX finds no device{reason}"
     for words, program in ((["--config=digits:fl2"], run), (["absent"], evaluate)):
         assert refused(*words, cwd=tmp_path, program=program) == f"error: {asked}, accepted: cpu, or unset\n"
+
+
+def test_the_packages_themselves_list_the_commands():
+    for package, typed in (("launch", "python -m launch.run"), ("fedjax_ssl", "fedjax-ssl run")):
+        done = subprocess.run([sys.executable, "-m", package], capture_output=True, text=True, check=True, cwd=ROOT)
+        assert f"\n{typed} --config=digits:fl2\n" in done.stdout
+        listed = re.findall(r"^  (\w+) +[A-Z].*\.$", done.stdout, re.MULTILINE)
+        assert tuple(listed) == main.COMMANDS

@@ -1,10 +1,13 @@
 """What a run will cost, before it begins."""
 
 import re
+import socket
 
 import pytest
 
+from configs import fl2_cifar10
 from fedjax_ssl.experiment import estimate, run
+from fedjax_ssl.experiment.build import build
 from tests import tiny
 from tests.experiment.commands import succeeded
 
@@ -59,7 +62,7 @@ def test_a_forward_passs_arithmetic_is_its_direct_convolutions():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.2, "1 seconds"), (119, "119 seconds"), (7000, "117 minutes"), (7200, "2 hours"), (916219, "11 days")],
+    [(0.2, "1 second"), (119, "119 seconds"), (7000, "117 minutes"), (7200, "2 hours"), (916219, "11 days")],
 )
 def test_durations_in_words(seconds, words):
     assert estimate.duration(seconds) == words
@@ -85,10 +88,27 @@ def test_a_dry_run_says_what_a_run_is_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.ci
+def test_the_costs_of_a_papers_setting_are_counted_without_its_data_and_without_compiling_a_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
+    monkeypatch.setattr(socket.socket, "connect", None)  # a call fails
+    experiment = build(fl2_cifar10.get_config().to_dict(), reads=False)
+    lines = list(estimate.described(experiment))
+    assert lines[0] == "data      cifar10: 50,000 training and 10,000 test examples, 32 x 32 x 3, 10 classes"
+    assert lines[1].startswith("          by the catalog, without a look at the data: ")
+    assert "clients   100, 10 a round; examples of each: 0 labeled, 499 unlabeled" in lines
+    assert "a round   62,584 examples forward, 77,000 backward, 8.52e+04 GFLOP" in lines  # as with the data themselves
+    assert "memory    185 MB of data on each device, 605 MB of states; a round's own is known once it is compiled" in lines
+    assert "simulator" not in vars(experiment)  # which has the round's program
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ci
 def test_a_run_of_days_says_so_before_its_first_round(tmp_path, monkeypatch):
     began = []
     monkeypatch.setattr(run, "run", lambda experiment, *_, **__: began.append(experiment.settings.rounds))
     long = ("--config.data.name=synthetic", "--config.rounds=1000000", "--config.eval_every=1000")
     done = succeeded("--config=fl2_cifar10", *long, f"--workdir={tmp_path}")
-    assert re.search(r"^1000000 rounds take about \d+ days here, by a rough estimate$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^1,000,000 rounds take about \d+ days here, by a rough estimate$", done.stderr, re.MULTILINE), (
+        done.stderr
+    )
     assert began == [1_000_000]

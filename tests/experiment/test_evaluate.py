@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import cv2
@@ -14,7 +15,7 @@ from fedjax_ssl.experiment.loading import load
 from fedjax_ssl.experiment.report import extras
 from fedjax_ssl.experiment.report import runs as report_runs
 from fedjax_ssl.experiment.report.tables import DASH
-from launch import evaluate, report
+from launch import evaluate, examples, report
 from tests.experiment.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -198,6 +199,8 @@ def test_names_of_classes_are_shown_and_stored(named, tmp_path):
     assert [line.split("  ")[0] for line in shown.splitlines() if " = " in line] == heads
     with out.open() as file:
         table = list(csv.DictReader(file))
+    files = [str(file.relative_to(named / "data")) for file in sorted((named / "data" / "test").glob("*/*.png"))]
+    assert [row["file"] for row in table] == files
     assert [row["predicted_class"] for row in table] == [sorted(NAMES)[int(row["prediction"])] for row in table]
     assert evaluated(run)["runs"][str(run)]["classes"] == sorted(NAMES)
     succeeded(str(run), f"--out={tmp_path / 'report.html'}", program=report)
@@ -235,10 +238,61 @@ def test_labels_of_other_data_are_matched_by_names(named, tmp_path):
     (flat / "labels.csv").write_text("\n".join(["id,label", *names]))
     assert labels(flat)[0] == truth
     np.savez(tmp_path / "below.npz", images=images, labels=np.full(12, -2))
-    assert "got labels from -2 to -2" in refused(str(run), f"--data={tmp_path / 'below.npz'}", program=evaluate)
+    assert "below.npz with label -2, accepted: 0 to 2, or -1" in refused(
+        str(run), f"--data={tmp_path / 'below.npz'}", program=evaluate
+    )
     (some / "ant").rename(some / "dog")
     line = f"--data: got {some} with class dog, accepted: 0 = $c, 1 = ant, 2 = bee, wild"
     assert refused(str(run), f"--data={some}", program=evaluate) == f"error: {line}\n"
+
+
+BY_TEXT = ("0", "1", "10", "11", "2")  # folders that are named by integers, in the order of text
+LETTERS = ("a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "labels", "expected", "is_by_position"),
+    [
+        (BY_TEXT, (), [0, 1, 2, 10, 11], [0, 1, 4, 2, 3], False),
+        ((), BY_TEXT[:3], [0, 1, 2, -1], [0, 1, 10, -1], False),
+        (("00", "01", "10"), (), [0, 10], [0, 2], False),
+        (("00", "01", "10"), ("10", "1"), [0, 1], [2, 1], False),
+        (BY_TEXT, (), np.array(["10", "2", "-1"]), [2, 4, -1], False),
+        ((), (), np.array(["10", "2", "-1"]), [10, 2, -1], False),
+        (("3", "5"), (), [5, 3], [1, 0], False),  # `renumber_labels`
+        ((), (), [11, 0], [11, 0], False),
+        (LETTERS, ("b", "a"), [0, 1], [1, 0], False),
+        (LETTERS, (), [4, -1, 0], [4, -1, 0], True),
+        ((), tuple("abcdefghijkl"), [11, 0], [11, 0], True),
+    ],
+)
+def test_classes_are_matched_by_integers_or_names_and_by_position_with_a_warning(
+    caplog, classes, names, labels, expected, is_by_position
+):
+    model = examples.Classes(classes, len(classes) or 12)
+    labels = np.asarray(labels)
+    assert examples.labels_of("x.npz", labels, len(labels), names, model).tolist() == expected
+    assert caplog.messages == [line for line in caplog.messages if "matched by position alone" in line]
+    assert len(caplog.messages) == is_by_position
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "labels", "line"),
+    [
+        (BY_TEXT, (), [3], "with label 3, accepted: 0, 1, 10, 11, 2, or -1"),
+        ((), ("0", "12"), [1], "with class 12, accepted: 0 to 11, or -1"),
+        (LETTERS, ("a", "z"), [0], "with class z, accepted: 0 = a, "),
+        (LETTERS, ("1", "2"), [0], "with class 1, accepted: 0 = a, "),
+        (LETTERS, (), [5], "with label 5, accepted: 0 to 4, or -1"),
+        ((), ("a", "b"), [0], "with 2 classes, accepted: each of the model's 12 classes"),
+        ((), (), [2**40], f"with label {2**40}, accepted: 0 to 11"),
+        (LETTERS, ("a", "b"), [2], "got labels from 2 to 2 in x.npz, accepted: 0 to 1"),
+    ],
+)
+def test_classes_that_the_model_lacks_are_refused(classes, names, labels, line):
+    model = examples.Classes(classes, len(classes) or 12)
+    with pytest.raises(ValueError, match=re.escape(line)):
+        examples.labels_of("x.npz", np.asarray(labels), len(labels), names, model)
 
 
 def test_a_method_of_ones_own_needs_its_config(tmp_path):

@@ -104,7 +104,10 @@ def damage_checkpoint(folder):
         (lambda folder: (folder / "config.json").unlink(), ["has no config.json"]),
         (shutil.rmtree, ["is no folder"]),
         (damage_config, ["config.json is damaged: it is not JSON"]),
-        (unknown_method, ["method.name: got mine", "nobody has registered", "fedjax_ssl.register_method('mine', ...)"]),
+        (
+            unknown_method,
+            ["method.name: got mine", "small.py, the config file that registers it", "fedjax_ssl.register_method('mine', ...)"],
+        ),
         (other_seed, ["another split"]),
         (in_memory, ["data.name: got arrays", "dataset=..."]),
         (damage_checkpoint, ["is corrupt"]),

@@ -49,9 +49,9 @@ def folder(tmp_path_factory):
     np.savez(folder / "floats.npz", x_train=np.zeros((9, 3)), y_train=np.zeros(9, int), x_test=[[0.0]], y_test=[0])
     np.savez(folder / "wrong.npz", x_test=images[:, :5, :5], y_test=np.zeros(2, int))
     np.savez(folder / "labels.npz", x_test=images, y_test=np.array([0, 10]))
-    for name, image in zip("01", images, strict=True):
-        (folder / "two" / name).mkdir(parents=True)
-        cv2.imwrite(str(folder / "two" / name / "0.png"), image)
+    for name in ("two/0", "two/12", "words/cat", "words/dog"):
+        (folder / name).mkdir(parents=True)
+        cv2.imwrite(str(folder / name / "0.png"), images[0])
     (folder / "none").mkdir()
     (folder / "digits").touch()  # which does not hide the config of that name
     options = ("--config.data.name=digits", "--config.rounds=1", "--config.seeds=2", "--workdir=runs")

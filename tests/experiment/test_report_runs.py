@@ -130,6 +130,42 @@ def test_where_data_lie_and_metrics_go_makes_no_group_and_another_file_does(tmp_
     assert len(grouped(tmp_path).groups) == 2
 
 
+def test_runs_are_grouped_by_the_digests_of_their_data_and_labels_tell_them_apart(tmp_path):
+    own = {"data__name": "image_folder", "data__path": "/here/data"}
+    for seed, (digest, path) in enumerate([("a" * 32, "/here/data"), ("a" * 32, "/copied/renamed"), ("b" * 32, "/there/data")]):
+        write(tmp_path / f"{seed}", seed=seed, **own | {"data__path": path})
+        write_json(tmp_path / f"{seed}" / "run.json", {"dataset": digest})
+    assert [(one.label, len(one.used)) for one in grouped(tmp_path).groups] == [
+        ("path=data aaaaaaaa", 2),
+        ("path=data bbbbbbbb", 1),
+    ]
+    assert grouped(tmp_path).notes == ("The runs have different data files: data aaaaaaaa, data bbbbbbbb",)
+    (made,) = grouped(tmp_path, "method").groups
+    assert len(made.used) == 3
+    assert "differ in data.path" in grouped(tmp_path, "method").notes[1]
+    config = read_json(tmp_path / "2" / "config.json")
+    config["data"]["path"] = "/there/other"
+    write_json(tmp_path / "2" / "config.json", config)
+    assert [one.label for one in grouped(tmp_path).groups] == ["path=data", "path=other"]
+    for seed in range(3):
+        write_json(tmp_path / f"{seed}" / "run.json", {"dataset": "c" * 32})
+    assert [(one.label, len(one.used)) for one in grouped(tmp_path).groups] == [("fl2", 3)]
+
+
+def test_a_sweeps_cell_has_no_mean_over_two_datasets(tmp_path):
+    for seed, digest in enumerate("aab"):
+        write_json(write(tmp_path / f"{seed}", seed=seed) / "run.json", {"dataset": digest * 32})
+    found = cells.results_of(runs.find([tmp_path]).runs)
+    assert [one.get("accuracy") for one in found] == [0.3, 0.3, None]
+    assert found[2]["error"] == "its data are others than those of seed 0"
+    assert np.isnan(cells.over_seeds(found)["accuracy_mean"])
+    case = {"case": {"table": "t", "row": "r", "column": ""}, "config": "digits", "overrides": {}}
+    first = cells.added([], {}, [case | {"runs": found[:2]}])
+    assert cells.added(first, {}, [case | {"runs": found[:1]}])
+    with pytest.raises(ValueError, match="t r: the file has it with other data, give another file"):
+        cells.added(first, {}, [case | {"runs": [found[0] | {"dataset": "b" * 32}]}])
+
+
 @pytest.mark.parametrize(("name", "count"), [("there/phones.csv", 1), ("here/servers.csv", 2)])
 def test_the_same_trace_in_another_folder_makes_no_group_and_another_trace_does(tmp_path, name, count):
     for seed, path in enumerate(("here/phones.csv", name)):

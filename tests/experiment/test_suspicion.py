@@ -49,7 +49,7 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(tmp_path, config, runs, s
 
 @pytest.mark.parametrize(
     ("checkpoints", "lost"),
-    [("kept", "has 5 rounds up to the checkpoint's 6"), ("gone", "has 5 of the 6 rounds that are finished")],
+    [("kept", "has 5 rounds up to the checkpoint's 6"), ("gone", "has 5 of 6 finished rounds")],
 )
 def test_a_damaged_summary_is_written_anew_from_the_log_and_no_round_trained_again(tmp_path, config, runs, checkpoints, lost):
     folder = shutil.copytree(runs / "finished", tmp_path / "run")
@@ -199,7 +199,7 @@ DAMAGED = "round 3 is damaged: it is not JSON; put the file back"
     [
         (3, lambda lines: [*lines[:-1], lines[-1][:-1]], DAMAGED),
         (3, lambda lines: [*lines[:-1], lines[-1][:-40]], DAMAGED),
-        (6, lambda lines: lines[:4], "metrics.jsonl has 4 of the 6 rounds that are finished"),
+        (6, lambda lines: lines[:4], "metrics.jsonl has 4 of 6 finished rounds"),
     ],
 )
 def test_a_log_that_is_damaged_while_the_run_writes_to_it_is_no_result(tmp_path, config, monkeypatch, round, change, said):

@@ -38,6 +38,25 @@ def test_the_commands_of_the_help_are_accepted():
     assert lines[0].split(" ")[0] in sweep.names()
 
 
+def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_compared():
+    def made(*keys, config="digits:fl2", methods=""):
+        words = [f"--config={config}", f"--methods={methods}", *(f"--set={key}" for key in keys)]
+        return parse(Table, sweep._from_options(sweep._parser().parse_args(words)))
+
+    table = made(
+        *("client.optimizer.learning_rate=.01", "server.learning_rate=1,.5", "data.num_labels=10"),
+        config="digits:{method}",
+        methods="fl2,uda",
+    )
+    rates = [f"client.optimizer.learning_rate=.01, server.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")]
+    assert [*table.columns] == rates
+    keys = "client.optimizer.learning_rate: .01; server.learning_rate: 1, .5; data.num_labels: 10"
+    assert table.about == f"method: fl2, uda; {keys} (digits:{{method}})"
+    one = made("client.optimizer.learning_rate=.1,.2")
+    assert [*one.columns] == ["learning_rate=.1", "learning_rate=.2"]
+    assert one.about == "client.optimizer.learning_rate: .1, .2 (digits:fl2)"
+
+
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
     for name in sweep.names():
         for small in (False, True):

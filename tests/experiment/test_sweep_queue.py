@@ -6,12 +6,14 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 
 from fedjax_ssl.data import download
-from fedjax_ssl.experiment import owner
+from fedjax_ssl.experiment import build, owner
 from fedjax_ssl.experiment.files import MetricsLog, write_json
 from fedjax_ssl.experiment.owner import owned
+from fedjax_ssl.experiment.provenance import dataset_digest
 from fedjax_ssl.experiment.report import runs
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import parse
@@ -216,6 +218,24 @@ def test_a_cell_has_the_runs_of_its_trace_wherever_that_lies(tmp_path, trace, ha
     MetricsLog(run).append({"round": 1, "eval/accuracy": 0.5})
     write_json(run / "summary.json", {"rounds": 1, "eval/accuracy": 0.5})
     assert Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended is has_ended
+
+
+def test_a_cell_whose_own_data_have_changed_is_not_done(tmp_path):
+    labels = np.arange(20) % 2
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:4], y_test=labels[:4])
+    config = tiny.config("fl2", rounds=1, data__name="npz", data__path=str(tmp_path / "own.npz"))
+    cell = Cell("row", "", "digits:fl2", {}, settings=Settings.from_dict(config))
+    found = build.load_dataset(cell.settings)
+    run = tmp_path / cell.name / "0"
+    run.mkdir(parents=True)
+    write_json(run / "config.json", config)
+    write_json(run / "run.json", {"dataset": dataset_digest(found, (8, 8, 1))})
+    MetricsLog(run).append({"round": 1, "eval/accuracy": 0.5})
+    write_json(run / "summary.json", {"rounds": 1, "eval/accuracy": 0.5})
+    assert Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:4], y_test=1 - labels[:4])
+    assert not Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended
 
 
 def test_data_that_are_missing_are_fetched_once_and_where_that_cannot_be_nothing_runs(tmp_path, starting, monkeypatch):

@@ -15,8 +15,10 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named
 from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.options import did_you_mean
 
-__all__ = ["GENERIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic"]
+__all__ = ["GENERIC", "SYNTHETIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic", "unpadded"]
 
+SYNTHETIC = "synthetic"
+"""The name of small random images, which the seed draws."""
 GENERIC = ("npz", "image_folder", "text_features")
 """Names for a user's own data: each is also a kind of storage."""
 
@@ -60,7 +62,8 @@ def load(
         found = builtin.digits() if name == "digits" else synthetic(seed=seed)
     if found is None:
         names = [*GENERIC, "synthetic", *DATASETS]
-        accepted = f"{', '.join(names)}, or what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]}"
+        prepared = f"what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]} (other folders: --config.data.data_dir)"
+        accepted = f"{', '.join(names)}, or {prepared}"
         raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{did_you_mean(name.lower(), names)}")
     if about and found.num_classes != about.classes:
         raise ValueError(
@@ -126,6 +129,14 @@ def padded(data: Dataset, size: int) -> Dataset:
         )
     borders = [(0, 0), *(((size - side) // 2, (size - side + 1) // 2) for side in (height, width)), (0, 0)]
     return data._replace(train_images=np.pad(data.train_images, borders), test_images=np.pad(data.test_images, borders))
+
+
+def unpadded(images: np.ndarray, stored_shape: Sequence[int]) -> np.ndarray:
+    """The images of a padded dataset as they were before; `stored_shape` is that of one."""
+    rows, columns = (
+        slice((have - had) // 2, (have - had) // 2 + had) for have, had in zip(images.shape[1:3], stored_shape, strict=False)
+    )
+    return images[:, rows, columns]
 
 
 def _from_path(name: str, kind: str, path: str | None, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:

@@ -12,6 +12,14 @@ UNLABELED = -1
 """The label of a training example whose class nobody knows, and the client of one that belongs to nobody."""
 
 
+class Origins(NamedTuple):
+    """Where each example is from, as texts: its `file`, or its place in the `original` splits, such as `test[17]`."""
+
+    kind: str
+    train: Shaped[np.ndarray, " N"]
+    test: Shaped[np.ndarray, " N"]
+
+
 class Dataset(NamedTuple):
     """A classification dataset in memory. Every class in 0..C-1 occurs in the training split.
 
@@ -29,6 +37,12 @@ class Dataset(NamedTuple):
     """Which client each training example belongs to, 0..K-1 or -1 for none, if the dataset says so."""
     classes: tuple[str, ...] = ()
     """The names of the classes 0..C-1; empty where they are numbers alone."""
+    origins: Origins | None = None
+    """Where the examples are from, unless their positions say it: images in files, or splits that were drawn anew."""
+    whole: str = ""
+    """Where splits were drawn anew, a digest of all examples before, which does not depend on the seed."""
+    sizes_from: str = ""
+    """Who says how large it is, where random images stand for those of the dataset (`stand_in`); empty: these are its own."""
 
     @property
     def holds_features(self) -> bool:
@@ -42,6 +56,7 @@ class Part(NamedTuple):
     images: Shaped[np.ndarray, "N ..."]
     labels: Shaped[np.ndarray, "*_"]
     clients: Classes | None = None
+    origins: Shaped[np.ndarray, " N"] | None = None  # texts, see `Origins`
 
 
 def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:
@@ -101,7 +116,7 @@ def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> P
     labels = checked_labels(where, split.labels, len(images), may_lack_labels=may_lack_labels)
     if split.clients is not None and len(split.clients) != len(images):
         raise ValueError(f"{where}: {len(images)} examples but {len(split.clients)} clients' ids: give one id per example")
-    return Part(images, labels, split.clients)
+    return Part(images, labels, split.clients, split.origins)
 
 
 def _checked_images(where: str, images: np.ndarray) -> UInt8[np.ndarray, "N H W ch"]:
@@ -166,7 +181,8 @@ def _not_integers(labels: np.ndarray) -> str:
     whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()
     if whole or (labels.dtype == object and all(isinstance(label, int | np.integer) for label in labels)):
         return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
-    return f"have dtype {labels.dtype}: store them as integers 0..C-1"
+    texts = ", or as texts, labels.astype(str), with renumber_labels=true" if labels.dtype == object else ""
+    return f"have dtype {labels.dtype}: store them as integers 0..C-1{texts}"
 
 
 def first_line(value: object) -> str:

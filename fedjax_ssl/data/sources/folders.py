@@ -67,7 +67,13 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
             "%s: %d images lie elsewhere, and are read through links (first: %s, at %s): remove links that are not meant",
             *(path, len(linked), linked[0], linked[0].resolve()),
         )
-    return with_splits(name, _read(name, path, files), resplit, seed, renumber=renumber, classes=classes)
+    parts = {split: part._replace(origins=_named(root, files[split])) for split, part in _read(name, path, files).items()}
+    return with_splits(name, parts, resplit, seed, renumber=renumber, classes=classes)
+
+
+def _named(root: Path, files: Files) -> Shaped[np.ndarray, " N"]:
+    """The files' paths below the folder, as texts."""
+    return np.array([str(path.relative_to(root)) for path in files.paths])
 
 
 def test_part(path: str) -> tuple[Part, list[str], list[str]]:
@@ -82,7 +88,7 @@ def test_part(path: str) -> tuple[Part, list[str], list[str]]:
         files = {"test": Files(inside.images, np.full(len(inside.images), UNLABELED), None, inside.others)}
     else:
         files, classes = _files(root, {"test": folder}, by_name=False)
-    return _read(path, path, files)["test"], classes, [str(one.relative_to(root)) for one in files["test"].paths]
+    return _read(path, path, files)["test"], classes, _named(root, files["test"]).tolist()
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

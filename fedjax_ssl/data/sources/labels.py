@@ -44,7 +44,10 @@ def _flat(what: str, values: np.ndarray) -> Ids:
     if values.dtype == object and all(isinstance(value, str) for value in values.ravel()):
         values = values.astype(str)
     if values.ndim != 1 or values.dtype.kind not in "iuU":
-        raise ValueError(f"{what} have dtype {values.dtype} and shape {values.shape}: give an integer or a text per example")
+        texts = ", such as labels.astype(str)" if values.dtype == object else ""
+        raise ValueError(
+            f"{what} have dtype {values.dtype} and shape {values.shape}: give an integer or a text per example{texts}"
+        )
     return values
 
 

@@ -52,7 +52,9 @@ def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[st
             if not 0 < free < needed:
                 return {key: np.asarray(archive[key]) for key in present}, archive.files
     except UNREADABLE as error:
-        raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew") from error
+        is_object = "Object arrays" in str(error)
+        texts = " without arrays of objects (labels that are texts: labels.astype(str))" if is_object else ""
+        raise ValueError(f"path={path} cannot be read as plain arrays ({first_line(error)}): write it anew{texts}") from error
     got = f"arrays of {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB of memory are free"
     raise ValueError(f"path={path} has {got}: give fewer or smaller examples, or use a machine with more memory")
 

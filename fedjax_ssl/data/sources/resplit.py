@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset, named
+from fedjax_ssl.arrays import digest
+from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Origins, Part, checked_part, dataset, named
 from fedjax_ssl.data.sources.labels import renumbered
 
 
@@ -30,8 +31,9 @@ def with_splits(
     if renumber:
         splits, found = renumbered(name, splits, merged=resplit is not None)
         classes = classes if np.size(classes) else found
+    kind = "original" if next(iter(splits.values())).origins is None else "file"
     if resplit is None:
-        return named(dataset(name, splits["train"], splits["test"], num_classes), classes)
+        return named(_joined(name, kind, splits["train"], splits["test"], num_classes), classes)
     fractions = tuple(resplit)
     if len(fractions) != 3 or min(fractions) < 0 or not fractions[0] * fractions[2] > 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ValueError(
@@ -48,7 +50,17 @@ def with_splits(
             f"resplit={fractions} of {num_labeled} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
-    return named(dataset(name, *stratified(pool, num_train, num_test, seed), num_classes), classes)
+    train, test = stratified(pool, num_train, num_test, seed)
+    whole = digest((pool.images, pool.labels)).hexdigest()
+    return named(_joined(name, kind, train, test, num_classes)._replace(whole=whole), classes)
+
+
+def _joined(name: str, kind: str, train: Part, test: Part, num_classes: int | None) -> Dataset:
+    """The dataset of two parts, with where their examples are from, if they know."""
+    data = dataset(name, train, test, num_classes)
+    if train.origins is None or test.origins is None:
+        return data
+    return data._replace(origins=Origins(kind, train.origins, test.origins))
 
 
 def _merged(name: str, splits: Mapping[str, Part]) -> Part:
@@ -61,7 +73,10 @@ def _merged(name: str, splits: Mapping[str, Part]) -> Part:
     if without and len(without) < len(whole):
         raise ValueError(f"{name}: resplit merges all splits, and {without[0]} has no clients' ids: give them, or drop resplit")
     clients = None if without else np.concatenate([part.clients for part in whole])
-    return Part(np.concatenate([part.images for part in whole]), np.concatenate([part.labels for part in whole]), clients)
+    names = [[f"{split}[{i}]" for i in range(len(part.labels))] for split, part in zip(splits, whole, strict=True)]
+    origins = [np.array(own) if part.origins is None else part.origins for own, part in zip(names, whole, strict=True)]
+    images, labels = np.concatenate([part.images for part in whole]), np.concatenate([part.labels for part in whole])
+    return Part(images, labels, clients, np.concatenate(origins))
 
 
 def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part]:
@@ -79,4 +94,5 @@ def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Pa
 
 
 def _take(part: Part, rows: Int[np.ndarray, " _"]) -> Part:
-    return Part(part.images[rows], part.labels[rows], None if part.clients is None else part.clients[rows])
+    clients, origins = (None if array is None else array[rows] for array in (part.clients, part.origins))
+    return Part(part.images[rows], part.labels[rows], clients, origins)

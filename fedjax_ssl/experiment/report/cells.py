@@ -102,8 +102,19 @@ def _of_cell(table: str, cell: CellFile, own: Sequence[Run]) -> Result:
         {"table": table, "row": cell.row, "column": cell.column},
         cell.model_dump(include={"config", "overrides", "paper"}),
     )
-    results = [result(run) for run in own]
+    results = results_of(own)
     return {"case": case, **about, **over_seeds(results), "runs": results}
+
+
+def results_of(runs: Sequence[Run]) -> list[Result]:
+    """The results of a cell's runs; one on other data than the first is an error, as no mean is over two datasets."""
+    first = next((run for run in runs if run.dataset), None)
+    results = [result(run) for run in runs]
+    for run, one in zip(runs, results, strict=True):
+        if first and run.dataset not in ("", first.dataset):
+            one.setdefault("error", f"its data are others than those of seed {first.config[SEED]}")
+            one.pop("accuracy", None)
+    return results
 
 
 def _places(having: Sequence[tuple[CellFile, list[Run]]]) -> dict[pathlib.Path, Shown]:
@@ -143,7 +154,7 @@ def result(run: Run) -> Result:
     labels, server = run.column("diagnostics/pseudo_label_accuracy"), run.column("server/loss")
     at = np.flatnonzero(np.isfinite(accuracy))
     quality = [run.column(key) for key in LABELS] if np.isfinite(labels).any() else []
-    own: Result = {"seed": run.config[SEED]}
+    own: Result = {"seed": run.config[SEED]} | ({"dataset": run.dataset} if run.dataset else {})
     of_rounds = {
         "curve": [[rounds[i], accuracy[i]] for i in at],
         "pseudo_labels": [[rounds[i], *(one[i] for one in quality)] for i in at if quality],
@@ -262,14 +273,16 @@ def failed_since(runs: Sequence[Result], results: Sequence[Result]) -> list[Resu
 def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[Result]) -> list[Result]:
     """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`.
 
-    Without those of `failed_since`. ValueError where a case is there with other settings.
+    Without those of `failed_since`. ValueError where a case is there with other settings, or of other data.
     """
     known, worse = [one for run in runs for one in run["results"]], failed_since(runs, results)
     for one in results:
         before = next((old for old in known if old["case"] == one["case"]), one)
-        if any(plain(before.get(key)) != plain(one.get(key)) for key in ("config", "overrides")):
+        other = [key for key in ("config", "overrides") if plain(before.get(key)) != plain(one.get(key))]
+        there, here = ({run["dataset"] for run in part.get("runs", ()) if "dataset" in run} for part in (before, one))
+        if other or (there and here and there != here):
             name = " ".join(str(part) for part in one["case"].values() if part)
-            raise ValueError(f"{name}: the file has it with other settings, give another file")
+            raise ValueError(f"{name}: the file has it with other {'settings' if other else 'data'}, give another file")
     new = [one for one in results if one not in worse]
     cases = [one["case"] for one in new]
     left = [run | {"results": [one for one in run["results"] if one["case"] not in cases]} for run in runs]

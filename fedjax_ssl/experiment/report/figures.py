@@ -15,6 +15,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedjax_ssl.options import plural
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colors for the color-blind, without the yellow, which is pale on white."""
 LINES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
@@ -191,7 +193,8 @@ def traces(
         axes.set(xlabel="round", ylabel=label)
         _whole_ticks(axes, [times.astype(float)])
         _add_legend(figure, axes)
-    alt = f"{title}: {label} of {len(np.unique(ids))} clients in {len(times)} recorded rounds; its median goes from "
+    whose = f"{plural(len(np.unique(ids)), 'client')} in {plural(len(times), 'recorded round')}"
+    alt = f"{title}: {label} of {whose}; its median goes from "
     return picture(figure, name, title, f"{alt}{medians[0]:.3g} to {medians[-1]:.3g}.")
 
 

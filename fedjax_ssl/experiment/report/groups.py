@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.runs import CLIENT_FILES, ELSEWHERE
 
-METHOD, SEED, DATA_FILE = "method.name", "seed", "data.path"
-SHORT = {"method": METHOD, "dataset": "data.name", "model": "model.name"}
+METHOD, SEED, DATASET, DATA_FILE = "method.name", "seed", "data.name", "data.path"
+SHORT = {"method": METHOD, "dataset": DATASET, "model": "model.name"}
 """Short names of keys. The last part of a key is one, too, if no other key ends in it."""
 NOT_COMPARED = {SEED, "seeds", "vary", "values", "checkpoint_every", *ELSEWHERE} - {DATA_FILE}
 NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
@@ -79,7 +79,7 @@ def full_key(name: str, runs: Sequence[Run]) -> str:
 
 def differing(runs: Iterable[Run]) -> set[str]:
     """The keys in which the configs of runs differ."""
-    configs = list(map(_with_data_anywhere, runs))
+    configs = list(map(_with_files_anywhere, runs))
     keys = {key for config in configs for key in config}
     return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
 
@@ -99,17 +99,40 @@ def is_compared(key: str) -> bool:
 
 def identity(run: Run) -> str:
     """What a run's experiment is: the keys that are compared, with their values."""
-    return repr([(key, value) for key, value in sorted(_with_data_anywhere(run).items()) if is_compared(key)])
+    own = _with_files_anywhere(run) | ({DATA_FILE: run.dataset} if run.dataset else {})
+    return repr([(key, value) for key, value in sorted(own.items()) if is_compared(key)])
 
 
-def _with_data_anywhere(run: Run) -> dict[str, Any]:
+def _with_files_anywhere(run: Run) -> dict[str, Any]:
     """A run's config with the names of its files alone: the same file in another folder makes no other experiment."""
     return run.config | {key: pathlib.PurePath(run.config.get(key) or "").name for key in (DATA_FILE, *CLIENT_FILES)}
+
+
+def with_data_named(runs: Sequence[Run]) -> list[Run]:
+    """The runs with a name of their data as `data.path`: the same for one dataset, and different ones for several.
+
+    It is the file's name, and, where that does not tell datasets of one `data.name` apart, the first digits of their digest.
+    Runs without a digest keep their path.
+    """
+    names: dict[tuple[str, str], str] = {}  # the first one of each dataset
+    for run in runs:
+        path = pathlib.PurePath(run.config.get(DATA_FILE) or "")
+        names.setdefault((run.config[DATASET], run.dataset), path.name)
+    counts = Counter((kind, name) for (kind, _), name in names.items())
+
+    def named(run: Run) -> Run:
+        kind = run.config[DATASET]
+        name = names[kind, run.dataset]
+        word = f"{name} {run.dataset[:8]}".strip() if counts[kind, name] > 1 else name
+        return run._replace(config=run.config | {DATA_FILE: word}) if run.dataset else run
+
+    return list(map(named, runs))
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Shown] | None = None) -> Grouped:
     """Groups runs by keys; without any, runs of sweeps by their `places`, others by method and what else its runs differ in."""
     places = {} if by or places is None else places
+    runs = with_data_named(runs)
     others = [run for run in runs if run.path not in places]
     keys = [full_key(name, runs) for name in by] or [METHOD, *sorted(filter(is_compared, differing_within_methods(others)))]
     shown = [key for key in keys if key in differing(others)] or keys[:1]
@@ -122,28 +145,28 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
         word = slug(place.label)
         slugs[word.lower()] += 1  # FedAvg and FedAvg++ have the same word
         notes += said
-        if by and (mixed := sorted(filter(is_compared, differing(own)))):
+        if (by or len({run.dataset for run in own} - {""}) > 1) and (mixed := sorted(filter(is_compared, differing(own)))):
             notes.append(
                 f"{place.label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
             )
         groups.append(Group(place, tuple(own), used, f"{word}-{n}" if (n := slugs[word.lower()]) > 1 else word))
     order = list(places.values())
     groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
-    words = ["method" if key == METHOD else _short(key, shown) for key in shown]
+    words = ["method" if key == METHOD else short(key, shown) for key in shown]
     return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
 
 
-def _short(key: str, keys: Sequence[str]) -> str:
-    """A key's last part, or all of it where several of the keys end with that."""
+def short(key: str, keys: Sequence[str]) -> str:
+    """A key's name in labels: its last part, or all of it where several of the keys end with that."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
 
 def _named(run: Run, keys: Sequence[str]) -> Shown:
     """The place of a run that its values of keys name: `fl2`, or `fl2, num_labels=10`."""
-    config = _with_data_anywhere(run)
+    config = _with_files_anywhere(run)
     words = [
-        text_of(config[key]) if key in SHORT.values() else f"{_short(key, keys)}={text_of(config[key])}"
+        text_of(config[key]) if key in SHORT.values() else f"{short(key, keys)}={text_of(config[key])}"
         for key in keys
         if key in run.config
     ]
@@ -188,7 +211,7 @@ def _used(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], list[str]]:
 def _across(runs: Sequence[Run]) -> list[str]:
     """What runs differ in so that their numbers should not be compared without a thought."""
     notes = []
-    for key, what in (("data.name", "datasets"), (DATA_FILE, "data files"), ("rounds", "numbers of rounds")):
+    for key, what in ((DATASET, "datasets"), (DATA_FILE, "data files"), ("rounds", "numbers of rounds")):
         values = sorted({text_of(run.config.get(key, "")) for run in runs}, key=_order)
         if len(values) > 1:
             notes.append(f"The runs have different {what}: {', '.join(values)}")

@@ -21,8 +21,9 @@ METRICS = "metrics.jsonl"
 class Run(NamedTuple):
     """One run. `config` has dotted keys; `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
 
-    `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its data;
-    `reason` says why it has diverged, and is empty where it has not.
+    `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split
+    data, and `dataset` that of its dataset, the same for all seeds, empty where it is not known; `reason` says why it has
+    diverged, and is empty where it has not.
     """
 
     path: pathlib.Path
@@ -33,6 +34,7 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     command: list[str]
     data: str
+    dataset: str
     reason: str
     problems: tuple[str, ...]
 
@@ -127,8 +129,8 @@ def read(path: pathlib.Path, name: str) -> Run:
         reason = diverged(path)
     except (ValueError, KeyError):
         reason = f"{DIVERGED} is damaged"
-    command, data = noted.get("command", []), noted.get("data", "")
-    return Run(path, name, tree, config, columns(rows), summary, command, data, reason, tuple(problems))
+    command, data, dataset = noted.get("command", []), noted.get("data", ""), noted.get("dataset", "")
+    return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, reason, tuple(problems))
 
 
 def _optional(path: pathlib.Path, problems: list[str], checked: Callable[[Any], Any] = lambda found: found) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fedjax_ssl.experiment.report.groups import SEED, Grouped
 from fedjax_ssl.experiment.report.page import Item, Words
 from fedjax_ssl.experiment.report.runs import Run
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.options import plural
 
 SHOWN = 4
 
@@ -35,7 +36,7 @@ def split_pictures(grouped: Grouped) -> list[Item]:
         items.append(Words((f"Split of {whose}, seed {run.config[SEED]}:",)))
         items += _pictures(seen, f"split_{number}", whose)
     if len(kinds) > SHOWN:
-        items.append(Words((f"{len(kinds) - SHOWN} further splits are not drawn; `launch.preview` draws any.",)))
+        items.append(Words((f"Without {plural(len(kinds) - SHOWN, 'further split')}; `launch.preview` draws any.",)))
     return items
 
 
@@ -68,7 +69,9 @@ def _pictures(seen: preview.Preview, name: str, whose: str) -> list[Picture]:
         with rc_context({**figures.STYLE, "axes.grid": False}):
             figure = figures.blank(figures.WIDTH, height)
             draw(figure.subplots(), seen)
-        alt = f"{whose}: {what} examples of {num_clients} clients and {num_classes} classes: {counts.sum():,} in all, "
+        alt = (
+            f"{whose}: {what} examples of {plural(num_clients, 'client')} and {num_classes} classes: {counts.sum():,} in all, "
+        )
         alt += f"{counts.min():,} to {counts.max():,} in a cell."
         title = f"{what.capitalize()} examples"
         pictures.append(figures.picture(figure, f"{name}_{what}", title, alt))

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
+from fedjax_ssl.options import plural
+
 Columns = Mapping[str, Float[np.ndarray, " T"]]
 AXES = {
     "rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes", "simulated": "simulated seconds",
@@ -32,7 +34,7 @@ def instability(columns: Columns) -> str:
     rounds = columns["round"]
     accuracies, broken = (columns.get(key, np.full_like(rounds, np.nan)) for key in ("eval/accuracy", "client/non_finite"))
     if len(found := rounds[broken > 0]):
-        return f"round {found[0]:.0f}: clients returned NaN or infinity and were left out, in {len(found)} rounds"
+        return f"round {found[0]:.0f}: clients returned NaN or infinity and were left out, in {plural(len(found), 'round')}"
     if np.isnan(accuracies).all():
         return ""
     best, end = int(np.nanargmax(accuracies)), last(accuracies)
