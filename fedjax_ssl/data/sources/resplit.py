@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part, checked_part, dataset, named
+from fedjax_ssl.data.sources.checks import Dataset, Part, checked_part, dataset, named
 from fedjax_ssl.data.sources.labels import renumbered
+from fedjax_ssl.data.sources.values import UNLABELED
 
 
 def with_splits(
