@@ -20,3 +20,10 @@ def regular(path: str | os.PathLike[str]) -> pathlib.Path:
         kind = next((word for has_kind, word in _KINDS if has_kind(mode)), "special file")
         raise ValueError(f"{path} is a {kind}: give a regular file")
     return pathlib.Path(path)
+
+
+def check_below(folder: str | os.PathLike[str]) -> None:
+    """Raises ValueError where something below a folder, which a library will open, is neither a folder nor a regular file."""
+    for path in pathlib.Path(folder).rglob("*"):
+        if not path.is_dir():
+            regular(path)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_ssl.data.sources import checks, folders, npz
 from fedjax_ssl.data.sources.labels import numbered
+from fedjax_ssl.data.sources.values import understood
 from fedjax_ssl.experiment.experiment import Experiment
 
 KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", "test_labels"), ("images", "labels"))
@@ -42,7 +43,7 @@ def read(where: str, experiment: Experiment) -> Examples:
 def _labels(where: str, labels: np.ndarray, number: int, names: list[str], experiment: Experiment) -> np.ndarray | None:
     """Labels as the model numbers them: by the `names` of their classes, where the model's have some; None: none is known."""
     classes, num_classes = experiment.classes, experiment.problem.spec.num_classes
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    labels = understood(f"{where}: labels", labels)
     if classes and not names and (labels.dtype.kind == "U" or experiment.settings.data.renumber_labels):
         text, unknown = labels.astype(str), str(checks.UNLABELED)
         names = sorted(set(text.ravel().tolist()) - {unknown})

@@ -31,6 +31,7 @@ from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
 from fedjax_ssl.data.sources.values import UNLABELED, from_text, is_integer
 from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.regular import check_below
 
 from . import arguments, command
 
@@ -160,6 +161,7 @@ def compute(
 
 def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
     """A frozen float32 encoder, of the Hugging Face hub or a folder, that reads `max_length` tokens, special ones included."""
+    check_below(name)
     try:
         import torch
         import transformers

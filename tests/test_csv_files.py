@@ -8,6 +8,8 @@ import pytest
 
 from fedjax_ssl import csv_files
 from fedjax_ssl.regular import regular
+from launch import arguments
+from launch.text_features import hugging_face_encoder
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -36,3 +38,8 @@ def test_only_regular_files_are_opened(tmp_path):
                 regular(tmp_path / path)
     with pytest.raises(FileNotFoundError):
         regular(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"--out: got .*pipe, accepted: a file in a folder that exists"):
+        arguments.output("--out", str(tmp_path / "pipe"))
+    assert arguments.output("--out", str(tmp_path / "link")) == tmp_path / "link"
+    with pytest.raises(ValueError, match="is a named pipe"):
+        hugging_face_encoder(str(tmp_path), "cls", 8)

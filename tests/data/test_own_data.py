@@ -360,3 +360,16 @@ def test_diagnostics_count_examples_of_known_class_alone():
         "correct_wrong_ratio": correct / wrong,
     }
     assert got == pytest.approx({f"diagnostics/{key}": value for key, value in expected.items()})
+
+
+def test_a_resplit_says_how_many_examples_count_as_unlabeled_and_where_they_were(tmp_path, caplog):
+    arrays = {"x_train": picture(30, 3, 3), "y_train": np.arange(30) % 3 - 1, "x_test": picture(12, 3, 3, seed=1)}
+    dataset = load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 3 - 1}, resplit=(0.5, 0.0, 0.5))
+    assert dataset.num_classes == 2
+    assert caplog.messages == [
+        "npz: examples with the label -1 have no class, and resplit leaves them to the training part (10 of 30 in train, 4 of 12 "
+        "in test): if -1 is a class, number the classes from 0 on"
+    ]
+    caplog.clear()
+    load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 2}, resplit=(0.5, 0.0, 0.5))  # a pool without labels, as it is meant
+    assert caplog.messages == []
