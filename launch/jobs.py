@@ -249,7 +249,7 @@ class Queue:
 
 def _is_of(cell: Cell, seed: int, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run, of dotted keys, is that of a cell with a seed."""
-    asked = flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict()))
+    asked = flattened(plain(cell.settings.model_copy(update={"seed": seed, "data": cell.settings.data.resolved()}).to_dict()))
     keys = ("data.path", *CLIENT_FILES)
     files, others = ([pathlib.PurePath(str(one.get(key, ""))).name for key in keys] for one in (config, asked))
     return identity(dict(config)) == identity(asked) and files == others

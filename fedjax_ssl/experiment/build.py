@@ -118,7 +118,8 @@ class Plan(NamedTuple):
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
-        where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit", "renumber_labels")}
+        alike = ("name", "data_dir", "path", "resplit", "renumber_labels", "weak", "strong", "labeled")
+        where = {key: getattr(self.settings.data, key) for key in alike}
         own = settings.model_copy(update={"data": settings.data.model_copy(update=where)})
         plan = self._replace(settings=own, options=settings.method_options().for_rounds(settings.rounds))
         _check_scenario(plan.settings, plan.method())
@@ -147,6 +148,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None) -> Plan:
         data = data.model_copy(
             update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
         )
+    data = data if dataset.holds_features else data.resolved()
     stored_shape = dataset.train_images.shape[1:]
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)

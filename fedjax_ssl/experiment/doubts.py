@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.data import presets
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.runs import flattened
@@ -86,7 +87,13 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
 
 
 def log_doubts(experiment: Experiment) -> None:
-    """Logs what is doubtful in the settings of an experiment."""
+    """Logs what the views of an experiment do to its images, and what is doubtful in its settings."""
+    data, shape = experiment.settings.data, experiment.problem.spec.image_shape
+    if len(shape) == 3:
+        side = min(shape[:2])
+        _log.info("%s", presets.described(data.weak, data.strong, data.labeled, side))
+        for line in presets.far_shifts(data.name, data.weak, data.labeled, side):
+            _log.warning("%s", line)
     for line in doubts(facts(experiment)):
         _log.warning("%s", line)
 

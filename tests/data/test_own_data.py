@@ -367,8 +367,8 @@ def test_a_resplit_says_how_many_examples_count_as_unlabeled_and_where_they_were
     dataset = load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 3 - 1}, resplit=(0.5, 0.0, 0.5))
     assert dataset.num_classes == 2
     assert caplog.messages == [
-        "npz: examples with the label -1 have no class, and resplit leaves them to the training part (10 of 30 in train, 4 of 12 "
-        "in test): if -1 is a class, number the classes from 0 on"
+        "npz: examples with the label -1 have no class and go to the training part of resplit (10 of 30 in train, 4 of 12 in "
+        "test): if -1 is a class, number the classes from 0 on"
     ]
     caplog.clear()
     load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 2}, resplit=(0.5, 0.0, 0.5))  # a pool without labels, as it is meant

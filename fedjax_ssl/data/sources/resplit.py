@@ -64,7 +64,7 @@ def _merged(name: str, splits: Mapping[str, Part]) -> Part:
         is_usual = not any(list(unlabeled.values())[1:])  # in the training part alone
         _log.log(
             logging.INFO if is_usual else logging.WARNING,
-            "%s: examples with the label -1 have no class, and resplit leaves them to the training part (%s): if -1 is a class, "
+            "%s: examples with the label -1 have no class and go to the training part of resplit (%s): if -1 is a class, "
             "number the classes from 0 on",
             *(name, counts),
         )
