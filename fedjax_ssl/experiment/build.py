@@ -1,6 +1,7 @@
 """From a config to an experiment: the one place where settings become real arguments."""
 
 import contextlib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.options import Options, one_line
 from fedjax_ssl.simulation.source import Problem
 from fedjax_ssl.simulation.system import System
+
+_log = logging.getLogger(__name__)
 
 
 def build(
@@ -66,6 +69,9 @@ def build(
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
+    given, data, shape = drawn.config.data, experiment.settings.data, experiment.problem.spec.image_shape
+    if "default" in (given.weak, given.strong) and len(shape) == 3:
+        _log.info("%s", presets.described(data.weak, data.strong, data.labeled, min(shape[:2])))
     log_doubts(experiment)
     return experiment
 

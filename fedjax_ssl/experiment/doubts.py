@@ -87,12 +87,10 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
 
 
 def log_doubts(experiment: Experiment) -> None:
-    """Logs what the views of an experiment do to its images, and what is doubtful in its settings."""
+    """Logs what is doubtful in the settings of an experiment."""
     data, shape = experiment.settings.data, experiment.problem.spec.image_shape
     if len(shape) == 3:
-        side = min(shape[:2])
-        _log.info("%s", presets.described(data.weak, data.strong, data.labeled, side))
-        for line in presets.far_shifts(data.name, data.weak, data.labeled, side):
+        for line in presets.far_shifts(data.name, data.weak, data.labeled, min(shape[:2])):
             _log.warning("%s", line)
     for line in doubts(facts(experiment)):
         _log.warning("%s", line)
